@@ -1,0 +1,1 @@
+"""Cases: small descriptions of a problem, drawn by Hypothesis, from which the tensors are made."""

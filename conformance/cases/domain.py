@@ -1,0 +1,112 @@
+"""Domains: the cases that a property is about, as lists of levels, simplest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.layouts import LAYOUTS
+from mha.conformance.cases.masks import FLOAT, PER_HEAD
+from mha.spec import Claims
+
+WITH_GRADIENT = ("eval", "train")
+PATHS = ("eval", "train", "no_grad", "inference")
+EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
+# Where the scores are moderate, and the values too: a change of one number shows.
+MODERATE = ("normal", "integers", "duplicates")
+# Sizes at and beside the edges of tiles.
+EDGES = (16, 17, 33, 65, 129)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """Which cases a property takes; a tuple lists what is drawn, simplest first, and `min_...` is a smallest size.
+
+    square: L = S in every case. masks: kinds of mask; the name of a kind that an implementation does not claim is
+    left out, and so are causal=True and inputs="cross"; a domain left with nothing is not claimed.
+    passes: forms of mask, "bool" or "float", that the property itself makes and passes.
+    dtypes: the property is only about these; empty means all.
+    """
+
+    masks: tuple[str, ...] = ("none",)
+    causal: tuple[bool, ...] = (False,)
+    inputs: tuple[str, ...] = ("cross", "self")
+    square: bool = False
+    regimes: tuple[str, ...] = EVERYDAY
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    paths: tuple[str, ...] = PATHS
+    need_weights: tuple[bool, ...] = (False, True)
+    bias: tuple[bool, ...] = (True, False)
+    passes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    min_B: int = 1
+    min_L: int = 1
+    min_S: int = 1
+    min_heads: int = 1
+    min_head_dim: int = 1
+    max_B: int = 4
+    max_heads: int = 9
+    max_length: int = 1 << 16
+
+    def within(self, claims: Claims) -> Domain | str:
+        """Return the domain cut down to what is claimed, or, where nothing is left, what claim is missing."""
+        if not set(self.passes) <= set(claims.masks):
+            return f"needs the claim masks={set(self.passes)}"
+        masks = tuple(
+            kind
+            for kind in self.masks
+            if kind == "none"
+            or (
+                ("float" if kind in FLOAT else "bool") in claims.masks
+                and (claims.per_head_mask or kind not in PER_HEAD)
+            )
+        )
+        causal = tuple(flag for flag in self.causal if not flag or claims.causal)
+        inputs = tuple(kind for kind in self.inputs if kind == "self" or claims.cross_attention)
+        bias = tuple(flag for flag in self.bias if flag in claims.bias)
+        need_weights = tuple(flag for flag in self.need_weights if not flag or claims.returns_weights)
+        left = {
+            "masks": masks,
+            "causal": causal,
+            "cross_attention": inputs,
+            "bias": bias,
+            "returns_weights": need_weights,
+        }
+        for claim, levels in left.items():
+            if not levels:
+                return f"needs the claim {claim}"
+        return replace(self, masks=masks, causal=causal, inputs=inputs, bias=bias, need_weights=need_weights)
+
+    def levels(self, longest: int) -> dict[str, tuple[Any, ...]]:
+        """Return the values of each field of `Case` that are worth trying on purpose, lengths up to `longest`."""
+        edges = tuple(size for size in EDGES if size <= min(longest, self.max_length))
+        lengths = {
+            name: _between(smallest, self.max_length, 1, 2, 3, *edges)
+            for name, smallest in (("L", self.min_L), ("S", self.min_S))
+        }
+        return {
+            "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 4),
+            "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
+            "B": _between(self.min_B, self.max_B, 1, 2, 3),
+            **lengths,
+            "bias": self.bias,
+            "mask": self.masks,
+            "causal": self.causal,
+            "inputs": self.inputs,
+            "layout": self.layouts,
+            "regime": self.regimes,
+            "path": self.paths,
+            "need_weights": self.need_weights,
+        }
+
+    def case(self, claims: Claims, dtype: str, device: str, row: dict[str, Any]) -> Case:
+        """Return the case of a row of levels: self-attention and square domains take S from L."""
+        if self.square or row["inputs"] == "self":
+            row = row | {"S": max(row["L"], self.min_S)}
+            row["L"] = row["S"]
+        return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
+
+
+def _between(smallest: int, largest: int, *sizes: int) -> tuple[int, ...]:
+    return tuple(size for size in sizes if smallest <= size <= largest) or (smallest,)

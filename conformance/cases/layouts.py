@@ -1,0 +1,46 @@
+"""Layouts: the same numbers in memory in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """Sequence first in memory, as `batch_first=False` code leaves it."""
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def _sliced(x: Tensor) -> Tensor:
+    """A window of a larger tensor: a storage offset, and rows that are not adjacent."""
+    batch, length, width = x.shape
+    larger = x.new_full((batch, length + 2, width + 3), float("nan"))
+    larger[:, 1:-1, 2:-1] = x
+    return larger[:, 1:-1, 2:-1]
+
+
+def _strided(x: Tensor) -> Tensor:
+    """Every second number of the last dimension, so that not even a row is dense."""
+    larger = x.new_full((*x.shape[:2], 2 * x.shape[2]), float("nan"))
+    larger[..., ::2] = x
+    return larger[..., ::2]
+
+
+def _expanded(x: Tensor) -> Tensor:
+    """One item for the whole batch, with stride 0. The numbers of the other items are lost."""
+    return x[:1].expand_as(x)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "transposed": _transposed,
+    "sliced": _sliced,
+    "strided": _strided,
+    "expanded": _expanded,
+}
+
+
+def lay_out(layout: str, x: Tensor) -> Tensor:
+    """Return x, (batch, length, width), in a layout; what surrounds it in memory is NaN."""
+    return LAYOUTS[layout](x)

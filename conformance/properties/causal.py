@@ -1,0 +1,81 @@
+"""CAU: the causal flag."""
+
+from __future__ import annotations
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.expect import expect_agree, expect_equal
+from mha.conformance.properties.changes import expect_unread
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.conformance.violation import Refusal
+from mha.spec import Problem, causal_mask
+
+CAUSAL = (True,)
+DENSE = ("contiguous",)
+
+
+def _causal(attention: Trial, problem: Problem) -> torch.Tensor:
+    alignment = attention.claims.causal
+    assert alignment is not None
+    return causal_mask(problem.query.shape[1], problem.key.shape[1], alignment, problem.query.device)
+
+
+@checks("CAU-1", Domain(masks=("none", *BOOLEAN), causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE))
+def later_positions_have_no_influence(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    later = (~_causal(attention, problem)).expand(case.B, -1, -1)
+    expect_unread(attention, problem, later, case.generator, "which come after this query")
+
+
+@checks("CAU-2", Domain(causal=CAUSAL, square=True, passes=("bool",)))
+def causal_flag_equals_the_triangular_mask(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    explicit = problem.change(is_causal=False, mask=_causal(attention, problem))
+    bound = attention.answer(problem).output
+    seen, expected = attention(problem).output, attention(explicit).output
+    expect_agree(seen, expected, bounds=(bound, bound), because="what the lower-triangular mask gives")
+
+
+@checks("CAU-3", Domain(causal=CAUSAL, inputs=("cross",), passes=("bool",)))
+def causal_alignment_is_as_declared(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    explicit = problem.change(is_causal=False, mask=_causal(attention, problem))
+    bound = attention.answer(problem).output
+    try:
+        seen = attention(problem).output
+    except Refusal:
+        if case.L != case.S:
+            return  # the clause allows a call with L != S to be refused
+        raise
+    because = f"what the mask aligned {attention.claims.causal} gives, with L = {case.L} and S = {case.S}"
+    expect_agree(seen, attention(explicit).output, bounds=(bound, bound), because=because)
+
+
+@checks("CAU-4", Domain(masks=(*BOOLEAN, *FLOAT), causal=CAUSAL, square=True))
+def causal_flag_and_mask_join(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    mask, causal = problem.mask, _causal(attention, problem)
+    assert mask is not None
+    both = mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, float("-inf"))
+    explicit = problem.change(is_causal=False, mask=both)
+    bound = attention.answer(problem).output
+    seen, expected = attention(problem).output, attention(explicit).output
+    expect_agree(seen, expected, bounds=(bound, bound), because="what the mask joined to the triangular one gives")
+
+
+@checks(
+    "CAU-5",
+    Domain(causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE, paths=WITH_GRADIENT, regimes=MODERATE),
+    needs="gradients",
+)
+def later_positions_have_no_gradient(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    last = int(torch.randint(problem.query.shape[1] - 1, (1,), generator=case.generator))
+    rows = (slice(None), slice(None, last + 1))
+    for name, gradient in attention.gradients(problem, rows).items():
+        later = gradient[:, slice(last + 1, None)]
+        expect_equal(later, 0.0, because=f"{name} after position {last} cannot move the outputs up to it")

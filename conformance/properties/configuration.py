@@ -1,0 +1,73 @@
+"""CFG: what can be constructed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import Domain
+from mha.conformance.expect import expect, expect_agree, expect_raises, expect_shape
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec import Config, Weights
+
+# Nothing but the configuration matters here.
+CONSTRUCTION = Domain(
+    regimes=("normal",), layouts=("contiguous",), paths=("eval",), need_weights=(False,), inputs=("self",)
+)
+
+
+def _refused(attention: Trial, config: Config, because: str) -> None:
+    weights = Weights.random(config, attention.case.seed).to(
+        getattr(torch, attention.case.dtype), attention.case.device
+    )
+    expect_raises(partial(attention.build, config, weights), because=because)
+
+
+@checks("CFG-1", replace(CONSTRUCTION, min_heads=2))
+def indivisible_width_is_refused(attention: Trial, case: Case) -> None:
+    excess = 1 + case.seed % (case.n_heads - 1)
+    config = Config(case.n_heads * case.head_dim + excess, case.n_heads, bias=case.bias)
+    _refused(attention, config, f"n_heads ({config.n_heads}) does not divide d_model ({config.d_model})")
+
+
+@checks("CFG-3", CONSTRUCTION)
+def non_positive_sizes_are_refused(attention: Trial, case: Case) -> None:
+    width, heads = case.config.d_model, case.n_heads
+    wrong = ((width, 0), (0, heads), (width, -heads), (-width, heads), (-width, -heads), (0, 0))
+    for d_model, n_heads in wrong:
+        config = Config(d_model, n_heads, bias=case.bias)
+        _refused(attention, config, f"d_model ({d_model}) and n_heads ({n_heads}) must be positive")
+
+
+@checks("CFG-4", CONSTRUCTION)
+def every_divisor_is_accepted(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    width = problem.config.d_model
+    for n_heads in (heads for heads in range(1, width + 1) if width % heads == 0):
+        config = Config(width, n_heads, bias=case.bias)
+        expect_shape(attention(problem.change(config=config)).output, (case.B, case.L, width))
+
+
+@checks("CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)))
+def no_bias_equals_zero_biases(attention: Trial, case: Case) -> None:
+    if set(attention.claims.bias) != {True, False}:
+        return
+    plain = case.problem()
+    weights = plain.weights
+    zeros = {
+        f"b_{role}": getattr(weights, f"w_{role}").new_zeros(len(getattr(weights, f"w_{role}"))) for role in "qkvo"
+    }
+    config = Config(plain.config.d_model, plain.config.n_heads, bias=True)
+    zeroed = plain.change(config=config, **zeros)
+    built = attention.build(plain.config, weights)
+    module = getattr(built, "module", built)
+    if isinstance(module, torch.nn.Module):
+        biases = [name for name, _ in module.named_parameters() if "bias" in name]
+        expect(not biases, f"built with bias=False, but has {', '.join(biases)}")
+    bounds = attention.answer(plain).output, attention.answer(zeroed).output
+    with_zeros = attention(zeroed).output
+    expect_agree(attention(plain).output, with_zeros, bounds=bounds, because="what zero biases give")

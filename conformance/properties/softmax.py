@@ -1,0 +1,90 @@
+"""SMX: softmax normalisation."""
+
+from __future__ import annotations
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.expect import expect, expect_agree, expect_close
+from mha.conformance.properties.changes import passing_heads, weights_of
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec.bounds import Ball
+
+MASKS = ("none", *BOOLEAN, *FLOAT)
+
+
+@checks("SMX-1", Domain(masks=MASKS, causal=(False, True), need_weights=(True,)), needs="returns_weights")
+def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    answer, weights = attention.answer(problem), weights_of(attention(problem))
+    seen = weights.tensor.double()
+    outside = ((seen < 0) | (seen > 1)) & ~answer.empty.unsqueeze(-1)
+    if bool(outside.any()):
+        at = tuple(outside.nonzero()[0].tolist())
+        message = f"{weights[at].code} is {float(seen[at]):.9g}, but a weight is in [0, 1]"
+        expect(False, message, f"assert 0 <= {weights[at].code} <= 1, {weights[at].code}")
+    sums = Ball(answer.weights.mid.sum(-1), answer.weights.rad.sum(-1))
+    expect_close(weights.row_sums(), sums, because="a row of weights sums to 1")
+
+
+@checks("SMX-2", Domain(masks=MASKS, causal=(False, True), need_weights=(True,)), needs="returns_weights")
+def weights_are_the_softmax_over_keys(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    expected = attention.answer(problem).weights
+    expect_close(weights_of(attention(problem)), expected, because="the softmax of the scores over the keys")
+
+
+@checks("SMX-3", Domain(masks=("none", *BOOLEAN), bias=(True,), regimes=MODERATE, layouts=("contiguous",)))
+def shift_of_all_scores_changes_nothing(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    b_k = problem.weights.b_k
+    assert b_k is not None
+    shift = 4 * torch.randn(b_k.shape, generator=case.generator, dtype=torch.float64)
+    shifted = problem.change(b_k=b_k + shift.to(b_k))
+    bounds = attention.answer(shifted).output, attention.answer(problem).output
+    seen, expected = attention(shifted).output, attention(problem).output
+    expect_agree(seen, expected, bounds=bounds, because="what another key bias gives, which adds q.b_k to every score")
+
+
+@checks("SMX-4", Domain(masks=("none", *BOOLEAN), regimes=("large", "offset", "selection")))
+def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    factor = 2.0 ** (case.seed % 6)
+    problem = problem.change(w_q=problem.weights.w_q * factor)
+    seen = attention(problem, need_weights=attention.claims.returns_weights)
+    output = seen.output
+    message = f"{output.code} has numbers that are not finite, though the inputs are"
+    expect(bool(output.tensor.isfinite().all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
+    if seen.weights is not None:
+        expected = attention.answer(problem).weights
+        sums = Ball(expected.mid.sum(-1), expected.rad.sum(-1))
+        expect_close(seen.weights.row_sums(), sums, because="a row sums to 1, however large its scores")
+
+
+@checks("SMX-5", Domain(masks=("none", *BOOLEAN), causal=(False, True)))
+def context_is_among_the_values(attention: Trial, case: Case) -> None:
+    problem = passing_heads(case.problem())
+    answer, seen = attention.answer(problem), attention(problem).output
+    allowed = problem.allowed(attention.claims.causal).unsqueeze(-1)
+    values = answer.value.mid.transpose(1, 2).unsqueeze(2)
+    infinity = float("inf")
+    low = values.masked_fill(~allowed, infinity).amin(-2).transpose(1, 2).flatten(2)
+    high = values.masked_fill(~allowed, -infinity).amax(-2).transpose(1, 2).flatten(2)
+    filled = (~answer.empty).transpose(1, 2).repeat_interleave(case.head_dim, -1)
+    nearest = torch.minimum(torch.maximum(seen.tensor.double(), low), high).where(filled, answer.output.mid)
+    because = "a context lies between the smallest and largest allowed value"
+    expect_close(seen, Ball(nearest, answer.output.rad), because=because)
+
+
+@checks("SMX-6", Domain(min_head_dim=2, min_heads=2, min_S=2, regimes=("normal", "integers")))
+def scores_are_scaled_by_the_root_of_head_dim(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    if attention.claims.returns_weights:
+        seen, expected = weights_of(attention(problem, need_weights=True)), attention.answer(problem).weights
+    else:
+        problem = passing_heads(problem)
+        seen, expected = attention(problem).output, attention.answer(problem).output
+    expect_close(seen, expected, because=f"scores scaled by 1/sqrt(d_k) with d_k = {case.head_dim}")

@@ -1,0 +1,141 @@
+"""EQV: symmetries of attention."""
+
+from __future__ import annotations
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.expect import expect_agree, expect_close, expect_equal
+from mha.conformance.properties.changes import is_self, item, passing_heads, select_keys, with_keys
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec import Problem
+from mha.spec.bounds import Ball
+
+DENSE = ("contiguous",)
+CROSS = ("cross",)
+
+
+@checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), min_B=2, layouts=DENSE))
+def other_items_have_no_influence(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    own = case.seed % case.B
+    others = torch.arange(case.B) != own
+
+    def renewed(x: torch.Tensor) -> torch.Tensor:
+        fresh = torch.randn(x.shape, generator=case.generator, dtype=torch.float64).to(x)
+        return torch.where(others.to(x.device).view(-1, 1, 1), fresh, x)
+
+    if is_self(problem):
+        changed = with_keys(problem, key=renewed(problem.key))
+    else:
+        fresh = {name: renewed(getattr(problem, name)) for name in ("query", "key", "value")}
+        changed = problem.change(**fresh)
+    base, seen = attention(problem).output, attention(changed).output
+    expect_equal(seen[own], base[own], because=f"only items other than {own} changed")
+
+
+@checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), min_B=2))
+def batch_size_does_not_matter(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    own = case.seed % case.B
+    bound = attention.answer(problem).output[own : own + 1]
+    alone = attention(item(problem, own)).output
+    together = attention(problem).output[own : own + 1]
+    expect_agree(alone, together, bounds=(bound, bound), because=f"what item {own} gives in a batch of {case.B}")
+
+
+@checks("EQV-2", Domain(masks=("none", *BOOLEAN), inputs=CROSS, min_L=2))
+def permuted_queries_permute_outputs(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    order = torch.randperm(case.L, generator=case.generator)
+    mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, order]
+    permuted = problem.change(query=problem.query[:, order], mask=mask)
+    bound = attention.answer(permuted).output
+    seen, expected = attention(permuted).output, attention(problem).output[:, order]
+    expect_agree(seen, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
+
+
+@checks("EQV-3", Domain(masks=("none", *BOOLEAN, *FLOAT), inputs=CROSS, min_S=2))
+def order_of_keys_does_not_matter(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    order = torch.randperm(case.S, generator=case.generator)
+    mask = None if problem.mask is None else problem.mask[..., order]
+    permuted = select_keys(problem, order).change(mask=mask)
+    bound = attention.answer(permuted).output
+    seen, expected = attention(permuted).output, attention(problem).output
+    expect_agree(seen, expected, bounds=(bound, bound), because="what the keys and values give in the old order")
+
+
+def _linear(problem: Problem) -> Problem:
+    """Take away the biases of value and output, so that the value path is linear."""
+    return problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in ("b_v", "b_o")})
+
+
+@checks("EQV-4", Domain(masks=("none", *BOOLEAN), inputs=CROSS, layouts=DENSE, regimes=("normal", "integers")))
+def outputs_are_linear_in_the_values(attention: Trial, case: Case) -> None:
+    first = _linear(case.problem())
+    # Halves of small integers: their sum is exact in every dtype, so nothing but attention rounds.
+    drawn = torch.randint(-8, 9, (2, *first.value.shape), generator=case.generator) / 2
+    values = drawn.to(first.value)
+    parts = [first.change(value=value) for value in (values[0], values[1], values[0] + values[1])]
+    one, other, both = (attention(part).output for part in parts)
+    reach = sum(attention.answer(part).output.rad for part in parts)
+    expected = Ball(one.tensor.double() + other.tensor.double(), torch.as_tensor(reach))
+    expect_close(both, expected, because=f"{one.code} + {other.code}, the outputs for the two parts of the values")
+
+
+@checks("EQV-5", Domain(masks=("none", *BOOLEAN), causal=(False, True), regimes=MODERATE))
+def zero_queries_give_the_mean(attention: Trial, case: Case) -> None:
+    problem = passing_heads(case.problem())
+    names = ("w_q", "b_q")
+    problem = problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in names})
+    answer = attention.answer(problem)
+    allowed = problem.allowed(attention.claims.causal).double()
+    mean = torch.einsum("bhls,bshd->blhd", allowed, answer.value.mid).flatten(2)
+    count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
+    centre = (mean / count).where(count > 0, answer.output.mid)
+    expect_close(attention(problem).output, Ball(centre, answer.output.rad), because="the mean of the allowed values")
+
+
+@checks("EQV-6", Domain(masks=("single",)))
+def one_allowed_key_gives_its_value(attention: Trial, case: Case) -> None:
+    problem = passing_heads(case.problem())
+    answer = attention.answer(problem)
+    chosen = problem.allowed(None).double()
+    value = torch.einsum("bhls,bshd->blhd", chosen, answer.value.mid).flatten(2)
+    expect_close(attention(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
+
+
+@checks("EQV-7", Domain(masks=("none", *BOOLEAN, *FLOAT), inputs=CROSS))
+def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    twice = torch.arange(case.S).repeat(2)
+    mask = None if problem.mask is None else problem.mask[..., twice]
+    doubled = select_keys(problem, twice).change(mask=mask)
+    bounds = attention.answer(doubled).output, attention.answer(problem).output
+    seen, expected = attention(doubled).output, attention(problem).output
+    expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
+
+
+@checks(
+    "EQV-8", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), inputs=("self",)), needs="cross_attention"
+)
+def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
+    bound = attention.answer(problem).output
+    seen, expected = attention(problem).output, attention(problem.change(**copies)).output
+    expect_agree(seen, expected, bounds=(bound, bound), because="what three copies of the one input give")
+
+
+@checks("EQV-9", Domain(inputs=CROSS, square=True, regimes=MODERATE))
+def each_input_has_its_own_projection(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    pairs = (("query", "key"), ("key", "value"), ("query", "value"))
+    one, other = pairs[case.seed % 3]
+    swapped = problem.change(**{one: getattr(problem, other), other: getattr(problem, one)})
+    expected = attention.answer(swapped).output
+    expect_close(attention(swapped).output, expected, because=f"the result with {one} and {other} swapped")

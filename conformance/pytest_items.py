@@ -1,0 +1,144 @@
+"""What pytest collects and runs: the selection that the options make, and one item for each clause."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mha.conformance.judge import PROFILES, judge, validate_choice, validate_devices, versions
+from mha.conformance.registry import properties
+from mha.conformance.report import Verdict
+from mha.conformance.text import describe, summarise
+from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
+from mha.implementations import Registered, discover, resolve
+from mha.spec import Implementation
+from mha.spec.claims import DTYPES
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the options select. unavailable: registered implementations that failed to load."""
+
+    implementations: tuple[Implementation, ...]
+    unavailable: tuple[Registered, ...]
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    profile: str
+    seed: int
+    waivers: tuple[Waiver, ...]
+
+    def header(self) -> list[str]:
+        """Return the lines that name what is judged, and how."""
+        used = ", ".join(f"{name} {number}" for name, number in versions().items())
+        names = ", ".join(implementation.name for implementation in self.implementations) or "nothing"
+        return [
+            f"judging: {names}",
+            f"on: {', '.join(self.devices)} in {', '.join(self.dtypes)}; profile {self.profile}, seed {self.seed}",
+            f"with: {used}",
+            *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
+        ]
+
+
+def select(config: pytest.Config) -> Selection:
+    """Read the options; raises ValueError, in one line, for one that cannot be followed."""
+    option = config.option
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # the workers share the cores among them already
+    devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or ("float32", "float64")
+    validate_choice("profile", [option.mha_profile], PROFILES)
+    validate_choice("dtype", dtypes, DTYPES)
+    validate_devices(devices)
+    if not str(option.mha_seed).isdecimal():
+        raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
+    targets = _words(option.mha_impl)
+    registered = discover() if not targets or "all" in targets else []
+    chosen = [entry.implementation for entry in registered if entry.implementation is not None]
+    chosen += [found for target in targets if target != "all" for found in resolve(target)]
+    by_name: dict[str, Implementation] = {}
+    for implementation in chosen:
+        if by_name.setdefault(implementation.name, implementation) is not implementation:
+            raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
+    waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers)) if option.mha_waivers else [])]
+    unavailable = tuple(entry for entry in registered if entry.implementation is None)
+    return Selection(
+        tuple(by_name.values()), unavailable, devices, dtypes, option.mha_profile, int(option.mha_seed), tuple(waivers)
+    )
+
+
+def summary(chosen: Selection, verdicts: list[dict[str, Any]]) -> list[str]:
+    """Return the lines that end a run, in the order in which the implementations were named."""
+    order = [implementation.name for implementation in chosen.implementations]
+    found = sorted((Verdict(**verdict) for verdict in verdicts), key=lambda v: order.index(v.implementation))
+    return [*chosen.header(), "", *summarise(found)]
+
+
+def _words(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(word for text in given for word in text.split(",") if word)
+
+
+class ContractFile(pytest.File):
+    """A module of properties, collected as the items of the clauses that it tests."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Yield an item for each clause, implementation, device and dtype."""
+        from mha.conformance.pytest_plugin import selection
+
+        chosen = selection(self.config)
+        for implementation in chosen.implementations:
+            for device in chosen.devices:
+                for dtype in chosen.dtypes:
+                    for clause, (first, *_) in properties().items():
+                        if first.module == self.path.stem:
+                            yield ContractItem.from_parent(
+                                self,
+                                name=f"contract[{implementation.name}-{device}-{dtype}-{clause}]",
+                                what=(implementation, clause, dtype, device),
+                            )
+
+
+class ContractItem(pytest.Item):
+    """One clause, held against one implementation in one dtype on one device."""
+
+    def __init__(self, *, what: tuple[Implementation, str, str, str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.what = what
+
+    def runtest(self) -> None:
+        """Judge, and tell pytest the outcome in its own terms."""
+        from mha.conformance.pytest_plugin import selection
+
+        chosen = selection(self.config)
+        implementation, clause, dtype, device = self.what
+        options = {"profile": chosen.profile, "seed": chosen.seed, "waivers": chosen.waivers}
+        verdict = judge(implementation, clause, dtype=dtype, device=device, **options)
+        self.user_properties.append(("mha", asdict(verdict)))
+        if verdict.status == "not_claimed":
+            pytest.skip(f"not claimed: {verdict.message}")
+        if verdict.status == "waived":
+            pytest.xfail(verdict.message)
+        if verdict.status == "harness_error" or not verdict.conforms:
+            raise Nonconformance(verdict)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Describe a violation; anything else is ours, and keeps its traceback."""
+        if isinstance(excinfo.value, Nonconformance):
+            return describe(excinfo.value.verdict)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Name the item as it is written on the command line."""
+        return self.path, None, self.name
+
+
+class Nonconformance(Exception):
+    """Carries a verdict that is not a pass to pytest."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(f"{verdict.clause}: {verdict.message}")
+        self.verdict = verdict

@@ -1,0 +1,117 @@
+"""The pytest front end: options, and the collection of one item for each clause, implementation, dtype and device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from mha.conformance.pytest_items import Selection
+
+PROPERTIES = Path(__file__).resolve().parent / "properties"
+CLAUSE_ID = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
+SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, all named --mha-..."""
+    group = parser.getgroup("mha", "conformance of multi-head attention (give paths before these)")
+    several: dict[str, Any] = {"action": "extend", "nargs": "+", "metavar": "NAME", "default": []}
+    group.addoption(
+        "--mha-impl",
+        **several,
+        help="implementations to judge: a registered name, module:object, or file.py:object (default: all registered)",
+    )
+    group.addoption("--mha-device", **several, help="devices to judge on: cpu, cuda (default: cpu)")
+    group.addoption(
+        "--mha-dtype", **several, help="dtypes to judge in, as far as they are claimed (default: float32 float64)"
+    )
+    group.addoption("--mha-profile", default="default", metavar="NAME", help="how far to go: quick, default, thorough")
+    group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases; one seed, one result (default: 0)")
+    group.addoption("--mha-waivers", default=None, metavar="FILE", help="known departures, as TOML")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a wrong option before anything runs."""
+    options = (name for name in vars(config.option) if name.startswith("mha_"))
+    if any(getattr(config.option, name) not in ([], None, "0", "default") for name in options):
+        selection(config)
+
+
+def selection(config: pytest.Config) -> Selection:
+    """Return what the options select; a wrong option ends the run with status 2."""
+    if SELECTION not in config.stash:
+        from mha.conformance.pytest_items import select
+
+        try:
+            config.stash[SELECTION] = select(config)
+        except ValueError as error:
+            raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
+    return config.stash[SELECTION]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect our own folders as plain ones: as packages they would be imported under a second name."""
+    return pytest.Dir.from_parent(parent, path=path) if _is_ours(path) or _is_ours(path / "properties") else None
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect a module of properties as the contract items of its clauses."""
+    if file_path.suffix != ".py" or not _is_ours(file_path.parent):
+        return None
+    from mha.conformance.pytest_items import ContractFile
+
+    return ContractFile.from_parent(parent, path=file_path)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds our properties: those installed, or those of a checkout beside an installed wheel."""
+    if folder.parts[-2:] != ("conformance", "properties"):
+        return False
+    project = folder.parent.parent / "pyproject.toml"
+    return folder.resolve() == PROPERTIES or (
+        project.is_file() and 'name = "mha-conformance"' in project.read_text(encoding="utf-8")
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let `-k MSK-1` mean that clause alone, though MSK-10 begins with the same letters."""
+    if SELECTION in config.stash and config.option.keyword:
+        config.option.keyword = CLAUSE_ID.sub(r"\1]", config.option.keyword)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Say what is judged, on what, and how."""
+    return config.stash[SELECTION].header() if SELECTION in config.stash else []
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Tell what was found, for each implementation."""
+    found = _verdicts(terminalreporter)
+    if found:
+        from mha.conformance.pytest_items import summary
+
+        terminalreporter.section("the contract of multi-head attention")
+        for line in summary(selection(config), found):
+            terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End with status 2 where the judge itself failed, or a registered implementation could not be loaded."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if SELECTION not in session.config.stash or reporter is None or session.exitstatus not in (0, 1):
+        return
+    if selection(session.config).unavailable or any(v["status"] == "harness_error" for v in _verdicts(reporter)):
+        session.exitstatus = 2
+
+
+def _verdicts(reporter: Any) -> list[dict[str, Any]]:
+    """Return the verdicts that came with the reports, from this process or from workers."""
+    reports = (report for reports in reporter.stats.values() for report in reports)
+    calls = (report for report in reports if getattr(report, "when", None) == "call")
+    return [value for report in calls for name, value in report.user_properties if name == "mha"]

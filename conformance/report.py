@@ -1,0 +1,66 @@
+"""What the judge found: a verdict for each clause, and the report of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Status = Literal[
+    "pass",
+    "fail",
+    "waived",
+    "stale_waiver",
+    "not_claimed",
+    "refused",
+    "unclaimed",
+    "blocked",
+    "harness_error",
+]
+# A MUST with one of these means that the implementation does not conform.
+NONCONFORMING = ("fail", "refused", "stale_waiver")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The judgement of one clause on one implementation, in one dtype on one device.
+
+    examples: how many cases were run. margin: the largest error/bound among them. case: the minimal failing case, as
+    code. message: why, where the status is not "pass". script: a stand-alone script that shows the failure.
+    """
+
+    implementation: str
+    clause: str
+    level: str
+    dtype: str
+    device: str
+    status: Status
+    examples: int = 0
+    margin: float = 0.0
+    case: str | None = None
+    message: str = ""
+    script: str | None = None
+
+    @property
+    def conforms(self) -> bool:
+        """Whether this verdict lets the implementation conform: only a MUST can stop it."""
+        return self.level != "MUST" or self.status not in NONCONFORMING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The verdicts of a run, in the order of the contract, with what is needed to repeat it."""
+
+    verdicts: tuple[Verdict, ...]
+    profile: str
+    seed: int
+    versions: dict[str, str]
+
+    @property
+    def conforms(self) -> bool:
+        """Whether every clause that the implementation claims, and must keep, is kept."""
+        return all(verdict.conforms and verdict.status != "harness_error" for verdict in self.verdicts)
+
+    def to_json(self) -> str:
+        """Return the report as JSON; two runs with one seed give the same text."""
+        return json.dumps({"conforms": self.conforms, **asdict(self)}, indent=2)

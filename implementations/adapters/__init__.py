@@ -1,0 +1,1 @@
+"""Adapters: what others wrote, seen through the protocol of `mha.spec`."""

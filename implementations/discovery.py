@@ -1,0 +1,132 @@
+"""Finding implementations: registered under the entry-point group, or named by module or by file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from mha.implementations.errors import ImplementationError
+from mha.spec import Config, Implementation, Weights
+
+GROUP = "mha.implementations"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """One entry of the group: its name, where it points, and either the implementation or why there is none."""
+
+    name: str
+    target: str
+    implementation: Implementation | None = None
+    error: str = ""
+
+
+def discover() -> list[Registered]:
+    """Load every registered implementation, by name; one that fails to load is returned with its error."""
+    return [_load_entry(point) for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value))]
+
+
+def resolve(target: str) -> list[Implementation]:
+    """Return the implementations that `target` names.
+
+    target: "all" for every registered one that loads, a registered name, "package.module:object", or
+    "path/to/file.py:object". Raises ImplementationError that says what was found instead, and what to do.
+    """
+    if target == "all":
+        return [entry.implementation for entry in discover() if entry.implementation is not None]
+    if ":" in target:
+        place, _, attribute = target.rpartition(":")
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        return [_implementation(target, _attribute(module, attribute, target))]
+    points = [point for point in entry_points(group=GROUP) if point.name == target]
+    if len({point.value for point in points}) > 1:
+        places = " and ".join(sorted(point.value for point in points))
+        raise ImplementationError(f"the name {target!r} is registered twice, by {places}; name one of these instead")
+    if not points:
+        known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
+        raise ImplementationError(
+            f"no implementation is registered as {target!r} (registered: {known}); "
+            "name one of these, or a module:object, or a file.py:object"
+        )
+    entry = _load_entry(points[0])
+    if entry.implementation is None:
+        raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
+    return [entry.implementation]
+
+
+def preflight(implementation: Implementation) -> None:
+    """Build a small attention, so that an adapter that does not fit its module says so before any clause is judged.
+
+    Raises ImplementationError as the adapter does; anything else that `build` raises is for the judge to see.
+    """
+    config = Config(d_model=4, n_heads=2, bias=True in implementation.claims.bias)
+    try:
+        implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
+    except ImplementationError:
+        raise
+    except Exception:
+        return
+
+
+def _load_entry(point: EntryPoint) -> Registered:
+    try:
+        return Registered(point.name, point.value, _implementation(point.value, point.load()))
+    except ImplementationError as error:
+        return Registered(point.name, point.value, error=str(error))
+    except Exception as error:  # a plugin may raise anything while it is imported
+        return Registered(point.name, point.value, error=_one_line(error))
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ImplementationError(f"the module {name!r} cannot be imported: {_one_line(error)}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ImplementationError(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImplementationError(f"{str(path)!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Like a script's own folder: the file may import its neighbours.
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _attribute(module: ModuleType, name: str, target: str) -> object:
+    if not hasattr(module, name):
+        public = ", ".join(n for n in vars(module) if not n.startswith("_")) or "nothing"
+        raise ImplementationError(f"{target!r}: there is no {name!r} in it (it has {public})")
+    return getattr(module, name)
+
+
+def _implementation(target: str, found: object) -> Implementation:
+    if isinstance(found, Implementation) and not isinstance(found, type):
+        preflight(found)
+        return found
+    kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
+    raise ImplementationError(
+        f"{target!r} is {kind}, not an implementation (an object with name, claims and build); "
+        "make one with mha.implementations.from_module or from_kernel"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

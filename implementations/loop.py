@@ -1,0 +1,65 @@
+"""The definition itself: one small projection per head, and a loop over the heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.adapters.module import from_module
+from mha.spec import Claims, Config, Output, validate_call
+
+
+class LoopAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_o, written as in Vaswani et al. 2017, section 3.2.2."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.config = Config(d_model, n_heads, bias=bias)
+        self.config.validate()
+
+        def one_per_head() -> nn.ModuleList:
+            return nn.ModuleList(nn.Linear(d_model, self.config.head_dim, bias=bias) for _ in range(n_heads))
+
+        self.queries, self.keys, self.values = one_per_head(), one_per_head(), one_per_head()
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        validate_call(self.config, query, key, value, mask)
+        shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1])
+        bias = query.new_zeros(())
+        allowed = torch.ones((), dtype=torch.bool, device=query.device)
+        if mask is not None and mask.dtype == torch.bool:
+            allowed = mask
+        elif mask is not None:
+            bias, allowed = mask, mask != float("-inf")
+        if is_causal:
+            allowed = allowed & torch.ones(shape[2:], dtype=torch.bool, device=query.device).tril()
+        bias, allowed = bias.expand(shape), allowed.expand(shape)
+        contexts, weights = [], []
+        for head in range(self.config.n_heads):
+            q, k, v = self.queries[head](query), self.keys[head](key), self.values[head](value)
+            scores = q @ k.transpose(1, 2) / self.config.head_dim**0.5 + bias[:, head]
+            weight = masked_softmax(scores, allowed[:, head])
+            contexts.append(weight @ v)
+            weights.append(weight)
+        return Output(self.output(torch.cat(contexts, dim=-1)), torch.stack(weights, dim=1))
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Softmax over the allowed keys, the last dimension; a row without one gets zeros, and no NaN in its gradient."""
+    lowest = scores.masked_fill(~allowed, float("-inf")).amax(-1, keepdim=True).detach()
+    shifted = (scores - lowest.clamp(min=torch.finfo(scores.dtype).min)).masked_fill(~allowed, float("-inf"))
+    raised = shifted.exp()
+    return raised / raised.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
+
+
+implementation = from_module(
+    LoopAttention,
+    name="loop",
+    parameters={"w_q": "queries", "w_k": "keys", "w_v": "values", "w_o": "output"},
+    mask="keep",
+    claims=Claims(masks={"bool", "float"}),
+)

@@ -1,0 +1,57 @@
+"""`torch.nn.MultiheadAttention`, called as its users call it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.adapters.module import from_module
+from mha.spec import Claims, Output, to_convention
+
+
+def call(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    is_causal: bool,
+    need_weights: bool,
+) -> Output:
+    """Give each mask to the argument that is meant for it.
+
+    A mask (B, 1, 1, S) is padding, (B, S) there; one that is the same for all items and heads is (L, S); any other is
+    (B * H, L, S). `is_causal` is only a hint there and needs the mask itself, so it is given as a mask.
+    """
+    padding = None
+    if mask is not None and mask.ndim == 4 and mask.shape == (query.shape[0], 1, 1, key.shape[1]):
+        padding, mask = to_convention(mask[:, 0, 0], "drop", query.dtype), None
+    if is_causal:
+        causal = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device).tril()
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.masked_fill(~causal, float("-inf"))
+        elif padding is not None and padding.dtype != torch.bool:
+            mask = to_convention(causal, "additive", padding.dtype)  # two masks of one dtype, as it asks for
+        else:
+            mask = causal if mask is None else mask & causal
+    if mask is not None:
+        mask = to_convention(mask, "drop", query.dtype)
+        scores = (query.shape[0], module.num_heads, query.shape[1], key.shape[1])
+        shared = mask.ndim <= 2 or mask.shape[:-2] == (1, 1)
+        mask = mask.reshape(mask.shape[-2:]).expand(scores[-2:]) if shared else mask.expand(scores).flatten(0, 1)
+    output, weights = module(
+        query, key, value, padding, need_weights=need_weights, attn_mask=mask, average_attn_weights=False
+    )
+    return Output(output, weights)
+
+
+implementation = from_module(
+    partial(nn.MultiheadAttention, batch_first=True),
+    name="torch_mha",
+    parameters={"w_qkv": "in_proj_weight", "b_qkv": "in_proj_bias", "w_o": "out_proj"},
+    call=call,
+    claims=Claims(masks={"bool", "float"}, dropout=True),
+)

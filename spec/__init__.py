@@ -1,0 +1,30 @@
+"""The contract of multi-head attention: clauses, sizes, weights, claims, and the oracle that knows the right answer."""
+
+from mha.spec.claims import Claims, Rounding
+from mha.spec.clauses import CLAUSES, Clause
+from mha.spec.config import Config
+from mha.spec.masks import MaskConvention, causal_mask, to_convention
+from mha.spec.oracle import Answer, oracle
+from mha.spec.problem import Problem
+from mha.spec.protocols import Attention, Implementation, Output
+from mha.spec.validation import validate_call
+from mha.spec.weights import Weights
+
+__all__ = [
+    "CLAUSES",
+    "Answer",
+    "Attention",
+    "Claims",
+    "Clause",
+    "Config",
+    "Implementation",
+    "MaskConvention",
+    "Output",
+    "Problem",
+    "Rounding",
+    "Weights",
+    "causal_mask",
+    "oracle",
+    "to_convention",
+    "validate_call",
+]

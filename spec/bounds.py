@@ -1,0 +1,85 @@
+"""Rounding: unit roundoffs, and numbers that carry the error they may have.
+
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapters 2 and 3. No constant here is tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Roundoffs of one dtype.
+
+    accumulate: of the sums (float32 for float32 and below), plus that of the oracle, which rounds in float64 itself.
+    store: of the dtype itself, plus the oracle's.
+    subnormal: half the smallest subnormal of the dtype, the error of storing a number that underflows.
+    flush: smallest normal number of the accumulator, below which a result may be flushed to zero.
+    """
+
+    accumulate: float
+    store: float
+    subnormal: float
+    flush: float
+
+    def gamma(self, terms: int) -> float:
+        """Relative error of a sum of products of `terms` terms in any order: n u / (1 - n u), infinite if n u >= 1."""
+        error = terms * self.accumulate
+        return error / (1 - error) if error < 1 else float("inf")
+
+
+def units_of(dtype: torch.dtype) -> Units:
+    """Return the roundoffs with which an implementation may compute in `dtype`."""
+    accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+    oracle = torch.finfo(torch.float64).eps / 2
+    info = torch.finfo(dtype)
+    return Units(
+        accumulate=torch.finfo(accumulator).eps / 2 + oracle,
+        store=info.eps / 2 + oracle,
+        subnormal=info.tiny * info.eps / 2,
+        flush=torch.finfo(accumulator).tiny,
+    )
+
+
+class Ball(NamedTuple):
+    """Numbers known up to an error: the exact value is within `rad` of `mid`, element by element, both float64."""
+
+    mid: Tensor
+    rad: Tensor
+
+    @staticmethod
+    def exact(value: Tensor) -> Ball:
+        """Take stored numbers, which carry no error, into float64."""
+        mid = value.detach().double()
+        return Ball(mid, torch.zeros_like(mid))
+
+    @property
+    def size(self) -> Tensor:
+        """The largest magnitude that the exact value can have."""
+        return self.mid.abs() + self.rad
+
+    def __getitem__(self, index: object) -> Ball:
+        return Ball(self.mid[index], self.rad[index])  # type: ignore[index]  # torch's stub names no index type
+
+    def stored(self, units: Units) -> Ball:
+        """Round to the storage dtype; an error that overflowed says nothing, so it becomes infinite."""
+        rad = self.rad + units.store * self.size + units.subnormal
+        return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
+
+
+def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units) -> Ball:
+    """Return x @ weight.T + bias, computed in the accumulator and then stored.
+
+    x: (..., n); weight: (m, n); bias: (m,) or None; all exact but x.
+    """
+    matrix = weight.detach().double().T
+    shift = torch.zeros((), dtype=torch.float64) if bias is None else bias.detach().double()
+    shift = shift.to(matrix.device)
+    terms = matrix.shape[0] + 1
+    rad = x.rad @ matrix.abs() + units.gamma(terms) * (x.size @ matrix.abs() + shift.abs()) + terms * units.flush
+    return Ball(x.mid @ matrix + shift, rad).stored(units)

@@ -1,0 +1,71 @@
+"""What an implementation says that it can do: the judge holds it to that, and to no more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Alignment = Literal["top_left", "bottom_right"]
+EmptyRow = Literal["zeros", "nan", "uniform", "error"]
+MASK_FORMS = ("bool", "float")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Where an implementation rounds: the loosest profile is the default. It enters the error bound.
+
+    scores_stored: scores and weights are stored in the inputs' dtype between steps, not in the accumulator's.
+    scaling_roundings: how many of query and key are rounded after being scaled, before their product (0, 1 or 2).
+    exp_error: error of the exponential in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20 ulp).
+    """
+
+    scores_stored: bool = True
+    scaling_roundings: int = 2
+    exp_error: int = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What an implementation claims; a clause that needs more is reported as not claimed.
+
+    cross_attention: key and value may differ from query, and S from L.
+    masks: forms of mask that are taken, "bool" (True = may attend) and "float" (added to the scores).
+    per_head_mask: masks may differ between heads.
+    causal: where the causal diagonal starts when L != S, or None where `is_causal` is not taken (clause CAU-3).
+    empty_row: what a query without an allowed key gets (clause MSK-8).
+    returns_weights: per-head weights are returned on request.
+    bias: which values of `Config.bias` can be built.
+    dropout: `Config.dropout` is honoured in training.
+    gradients: outputs can be differentiated.
+    dtypes, devices: where it runs.
+    rounding: see `Rounding`.
+    """
+
+    cross_attention: bool = True
+    masks: Collection[str] = frozenset({"bool"})
+    per_head_mask: bool = True
+    causal: Alignment | None = "top_left"
+    empty_row: EmptyRow = "zeros"
+    returns_weights: bool = True
+    bias: Collection[bool] = frozenset({True, False})
+    dropout: bool = False
+    gradients: bool = True
+    dtypes: Collection[str] = frozenset({"float64", "float32"})
+    devices: Collection[str] = frozenset({"cpu", "cuda"})
+    rounding: Rounding = field(default_factory=Rounding)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a word that the contract does not know."""
+        known = {"masks": MASK_FORMS, "bias": (True, False), "dtypes": DTYPES, "devices": DEVICES}
+        for name, values in known.items():
+            claimed = getattr(self, name)
+            if isinstance(claimed, str) or not set(claimed) <= set(values):
+                raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
+        choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                expected = ", ".join(map(repr, allowed))
+                raise ValueError(f"Claims.{name} must be one of {expected}, but is {getattr(self, name)!r}")

@@ -1,0 +1,88 @@
+"""The NUM clauses: how near to the exact result, in every dtype."""
+
+from mha.spec.clauses.clause import Clause
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        id="NUM-1",
+        level="MUST",
+        title="Results are within the derived bound",
+        statement=(
+            "Output and weights are within the error bound of the oracle, in every claimed dtype (float64, float32, "
+            "bfloat16, float16)."
+        ),
+        source="Higham 2002, chapter 3 (gamma_n bounds for sums and inner products)",
+        differs=(
+            "Fused kernels accumulate half precision in float32 and round once; plain code rounds scores and weights "
+            "to the dtype in between. The bound depends on the declared rounding profile."
+        ),
+    ),
+    Clause(
+        id="NUM-2",
+        level="MUST",
+        title="float64 really is float64",
+        statement="In float64, no constant or intermediate is rounded to float32.",
+        source="Higham 2002, chapter 3; defect class: a scale stored as float32, or a softmax forced to float32",
+        differs=(
+            "Several compute the softmax in float32 whatever the input (MLX documents it), which leaves an error of "
+            "about 3e-7 in float64: a rounding profile to declare. F.scaled_dot_product_attention 2.13 agrees with "
+            "plain float64 code to about 1e-15 on the CPU."
+        ),
+    ),
+    Clause(
+        id="NUM-3",
+        level="SHOULD",
+        title="Half precision is no worse than twice plain",
+        statement=(
+            "In bfloat16 and float16, the error is at most twice that of the plain formula run in the same dtype, as "
+            "a root mean square over the output."
+        ),
+        source=(
+            "Dao et al. 2022: FlashAttention's own tests compare errors with twice those of a plain implementation in "
+            "the same dtype"
+        ),
+        differs="FlashAttention applies the factor to the largest error, not to the root mean square.",
+    ),
+    Clause(
+        id="NUM-4",
+        level="MUST",
+        title="Masking works in float16",
+        statement="Masking works in float16, where a fill value of -1e9 does not fit.",
+        source=(
+            "IEEE 754: the largest finite binary16 number is 65504; defect class: NVIDIA/apex#1105, "
+            "facebookresearch/fairseq#3575, google/flax#1527"
+        ),
+        differs=(
+            "torch 2.13 raises when a float16 tensor is filled with -1e9 by `masked_fill`, but adding -1e9 or casting "
+            "it gives -infinity silently. Flax fills with the dtype's lowest finite number, torch with -infinity."
+        ),
+    ),
+    Clause(
+        id="NUM-5",
+        level="MUST",
+        title="Long rows stay accurate",
+        statement=(
+            "Long rows stay within the bound: S up to 4096 in the default run and up to 65536 in the large profile, "
+            "checked against the oracle on sampled rows."
+        ),
+        source=(
+            "Higham 2002, chapter 3: the bound grows with the length of the sum; defect class: index overflow at "
+            "large sizes (pytorch/pytorch#162588)"
+        ),
+        differs=(
+            "That issue reports wrong results of the memory-efficient CUDA kernel with a mask beyond S = 65536, where "
+            "the math backend is right."
+        ),
+    ),
+    Clause(
+        id="NUM-6",
+        level="MUST",
+        title="Extreme scales stay accurate",
+        statement="Inputs of very large and of very small scale stay within the bound.",
+        source="Higham 2002, chapters 2 and 3 (overflow, underflow and relative error); Milakov & Gimelshein 2018",
+        differs=(
+            "Where the scale is applied matters in float16: scaling the query before the product, as Keras and Flax "
+            "do, overflows later than scaling the product."
+        ),
+    ),
+)

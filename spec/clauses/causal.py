@@ -1,0 +1,69 @@
+"""The CAU clauses: no query sees a later key."""
+
+from mha.spec.clauses.clause import Clause
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        id="CAU-1",
+        level="MUST",
+        title="The future does not reach the past",
+        statement="With a causal mask, changing position j changes no output at i < j.",
+        source="Vaswani et al. 2017, section 3.2.3: leftward information flow is prevented in the decoder",
+        differs="",
+    ),
+    Clause(
+        id="CAU-2",
+        level="MUST",
+        title="is_causal equals the lower-triangular mask",
+        statement=(
+            "`is_causal=True` gives the same result as the explicit lower-triangular mask, the diagonal included."
+        ),
+        source="F.scaled_dot_product_attention documentation, argument `is_causal`; Vaswani et al. 2017, section 3.2.3",
+        differs=(
+            "In torch.nn.MultiheadAttention `is_causal` is a hint about the mask that is passed beside it: without "
+            "`attn_mask` 2.13 raises, but on the inference fast path (one tensor as query, key and value, no "
+            "gradient) it silently computes full attention."
+        ),
+    ),
+    Clause(
+        id="CAU-3",
+        level="MUST",
+        title="Causal alignment is as declared",
+        statement="With L != S the declared alignment (`top_left` or `bottom_right`) holds, or the call raises.",
+        source=(
+            "F.scaled_dot_product_attention and torch.nn.attention.bias documentation; defect class: an alignment "
+            "that changed between versions (Dao-AILab/flash-attention#951)"
+        ),
+        differs=(
+            "F.scaled_dot_product_attention, JAX, Keras and ONNX Attention-23 align top-left; MLX and FlashAttention "
+            "since 2.1 bottom-right; x-transformers differs between its plain and its flash path. With one query on "
+            "many keys, top-left sees the first key alone and bottom-right sees all."
+        ),
+    ),
+    Clause(
+        id="CAU-4",
+        level="MUST",
+        title="Causal and padding masks combine",
+        statement="Causal and padding masks together equal their logical AND.",
+        source=(
+            "Vaswani et al. 2017, section 3.2.3; Keras MultiHeadAttention documentation (`use_causal_mask`); defect "
+            "class: pytorch/pytorch#100709"
+        ),
+        differs=(
+            "Keras merges all its masks by AND. F.scaled_dot_product_attention 2.13 combines a mask with "
+            "`is_causal=True` in its CPU flash kernel, whereas its math backend raises. torch.nn.MultiheadAttention "
+            "merges `key_padding_mask` and `attn_mask`."
+        ),
+    ),
+    Clause(
+        id="CAU-5",
+        level="MUST",
+        title="The past has no gradient from the future",
+        statement="With a causal mask, the gradient of output i with respect to every input at j > i is exactly 0.",
+        source=(
+            "Follows from CAU-1: the derivative of a constant function; defect class: a backward pass without the "
+            "forward's mask"
+        ),
+        differs="",
+    ),
+)

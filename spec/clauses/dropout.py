@@ -1,0 +1,51 @@
+"""The DRP clauses: dropout on the attention weights, where claimed."""
+
+from mha.spec.clauses.clause import Clause
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        id="DRP-1",
+        level="MUST",
+        title="Dropout is off in eval mode",
+        statement="In eval mode, and with p = 0, dropout does nothing.",
+        source="Srivastava et al. 2014; torch.nn.Dropout documentation",
+        differs=(
+            "torch.nn.MultiheadAttention obeys its mode, but F.scaled_dot_product_attention has none: it drops "
+            "whenever `dropout_p > 0`, and the caller must pass 0 in eval mode."
+        ),
+    ),
+    Clause(
+        id="DRP-2",
+        level="MUST",
+        title="Dropout keeps the output unbiased",
+        statement=(
+            "In training mode the output is unbiased: its mean over seeds is the output without dropout. The "
+            "statistical test states its false-alarm rate, at most 1e-9."
+        ),
+        source="Srivastava et al. 2014 (inverted dropout scales by 1/(1-p)); Hoeffding 1963 for the threshold",
+        differs=(
+            "Vaswani et al. 2017, section 5.4, drops sub-layer outputs and embeddings and does not mention the "
+            "weights. torch.nn.MultiheadAttention and Keras drop weights, each independently; Flax by default shares "
+            "one pattern across batch and heads, with the same mean and a larger variance."
+        ),
+    ),
+    Clause(
+        id="DRP-3",
+        level="MUST",
+        title="Dropout follows the seed",
+        statement="The same seed gives the same result, and another seed another. p = 1 does not give NaN.",
+        source="PyTorch documentation on reproducibility; defect class: a scale of 1/(1-p) divides by zero at p = 1",
+        differs="torch.nn.MultiheadAttention and F.scaled_dot_product_attention 2.13 give a zero context for p = 1.",
+    ),
+    Clause(
+        id="DRP-4",
+        level="SHOULD",
+        title="Returned weights are those before dropout",
+        statement="Returned weights are those before dropout, so that their rows sum to 1.",
+        source="Follows from SMX-1; pytorch/pytorch#42929 and #33360 report rows that do not sum to 1",
+        differs=(
+            "torch.nn.MultiheadAttention returns weights after dropout (its rows summed to between 0.90 and 1.35 in "
+            "one trial at p = 0.5). Keras and Flax hand out those before. Tutorials do either."
+        ),
+    ),
+)

@@ -1,0 +1,105 @@
+"""The GRD clauses: gradients of outputs with respect to inputs, weights and masks."""
+
+from mha.spec.clauses.clause import Clause
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        id="GRD-1",
+        level="MUST",
+        title="Gradients match the oracle's",
+        statement=(
+            "Gradients with respect to query, key, value and every weight match the oracle's float64 gradients within "
+            "the gradient bound."
+        ),
+        source=(
+            "Follows from equation 1 of Vaswani et al. 2017 by differentiation; Dao et al. 2022, appendix B, writes "
+            "out the backward pass"
+        ),
+        differs=(
+            "Fused kernels recompute the weights from the row's logsumexp and take the row sum of P dP as dC.o, which "
+            "rounds differently; pytorch/pytorch#103462 reports wrong gradients of a memory-efficient kernel."
+        ),
+    ),
+    Clause(
+        id="GRD-2",
+        level="MUST",
+        title="float64 gradcheck passes",
+        statement="`torch.autograd.gradcheck` passes in float64.",
+        source="torch.autograd.gradcheck documentation",
+        differs="",
+    ),
+    Clause(
+        id="GRD-3",
+        level="MUST",
+        title="Masked keys and values get no gradient",
+        statement="The gradient with respect to a masked key or value is exactly 0.",
+        source="Follows from MSK-1: the output is constant in a masked key and value",
+        differs=(
+            "torch.nn.MultiheadAttention 2.13 gives exact zeros with and without `need_weights`. With an empty row in "
+            "the batch, its `need_weights=True` path gives NaN instead (MSK-9)."
+        ),
+    ),
+    Clause(
+        id="GRD-4",
+        level="MUST",
+        title="Gradients are finite where outputs are",
+        statement="Gradients are finite wherever the outputs are, batches with empty rows included.",
+        source="Defect class: NaN gradients behind a finite output (pytorch/pytorch#41508)",
+        differs=(
+            "Replacing NaN after the softmax (`nan_to_num`, or slicing the row away) mends the output but not the "
+            "gradient, since 0 * NaN is NaN in the backward pass."
+        ),
+    ),
+    Clause(
+        id="GRD-5",
+        level="MUST",
+        title="Gradients do not depend on who asks",
+        statement=(
+            "`requires_grad` on any subset of inputs gives the same gradients as on all of them; `no_grad` and "
+            "`inference_mode` give the same output."
+        ),
+        source=(
+            "torch.autograd documentation: `requires_grad` selects what is recorded, not what is computed; defect "
+            "class: pytorch/pytorch#106630"
+        ),
+        differs=(
+            "F.scaled_dot_product_attention chooses kernels by what requires a gradient; on CUDA, a mask that alone "
+            "required one crashed the backward pass (pytorch/pytorch#188302). In torch.nn.MultiheadAttention the "
+            "gradient mode selects the fast path (PTH-2)."
+        ),
+    ),
+    Clause(
+        id="GRD-6",
+        level="MUST",
+        title="Only additive masks get gradients",
+        statement=(
+            "The mask gets no gradient unless it is an additive mask that requires one, and then it gets the right one."
+        ),
+        source=(
+            "Follows from equation 1 of Vaswani et al. 2017 with a bias added to the scores; torch.autograd "
+            "documentation: only floating-point and complex tensors have gradients"
+        ),
+        differs=(
+            "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 differentiate float masks on the "
+            "CPU. xFormers' memory-efficient attention at first had no gradient for its bias "
+            "(facebookresearch/xformers#636)."
+        ),
+    ),
+    Clause(
+        id="GRD-7",
+        level="MUST",
+        title="The key bias has no gradient",
+        statement=(
+            "The gradient of the key bias is 0 within the bound, since the softmax cancels it, and the sum of the "
+            "gradient over a row's scores is 0."
+        ),
+        source=(
+            "Follows from equation 1 of Vaswani et al. 2017: the softmax is invariant to a shift of its argument "
+            "(SMX-3)"
+        ),
+        differs=(
+            "Rounding leaves a small remainder: about 3e-6, beside 13 for the query bias, in one float32 trial of "
+            "torch.nn.MultiheadAttention."
+        ),
+    ),
+)

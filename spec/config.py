@@ -1,0 +1,67 @@
+"""The sizes of one multi-head attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Sizes and options of one attention (Vaswani et al. 2017, section 3.2.2).
+
+    An invalid combination can be represented, so that the CFG clauses can offer one: see `validate`.
+
+    d_model: width of the query, of the output, and of key and value unless `kdim` or `vdim` says otherwise.
+    n_heads: number of query heads.
+    n_kv_heads: number of key/value heads; None means `n_heads`.
+    kdim, vdim: widths of key and value; None means `d_model`.
+    bias: whether the four projections have a bias vector.
+    dropout: probability in [0, 1] of dropping a weight in training.
+    """
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int | None = None
+    kdim: int | None = None
+    vdim: int | None = None
+    bias: bool = True
+    dropout: float = 0.0
+
+    @property
+    def head_dim(self) -> int:
+        """d_k, the width of one head; only meaningful for a valid configuration."""
+        return self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads, the default resolved."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def key_width(self) -> int:
+        """Width of the key input, the default resolved."""
+        return self.d_model if self.kdim is None else self.kdim
+
+    @property
+    def value_width(self) -> int:
+        """Width of the value input, the default resolved."""
+        return self.d_model if self.vdim is None else self.vdim
+
+    def validate(self) -> None:
+        """Raise ValueError, naming the numbers, unless this configuration is possible (clauses CFG-1 to CFG-6)."""
+        sizes = {
+            "d_model": self.d_model,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.kv_heads,
+            "kdim": self.key_width,
+            "vdim": self.value_width,
+        }
+        for name, size in sizes.items():
+            if size <= 0:
+                raise ValueError(f"{name} must be positive, but is {size}")
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads})")
+        if self.n_heads % self.kv_heads:
+            raise ValueError(f"n_heads ({self.n_heads}) must be divisible by n_kv_heads ({self.kv_heads})")
+        if not 0.0 <= self.dropout <= 1.0:
+            raise ValueError(f"dropout must be in [0, 1], but is {self.dropout}")

@@ -1,0 +1,60 @@
+"""The boundary: what the judge asks of an implementation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mha.spec.claims import Claims
+from mha.spec.config import Config
+from mha.spec.weights import Weights
+
+
+class Output(NamedTuple):
+    """What one call gives: `output` (B, L, D), and `weights` (B, H, L, S) where they were asked for, else None."""
+
+    output: Tensor
+    weights: Tensor | None = None
+
+
+class Attention(Protocol):
+    """One attention with its weights loaded, in training mode or in evaluation mode as a `torch.nn.Module` is."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> Output:
+        """Attend.
+
+        query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
+        mask: boolean, True = may attend, or floating point, added to the scores; broadcastable to (B, H, L, S).
+        """
+        ...
+
+    def train(self) -> Any:
+        """Switch to training mode and return the attention."""
+        ...
+
+    def eval(self) -> Any:
+        """Switch to evaluation mode and return the attention."""
+        ...
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """A way to compute multi-head attention, as the judge sees it."""
+
+    name: str
+    claims: Claims
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+        """Return an attention of this configuration with these weights; raise for an invalid one (clause CFG-1)."""
+        ...
