@@ -60,10 +60,10 @@ def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
     wanted, bound = float(value[worst]), float(expected.rad[worst])
     message = _told(got, value, worst, f"{{}} within {bound:.3g} (the bound on rounding)", because)
     if bool(value[worst].isnan()):
-        check = (f"assert {at}.isnan(), {at}.item()",)
+        check = [f"assert {at}.isnan(), {at}.item()"]
     else:
-        check = (f"error = abs({at}.item() - {wanted!r})", f"assert error <= {bound!r}, error")
-    raise Violation(message, check)
+        check = [f"error = abs({at}.item() - {wanted!r})", f"assert error <= {bound!r}, error"]
+    raise Violation(message, tuple(check))
 
 
 def expect_agree(got: Observed, expected: Observed, *, bounds: tuple[Ball, Ball], because: str) -> None:

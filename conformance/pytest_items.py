@@ -115,8 +115,15 @@ class ContractItem(pytest.Item):
 
         chosen = selection(self.config)
         implementation, clause, dtype, device = self.what
-        options = {"profile": chosen.profile, "seed": chosen.seed, "waivers": chosen.waivers}
-        verdict = judge(implementation, clause, dtype=dtype, device=device, **options)
+        verdict = judge(
+            implementation,
+            clause,
+            dtype=dtype,
+            device=device,
+            profile=chosen.profile,
+            seed=chosen.seed,
+            waivers=chosen.waivers,
+        )
         self.user_properties.append(("mha", asdict(verdict)))
         if verdict.status == "not_claimed":
             pytest.skip(f"not claimed: {verdict.message}")

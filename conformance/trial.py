@@ -43,6 +43,10 @@ class Observed:
             return Observed(self.tensor[index], self.name, self.trial, self.index + part)
         return Observed(self.tensor[index], self.code, self.trial, part)
 
+    def detached(self) -> Observed:
+        """The same without its history, for comparing."""
+        return replace(self, tensor=self.tensor.detach())
+
     def row_sums(self) -> Observed:
         """The sums over the last dimension, taken in float64."""
         return Observed(self.tensor.double().sum(-1), f"{self.code}.double().sum(-1)", self.trial)
@@ -101,8 +105,8 @@ class Trial:
         """Call the attention on the path of the case."""
         with GRADIENT_MODES[self.case.path]():
             seen = self._call(problem, self.case.need_weights if need_weights is None else need_weights)
-        parts = (part and replace(part, tensor=part.tensor.detach()) for part in (seen.output, seen.weights))
-        return Observation(*parts)
+        output, weights = seen.output, seen.weights
+        return Observation(output.detached(), weights and weights.detached())
 
     def gradients(self, problem: Problem, rows: Any) -> dict[str, Observed]:
         """Return the gradients of the sum of the output's `rows` with respect to query, key and value."""

@@ -13,6 +13,7 @@ from mha.spec import Claims, Output, to_convention
 
 def call(
     module: nn.MultiheadAttention,
+    /,
     query: Tensor,
     key: Tensor,
     value: Tensor,

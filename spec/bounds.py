@@ -5,8 +5,9 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,8 @@ def units_of(dtype: torch.dtype) -> Units:
     )
 
 
-class Ball(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Ball:
     """Numbers known up to an error: the exact value is within `rad` of `mid`, element by element, both float64."""
 
     mid: Tensor
@@ -58,13 +60,26 @@ class Ball(NamedTuple):
         mid = value.detach().double()
         return Ball(mid, torch.zeros_like(mid))
 
+    @staticmethod
+    def stack(balls: Sequence[Ball], dim: int) -> Ball:
+        """Stack along a new dimension."""
+        return Ball(torch.stack([ball.mid for ball in balls], dim), torch.stack([ball.rad for ball in balls], dim))
+
+    def flatten(self, start: int) -> Ball:
+        """Join the dimensions from `start` on."""
+        return Ball(self.mid.flatten(start), self.rad.flatten(start))
+
+    def sum(self, dim: int) -> Ball:
+        """Sum over a dimension; the errors add up."""
+        return Ball(self.mid.sum(dim), self.rad.sum(dim))
+
     @property
     def size(self) -> Tensor:
         """The largest magnitude that the exact value can have."""
         return self.mid.abs() + self.rad
 
-    def __getitem__(self, index: object) -> Ball:
-        return Ball(self.mid[index], self.rad[index])  # type: ignore[index]  # torch's stub names no index type
+    def __getitem__(self, index: Any) -> Ball:
+        return Ball(self.mid[index], self.rad[index])
 
     def stored(self, units: Units) -> Ball:
         """Round to the storage dtype; an error that overflowed says nothing, so it becomes infinite."""

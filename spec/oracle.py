@@ -50,25 +50,22 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answ
     if problem.mask is not None and problem.mask.dtype != torch.bool:
         bias = problem.mask.detach().double()
     bias = bias.expand(problem.shape)
-    contexts, weights = [], []
+    contexts, weights, values = [], [], []
     for head in range(config.n_heads):
         kv_head = head * config.kv_heads // config.n_heads
         own = slice(head * head_dim, (head + 1) * head_dim)
         kv_own = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
-        parts = query[..., own], key[..., kv_own], value[..., kv_own]
-        context, weight = _head(*parts, allowed[:, head], bias[:, head], tau, claims, units)
+        q, k, v = query[..., own], key[..., kv_own], value[..., kv_own]
+        context, weight = _head(q, k, v, allowed[:, head], bias[:, head], tau, claims, units)
         contexts.append(context)
         weights.append(weight)
-    context = Ball(torch.cat([c.mid for c in contexts], -1), torch.cat([c.rad for c in contexts], -1))
-    values = [value.mid, value.rad]
-    if config.kv_heads != config.n_heads:
-        repeats = config.n_heads // config.kv_heads
-        values = [v.unflatten(-1, (-1, head_dim)).repeat_interleave(repeats, 2).flatten(2) for v in values]
+        values.append(v)
+    context = Ball.stack(contexts, 2).flatten(2)
     return Answer(
         output=affine(context, given.w_o, given.b_o, units),
-        weights=Ball(torch.stack([w.mid for w in weights], 1), torch.stack([w.rad for w in weights], 1)),
+        weights=Ball.stack(weights, 1),
         context=context,
-        value=Ball(*(v.unflatten(-1, (config.n_heads, head_dim)) for v in values)),
+        value=Ball.stack(values, 2),
         empty=~allowed.any(-1),
     )
 

@@ -40,7 +40,7 @@ class Weights:
 
         def matrix(rows: int, columns: int) -> Tensor:
             drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-            return (drawn / max(columns, 1) ** 0.5).to(dtype)
+            return drawn.div(max(columns, 1) ** 0.5).to(dtype)
 
         def vector(rows: int) -> Tensor | None:
             drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2

@@ -26,6 +26,7 @@ class Call(Protocol):
     def __call__(
         self,
         target: Any,
+        /,
         query: Tensor,
         key: Tensor,
         value: Tensor,

@@ -34,7 +34,7 @@ def from_kernel(
 
     Raises ImplementationError for a layout or a signature that cannot be understood.
     """
-    label = name or getattr(kernel, "__name__", "kernel")
+    label = name or str(getattr(kernel, "__name__", "kernel"))
     if sorted(layout.split()) != ["b", "d", "h", "l"]:
         raise ImplementationError(f"{label}: layout must name b, h, l and d once each, as 'b h l d', but is {layout!r}")
     if claims is None:

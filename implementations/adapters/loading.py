@@ -20,7 +20,7 @@ def load(label: str, module: nn.Module, parameters: Mapping[str, str], weights: 
     contract does not know, a projection left out, or a shape that does not fit.
     """
     given = dict(weights.named())
-    loaded = set()
+    loaded: set[str] = set()
     for key, path in parameters.items():
         kind, _, role = key.partition("_")
         roles = STACKED.get(role, (role,))

@@ -52,7 +52,7 @@ def from_module(
     Raises ImplementationError where the constructor or `forward` cannot be understood.
     """
     target = constructor.func if isinstance(constructor, partial) else constructor
-    label = name or getattr(target, "__name__", "module")
+    label = name or str(getattr(target, "__name__", "module"))
     if not (inspect.isclass(target) and issubclass(target, nn.Module)):
         raise ImplementationError(f"from_module needs a torch.nn.Module class, but got {constructor!r}")
     if claims is None:
