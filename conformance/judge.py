@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import traceback
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -104,7 +105,8 @@ def judge(
             continue
         search = Search(implementation, prop, domain, dtype, device, PROFILES[profile], seed, shrink=waiver is None)
         try:
-            search.run()
+            with one_thread():
+                search.run()
         except Exception:
             return verdict("harness_error", message=f"{prop.name}: {traceback.format_exc()}")
         finally:
@@ -121,6 +123,17 @@ def judge(
     if waiver:
         return verdict("stale_waiver", message=f"nothing departs from this clause; delete its waiver: {waiver.reason}")
     return verdict("pass")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: the problems are small, and the bits must not depend on the number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Search:

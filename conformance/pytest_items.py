@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mha.conformance.judge import PROFILES, judge, validate_choice, validate_devices, versions
 from mha.conformance.registry import properties
@@ -48,8 +46,6 @@ class Selection:
 def select(config: pytest.Config) -> Selection:
     """Read the options; raises ValueError, in one line, for one that cannot be followed."""
     option = config.option
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)  # the workers share the cores among them already
     devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or ("float32", "float64")
     validate_choice("profile", [option.mha_profile], PROFILES)
     validate_choice("dtype", dtypes, DTYPES)

@@ -23,10 +23,8 @@ def script(trial: Trial, clause: str, violation: Violation) -> str:
     known = CLAUSES[clause]
     names: dict[int, str] = {}
     body: list[str] = []
-    for build in trial.builds:
-        body += _build(build, trial, names)
-        for call in (call for call in trial.calls if call.build == build.number):
-            body += _call(call, trial.case.path, names)
+    for step in trial.steps:
+        body += _build(step, trial, names) if isinstance(step, Build) else _call(step, trial.case.path, names)
     packed = ["import base64", "import zlib", ""] if any("zlib" in line for line in body) else []
     lines = [
         f'"""{clause} ({known.level}): {known.statement}',
@@ -54,8 +52,7 @@ def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:
     config = f"Config(d_model={build.config.d_model}, n_heads={build.config.n_heads}, bias={build.config.bias})"
     options = f"dtype=torch.{trial.case.dtype}, device={trial.case.device!r}"
     lines.append(f"attention_{build.number} = implementation.build({config}, Weights({weights}), {options})")
-    if any(call.build == build.number for call in trial.calls):
-        lines.append(f"attention_{build.number}.{'train' if trial.case.path == 'train' else 'eval'}()")
+    lines.append(f"attention_{build.number}.{'train' if trial.case.path == 'train' else 'eval'}()")
     return lines
 
 

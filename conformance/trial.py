@@ -89,16 +89,15 @@ class Trial:
 
     def __init__(self, implementation: Implementation, case: Case) -> None:
         self.implementation, self.claims, self.case = implementation, implementation.claims, case
-        self.builds: list[Build] = []
-        self.calls: list[Call] = []
+        self._done: list[Build | Call] = []
+        self._last: Build | Call | None = None
         self.margin = 0.0
-        self._built: dict[int, tuple[Build, Attention]] = {}
+        self._built: dict[int, tuple[int, Attention]] = {}
 
     def build(self, config: Config, weights: Weights) -> Attention:
         """Build the implementation; what it raises becomes a `Refusal`."""
-        self.builds.append(Build(len(self.builds) + 1, config, weights))
         dtype = getattr(torch, self.case.dtype)
-        with _guarded(f"build({config})"):
+        with self._step(Build(len(self._done) + 1, config, weights)), _guarded(f"build({config})"):
             return self.implementation.build(config, weights, dtype=dtype, device=self.case.device)
 
     def __call__(self, problem: Problem, *, need_weights: bool | None = None) -> Observation:
@@ -114,7 +113,7 @@ class Trial:
         observed = self._call(problem.change(**leaves), self.case.need_weights, _index_code(rows))
         with _guarded("backward()"):
             observed.output.tensor[rows].sum().backward()
-        number = self.calls[-1].number
+        number = self.steps[-1].number
         grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
         return {name: Observed(grad, f"{name}_{number}.grad", self) for name, grad in grads.items()}
 
@@ -124,9 +123,8 @@ class Trial:
 
     def _call(self, problem: Problem, need_weights: bool, differentiated: str | None = None) -> Observation:
         build, attention = self._attention(problem)
-        number = len(self.calls) + 1
-        self.calls.append(Call(number, build.number, problem, need_weights, differentiated))
-        with _guarded("the call"):
+        number = len(self._done) + 1
+        with self._step(Call(number, build, problem, need_weights, differentiated)), _guarded("the call"):
             returned = attention(
                 problem.query,
                 problem.key,
@@ -141,12 +139,24 @@ class Trial:
             Observed(weights, f"weights_{number}", self) if need_weights and weights is not None else None,
         )
 
-    def _attention(self, problem: Problem) -> tuple[Build, Attention]:
+    @property
+    def steps(self) -> list[Build | Call]:
+        """What was done, in order; a step that raised is only there if it was the last."""
+        return self._done if self._last is None else [*self._done, self._last]
+
+    @contextmanager
+    def _step(self, step: Build | Call) -> Iterator[None]:
+        self._last = step
+        yield
+        self._done.append(step)
+        self._last = None
+
+    def _attention(self, problem: Problem) -> tuple[int, Attention]:
         key = id(problem.weights)
         if key not in self._built:
             attention = self.build(problem.config, problem.weights)
             attention.train() if self.case.path == "train" else attention.eval()
-            self._built[key] = self.builds[-1], attention
+            self._built[key] = self.steps[-1].number, attention
         return self._built[key]
 
     def _checked(self, returned: Any) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,137 @@
+"""The cases: what they make, how often they are what they should be, and that the rare corners are always met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given, settings
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import EDGES, Domain
+from mha.conformance.cases.drawing import boundary_cases, drawn_cases
+from mha.conformance.cases.layouts import LAYOUTS, lay_out
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
+from mha.conformance.cases.regimes import REGIMES
+from mha.spec import Claims, causal_mask
+
+CLAIMS = Claims(masks={"bool", "float"})
+EVERYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY), causal=(False, True))
+DRAWN = 1000
+# How often a drawn case must be so, at least; the domain is the widest there is.
+SHARES: dict[str, tuple[float, Callable[[Case], bool]]] = {
+    "L != S": (0.25, lambda case: case.L != case.S),
+    "L > S": (0.1, lambda case: case.L > case.S),
+    "a mask": (0.6, lambda case: case.mask != "none"),
+    "an empty row": (0.05, lambda case: case.mask in EMPTY),
+    "a causal flag": (0.3, lambda case: case.causal),
+    "a residue of a tile": (0.1, lambda case: max(case.L, case.S) > 8),
+    "a key beside the edge of a tile": (0.03, lambda case: case.S > 8 and case.S % 16 in (1, 15)),
+    "one query": (0.05, lambda case: case.L == 1),
+    "one head": (0.05, lambda case: case.n_heads == 1),
+    "more than eight heads": (0.02, lambda case: case.n_heads > 8),
+    "d_k = 1": (0.05, lambda case: case.head_dim == 1),
+    "self-attention": (0.3, lambda case: case.inputs == "self"),
+    "no contiguous layout": (0.5, lambda case: case.layout != "contiguous"),
+    "no gradient": (0.3, lambda case: case.path in ("no_grad", "inference")),
+}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Case]:
+    cases: list[Case] = []
+
+    @hypothesis.seed(0)
+    @settings(max_examples=DRAWN, database=None, deadline=None, phases=[hypothesis.Phase.generate])
+    @given(drawn_cases(EVERYTHING, CLAIMS, "float32", "cpu", 130))
+    def draw(case: Case) -> None:
+        cases.append(case)
+
+    draw()
+    return cases
+
+
+@pytest.mark.parametrize("what", SHARES)
+def test_drawn_cases_have_what_matters(drawn: list[Case], what: str) -> None:
+    least, holds = SHARES[what]
+    assert sum(map(holds, drawn)) / len(drawn) >= least
+
+
+def test_boundary_cases_pair_every_two_levels() -> None:
+    domain = Domain(masks=("none", "padding", "full"), inputs=("cross",))
+    levels = {name: values for name, values in domain.levels(40).items() if len(values) > 1}
+    cases = boundary_cases(domain, CLAIMS, "float32", "cpu", 40)
+    for one, other in combinations(levels, 2):
+        field = {"mask": "mask"}
+        met = {(getattr(case, field.get(one, one)), getattr(case, field.get(other, other))) for case in cases}
+        assert met == {(a, b) for a in levels[one] for b in levels[other]}, (one, other)
+    assert {case.S for case in cases} >= {size for size in EDGES if size <= 40}
+
+
+def test_cases_of_one_seed_are_the_same() -> None:
+    first = boundary_cases(EVERYTHING, CLAIMS, "float32", "cpu", 130)
+    assert first == boundary_cases(EVERYTHING, CLAIMS, "float32", "cpu", 130)
+
+
+def test_repr_runs_as_code(drawn: list[Case]) -> None:
+    for case in drawn[:50]:
+        again = eval(repr(case), {"Case": Case})
+        assert again == case
+        one, other = case.problem(), again.problem()
+        for name in ("query", "key", "value"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        assert (one.mask is None) == (other.mask is None)
+        assert one.mask is None or other.mask is None or torch.equal(one.mask, other.mask)
+
+
+def test_simplest_case_is_the_shortest() -> None:
+    assert repr(Case()) == "Case()"
+
+
+def test_claims_cut_the_domain() -> None:
+    narrow = Claims(masks={"bool"}, per_head_mask=False, causal=None, cross_attention=False, returns_weights=False)
+    domain = EVERYTHING.within(narrow)
+    assert isinstance(domain, Domain)
+    assert not {"heads", "full", "bias", "head_bias"} & set(domain.masks)
+    assert (domain.causal, domain.inputs, domain.need_weights) == ((False,), ("self",), (False,))
+    assert Domain(masks=FLOAT).within(narrow) == "needs the claim masks"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_keeps_the_numbers_and_moves_them(layout: str) -> None:
+    x = torch.arange(2.0 * 3 * 5).reshape(2, 3, 5)
+    laid_out = lay_out(layout, x)
+    expected = x[:1].expand(2, -1, -1) if layout == "expanded" else x
+    assert torch.equal(laid_out, expected)
+    assert laid_out.is_contiguous() == (layout == "contiguous")
+
+
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+@pytest.mark.parametrize("kind", EXTENTS)
+def test_mask_differs_where_its_kind_says_and_leaves_no_row_empty(kind: str, causal: str | None) -> None:
+    scores = (3, 2, 5, 7)
+    if causal and kind == "single":
+        pytest.skip("one allowed key and a causal flag are never drawn together")
+    for seed in range(20):
+        mask = make_mask(kind, scores, causal, torch.Generator().manual_seed(seed))
+        assert mask is not None
+        assert mask.shape == tuple(
+            size if axis in EXTENTS[kind] else 1 for axis, size in zip("BHLS", scores, strict=True)
+        )
+        allowed = (mask if mask.dtype == torch.bool else mask != -torch.inf).expand(scores)
+        if causal:
+            allowed = allowed & causal_mask(5, 7, causal)
+        empty = ~allowed.any(-1)
+        assert bool(empty.any()) == (kind in EMPTY)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_regime_makes_finite_numbers(regime: str, dtype: str) -> None:
+    problem = Case(n_heads=2, head_dim=3, B=2, L=5, S=7, dtype=dtype, regime=regime).problem()
+    tensors = [problem.query, problem.key, problem.value, *(tensor for _, tensor in problem.weights.named())]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    assert {str(tensor.dtype) for tensor in tensors} == {f"torch.{dtype}"}
