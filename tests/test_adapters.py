@@ -1,0 +1,164 @@
+"""Adapters: modules and kernels of many conventions are judged as they are, and misfits are told in one message."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import faults
+from mha.conformance import check
+from mha.implementations import ImplementationError, discover, from_kernel, from_module, preflight, resolve
+from mha.spec import Claims, Implementation
+
+# What an adapter could get wrong: values, masks, causal flag, biases, refusals, weights.
+CLAUSES = ["CFG-1", "CFG-5", "SHP-1", "SHP-2", "MSK-1", "MSK-6", "CAU-3", "NUM-1"]
+
+
+class Stacked(faults.Correct):
+    """Query, key and value from one stacked projection, with head counts spelled in another way."""
+
+    def __init__(self, embed_dim: int, num_heads: int, bias: bool = True) -> None:
+        super().__init__(embed_dim, num_heads, bias)
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=bias)
+        del self.q_proj, self.k_proj, self.v_proj
+        thirds = [slice(i * embed_dim, (i + 1) * embed_dim) for i in range(3)]
+        self.q_proj, self.k_proj, self.v_proj = (partial(self.part, rows) for rows in thirds)
+
+    def part(self, rows: slice, x: Tensor) -> Tensor:
+        bias = None if self.qkv.bias is None else self.qkv.bias[rows]
+        return nn.functional.linear(x, self.qkv.weight[rows], bias)
+
+
+class Dropping(faults.Correct):
+    """True = masked; no causal flag; the weights come only when asked for."""
+
+    def forward(  # type: ignore[override]  # another signature is the point
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, return_weights: bool = False
+    ) -> Any:
+        output, weights = super().forward(q, k, v, None if attn_mask is None else ~attn_mask)
+        return (output, weights) if return_weights else output
+
+
+class Adding(faults.Correct):
+    """Takes nothing but an additive mask."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
+    ) -> Any:
+        if mask is not None and not mask.is_floating_point():
+            raise TypeError(f"an additive mask is wanted, not {mask.dtype}")
+        return super().forward(query, key, value, None if mask is None else mask == 0, causal)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """A kernel of layout (B, H, L, d_k)."""
+    base = faults.Correct(4, 2)
+    base.config = base.config.__class__(q.shape[-1], 1)
+    weights = base.weigh(base.score(q, k), base.allow(mask, causal, q, k))
+    return weights @ v, weights
+
+
+def sequence_first(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The same with layout (L, B, H, d_k), True = masked, and no causal flag."""
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+    context, weights = attend(q, k, v, None if attn_mask is None else ~attn_mask)
+    return context.permute(2, 0, 1, 3), weights
+
+
+WITH_WEIGHTS = Claims()
+ADAPTED: dict[str, Implementation] = {
+    "stacked": from_module(Stacked, parameters={"w_qkv": "qkv", "w_o": "out_proj"}),
+    "dropping": from_module(Dropping, parameters=faults.PARAMETERS, mask="drop"),
+    "adding": from_module(Adding, parameters=faults.PARAMETERS, mask="additive"),
+    "kernel": from_kernel(attend, claims=WITH_WEIGHTS),
+    "sequence first": from_kernel(sequence_first, layout="l b h d", mask="drop", claims=WITH_WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_adapted_implementation_conforms(name: str) -> None:
+    report = check(ADAPTED[name], "quick", clauses=CLAUSES, dtypes=["float32"])
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
+
+
+def test_a_wrong_declaration_of_the_mask_is_caught() -> None:
+    wrong = from_module(Dropping, parameters=faults.PARAMETERS, mask="keep")
+    report = check(wrong, clauses=["MSK-1", "CAU-1"], dtypes=["float32"])
+    assert {verdict.status for verdict in report.verdicts} == {"fail"}
+
+
+def test_a_module_without_masks_claims_none() -> None:
+    class Maskless(faults.Correct):
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]  # on purpose
+            return super().forward(query, key, value)
+
+    maskless = from_module(Maskless, parameters=faults.PARAMETERS, mask=None)
+    report = check(maskless, "quick", clauses=["NUM-1", "MSK-1", "CAU-2"], dtypes=["float32"])
+    assert [verdict.status for verdict in report.verdicts] == ["not_claimed", "not_claimed", "pass"]
+
+
+class Strange(nn.Module):
+    def __init__(self, size: int, parts: int) -> None:
+        super().__init__()
+
+
+MISFITS: dict[str, tuple[Any, str]] = {
+    "not a module": (lambda: from_module(int, parameters={}), "needs a torch.nn.Module class"),
+    "unknown constructor": (lambda: from_module(Strange, parameters={}), r"takes \(size, parts\).*d_model"),
+    "no mask": (
+        lambda: from_module(faults.Correct, parameters={}, mask=None, claims=Claims()),
+        "takes no mask, but claims.masks",
+    ),
+    "no such layer": (
+        lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})),
+        "has no 'query'; the module has q_proj.weight",
+    ),
+    "a projection left out": (
+        lambda: preflight(from_module(faults.Correct, parameters={"w_q": "q_proj"})),
+        "says nothing of w_k, w_v, w_o",
+    ),
+    "an unknown key": (
+        lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"weight": "q_proj"})),
+        "the known keys are w_q",
+    ),
+    "a wrong shape": (
+        lambda: preflight(from_module(Stacked, parameters=faults.PARAMETERS | {"w_q": "qkv"})),
+        r"has \(12, 4\), but should have \(4, 4\)",
+    ),
+    "a layout": (lambda: from_kernel(attend, layout="b h s d"), "must name b, h, l and d"),
+    "a builtin kernel": (lambda: from_kernel(torch.matmul), "wrap it in a Python function|known word for a mask"),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_misfit_is_told_in_one_message(what: str) -> None:
+    make, message = MISFITS[what]
+    with pytest.raises(ImplementationError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+UNRESOLVED = {
+    "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
+    "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
+    "mha.implementations.loop:nothing": "there is no 'nothing' in it .it has .*implementation",
+    "mha.implementations.loop:LoopAttention": "is a class, not an implementation.*from_module",
+    "mha.spec:CLAUSES": "is of type mappingproxy, not an implementation",
+    "no/such/file.py:thing": "there is no file",
+}
+
+
+@pytest.mark.parametrize("target", UNRESOLVED)
+def test_a_target_that_cannot_be_resolved_is_told_in_one_message(target: str) -> None:
+    with pytest.raises(ImplementationError, match=UNRESOLVED[target]) as caught:
+        resolve(target)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_built_in_implementations_are_found() -> None:
+    assert {"loop", "sdpa", "torch_mha", "vectorized"} <= {entry.name for entry in discover()}
+    assert {"loop", "sdpa", "torch_mha", "vectorized"} <= {implementation.name for implementation in resolve("all")}

@@ -1,0 +1,146 @@
+"""A package that registers an implementation is judged, from a checkout and from a wheel, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ONE_CLAUSE = ("-k", "SMX-6", "--mha-profile", "quick", "--mha-dtype", "float32", "-p", "no:cacheprovider")
+
+PROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "my-attention"
+version = "1"
+
+[project.entry-points."mha.implementations"]
+my-attention = "my_attention:implementation"
+my-mistake = "my_attention:mistake"
+my-broken-plugin = "my_broken_plugin:implementation"
+
+[tool.setuptools]
+py-modules = ["my_attention", "my_broken_plugin"]
+"""
+MODULE = """\
+import torch
+from mha.implementations import from_kernel
+from mha.spec import Claims
+
+
+def attend(q, k, v, scale):
+    return (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v
+
+
+def right(q, k, v):
+    return attend(q, k, v, q.shape[-1] ** -0.5)
+
+
+def wrong(q, k, v):
+    return attend(q, k, v, 1.0)
+
+
+implementation = from_kernel(right, name="my-attention", mask=None)
+mistake = from_kernel(wrong, name="my-mistake", mask=None)
+"""
+
+
+def pip(python: Path | str, *arguments: str | Path) -> None:
+    """Run pip without the network."""
+    command = [str(python), "-m", "pip", *map(str, arguments), "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run(command, check=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the external package."""
+    source = tmp_path_factory.mktemp("my-attention")
+    (source / "pyproject.toml").write_text(PROJECT)
+    (source / "my_attention.py").write_text(MODULE)
+    (source / "my_broken_plugin.py").write_text("raise RuntimeError('the kernel library is missing')\n")
+    pip(sys.executable, "wheel", source, "-w", source / "dist")
+    return next((source / "dist").glob("*.whl"))
+
+
+def judge(python: Path | str, folder: Path, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder."""
+    command = [str(python), "-m", "pytest", *arguments, *ONE_CLAUSE]
+    environment = os.environ | ({"PYTHONPATH": path} if path else {})
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def expect_verdicts(python: Path | str, folder: Path, *arguments: str, path: str = "") -> None:
+    """The right implementation passes, the wrong one fails, and the broken plugin is told in each way of asking."""
+    passed = judge(python, folder, *arguments, "--mha-impl", "my-attention", path=path)
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "my-attention: conforms (1 pass;" in passed.stdout
+    failed = judge(python, folder, *arguments, "--mha-impl", "my-mistake", path=path)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "SMX-6 (MUST)" in failed.stdout
+    assert "from my_attention import mistake as implementation" in failed.stdout
+    broken = judge(python, folder, *arguments, "--mha-impl", "my-broken-plugin", path=path)
+    assert broken.returncode == 2
+    assert "cannot be used: RuntimeError: the kernel library is missing" in broken.stdout + broken.stderr
+    every = judge(python, folder, *arguments, path=path)
+    assert every.returncode == 2
+    assert "unavailable: my-broken-plugin (my_broken_plugin:implementation): RuntimeError" in every.stdout
+    for line in ("my-attention: conforms", "my-mistake: DOES NOT CONFORM", "loop: conforms"):
+        assert line in every.stdout
+
+
+def test_external_package_is_judged_from_a_checkout(package: Path, tmp_path: Path) -> None:
+    pip(sys.executable, "install", package, "--target", tmp_path)
+    expect_verdicts(sys.executable, CHECKOUT, "conformance", path=str(tmp_path))
+
+
+NO_MODULE_TWICE = """\
+import sys, pytest
+status = pytest.main(sys.argv[1:])
+files = [m.__file__ for m in list(sys.modules.values()) if "mha" in (getattr(m, "__file__", None) or "")]
+twice = {file for file in files if files.count(file) > 1}
+sys.exit(f"imported twice: {twice}" if twice else int(status))
+"""
+
+
+def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    unwanted = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "__pycache__")
+    shutil.copytree(CHECKOUT, source, ignore=unwanted)
+    pip(sys.executable, "wheel", source, "-w", tmp_path / "dist")
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = Path(
+        sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")})
+    )
+    # Everything but the two wheels comes from the environment of these tests.
+    (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip(sys.executable, "install", *(tmp_path / "dist").glob("*.whl"), package, "--target", site)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    expect_verdicts(python, folder, "--pyargs", "mha.conformance")
+    (tmp_path / "once.py").write_text(NO_MODULE_TWICE)
+    arguments = ("--pyargs", "mha.conformance", "--mha-impl", "loop", *ONE_CLAUSE)
+    command = [str(python), str(tmp_path / "once.py"), *arguments]
+    once = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert once.returncode == 0, once.stdout + once.stderr
+    assert (
+        str(site)
+        in subprocess.run(
+            [str(python), "-c", "import mha.conformance; print(mha.conformance.__file__)"],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=True,
+            timeout=60,
+        ).stdout
+    )

@@ -1,0 +1,122 @@
+"""`pytest conformance` as a user types it: what it selects, what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+HERE = {"cwd": CHECKOUT, "capture_output": True, "text": True, "timeout": 300}
+QUICK = ("--mha-profile", "quick", "--mha-dtype", "float32")
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the checkout's conformance folder."""
+    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, **{**HERE, **options})  # type: ignore[call-overload, no-any-return]  # by keyword
+
+
+def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> None:
+    done = run("-k", "MSK-1", "--mha-impl", "loop", "sdpa", *QUICK, "-v")
+    assert done.returncode == 0, done.stdout
+    ids = {line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "::" in line}
+    assert ids == {"contract[loop-cpu-float32-MSK-1]", "contract[sdpa-cpu-float32-MSK-1]"}
+    for line in ("judging: loop, sdpa", "on: cpu in float32; profile quick, seed 0", "with: mha-conformance"):
+        assert line in done.stdout
+    assert "loop: conforms (1 pass;" in done.stdout
+
+
+FAULTY = """\
+import faults
+
+implementation = faults.implementations["FiniteFill"]
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    path = tmp_path / "my_attention.py"
+    path.write_text(FAULTY)
+    return f"{path}:implementation"
+
+
+def test_failure_ends_with_status_1_and_is_told(faulty: str) -> None:
+    done = run("-k", "MSK-8", "--mha-impl", faulty, *QUICK)
+    assert done.returncode == 1
+    assert "MSK-8 (MUST): " in done.stdout
+    assert "case       Case(mask='empty_rows')" in done.stdout
+    assert "FiniteFill: DOES NOT CONFORM (1 fail;" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_script_of_a_failure_runs_alone_and_fails(faulty: str, tmp_path: Path) -> None:
+    done = run("-k", "MSK-8", "--mha-impl", faulty, *QUICK)
+    told = done.stdout.split("save this as a file and run it:")[1].split("=====")[0]
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(line.removeprefix("    ") for line in told.splitlines()))
+    assert "mha.conformance" not in script.read_text()
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert alone.returncode == 1
+    assert "AssertionError" in alone.stderr
+    (tmp_path / "my_attention.py").write_text("from faults import correct as implementation\n")
+    script.write_text(script.read_text().replace("from faults import faulty_FiniteFill as", "from my_attention import"))
+    mended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert mended.returncode == 0, mended.stderr
+
+
+def test_workers_give_the_same_verdicts() -> None:
+    options = ("-k", "CFG-1 or MSK-8", "--mha-impl", "torch_mha", *QUICK)
+    alone, shared = (run(*options), run(*options, "-n", "2"))
+    for done in (alone, shared):
+        assert done.returncode == 0, done.stdout
+    summaries = [
+        done.stdout.split("largest error/bound")[0].split("judging: torch_mha")[-1] for done in (alone, shared)
+    ]
+    assert summaries[0] == summaries[1]
+    assert "torch_mha: conforms but for what is waived (1 pass, 1 waived;" in summaries[0]
+
+
+BAD_INPUT = {
+    "an unknown implementation": (("--mha-impl", "nonsense"), "no implementation is registered as 'nonsense'"),
+    "no implementation": (
+        ("--mha-impl", "mha.implementations.loop:LoopAttention"),
+        "is a class, not an implementation",
+    ),
+    "a missing file": (("--mha-impl", "nowhere.py:thing"), "there is no file 'nowhere.py'"),
+    "an unknown profile": (("--mha-profile", "slow"), "no profile 'slow'; known are quick, default, thorough"),
+    "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float64"),
+    "an unknown device": (("--mha-device", "tpu"), "no device 'tpu'; known are cpu, cuda"),
+    "a seed that is no number": (("--mha-seed", "-3x"), "--mha-seed must be a whole number"),
+    "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_INPUT)
+def test_bad_input_gets_one_line_and_status_2(what: str) -> None:
+    arguments, message = BAD_INPUT[what]
+    done = run(*arguments)
+    assert done.returncode == 2
+    told = (done.stdout + done.stderr).strip().splitlines()
+    assert len(told) == 1, told
+    assert message in told[0]
+
+
+@pytest.mark.skipif("torch.cuda.is_available()", reason="a CUDA device is there")
+def test_cuda_that_is_absent_is_told() -> None:
+    done = run("--mha-device", "cuda")
+    assert done.returncode == 2
+    assert "torch finds no CUDA device here" in done.stdout + done.stderr
+
+
+def test_unrelated_run_pays_nothing(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(
+        "def test_other():\n    import sys\n    assert 'torch' not in sys.modules\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_other.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "judging" not in done.stdout
