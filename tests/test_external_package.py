@@ -119,9 +119,7 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
     pip(sys.executable, "wheel", source, "-w", tmp_path / "dist")
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
-    site = Path(
-        sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")})
-    )
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
     # Everything but the two wheels comes from the environment of these tests.
     (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip(sys.executable, "install", *(tmp_path / "dist").glob("*.whl"), package, "--target", site)
