@@ -1,4 +1,4 @@
-"""The oracle against plain loops at 50 digits, which share no code with it and no library."""
+"""The oracle against plain loops at 50 digits, which take from torch only the stored numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpmath.ctx_mp import MPContext
 from torch import Tensor
 
 from mha.conformance.cases.regimes import REGIMES, make_inputs
-from mha.spec import Claims, Config, Problem, causal_mask, oracle, to_convention
+from mha.spec import Claims, Config, MaskConvention, Problem, causal_mask, oracle, to_convention
 from mha.spec.claims import Alignment
 
 mp = MPContext()
@@ -23,7 +23,6 @@ PLAIN = Config(d_model=15, n_heads=3)
 CONFIGS = {
     "plain": PLAIN,
     "no-bias": Config(d_model=15, n_heads=3, bias=False),
-    "one-head": Config(d_model=7, n_heads=1),
     "smallest": Config(d_model=1, n_heads=1),
     "kdim-vdim": Config(d_model=10, n_heads=2, kdim=3, vdim=11),
     "two-for-four": Config(d_model=12, n_heads=4, n_kv_heads=2),
@@ -33,7 +32,7 @@ CONFIGS = {
     "grouped-kdim-vdim": Config(d_model=12, n_heads=4, n_kv_heads=2, kdim=5, vdim=7),
 }
 # B, L, S
-LENGTHS = {"L<S": (2, 5, 7), "L=S": (2, 7, 7), "L>S": (2, 7, 5), "L=1": (2, 1, 7), "S=1": (2, 7, 1), "all 1": (1, 1, 1)}
+LENGTHS = [(2, 5, 7), (2, 7, 7), (2, 7, 5), (2, 1, 7), (2, 7, 1), (1, 1, 1)]
 NARROW = Config(d_model=3, n_heads=3)
 # For B=2, H=3, L=5, S=7: each way to leave axes out or at 1.
 MASKS = [(7,), (1,), (5, 7), (5, 1), (3, 5, 7), (3, 1, 1), (1, 1, 1, 7), (2, 1, 1, 7), (1, 1, 5, 7)]
@@ -45,11 +44,16 @@ CAUSAL = {
     (1, 3): ("x..", "xxx"),
     (3, 1): ("x x x", ". . x"),
 }
+CONVENTIONS: dict[MaskConvention, list[list[float]]] = {
+    "keep": [[True, False], [False, True]],
+    "drop": [[False, True], [True, False]],
+    "additive": [[0.0, -math.inf], [-math.inf, 0.0]],
+}
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 EMPTY_ROWS = ("zeros", "nan", "uniform")
 
-Vector = list[Any]
-Matrix = list[Vector]
+Sizes = tuple[int, int, int]
+Matrix = list[list[Any]]
 
 
 def exact(numbers: Any) -> Any:
@@ -57,7 +61,7 @@ def exact(numbers: Any) -> Any:
     return [exact(part) for part in numbers] if isinstance(numbers, list) else mp.mpf(numbers)
 
 
-def dot(a: Vector, b: Vector) -> Any:
+def dot(a: list[Any], b: list[Any]) -> Any:
     """a . b"""
     return mp.fdot(zip(a, b, strict=True))
 
@@ -87,7 +91,7 @@ def added(problem: Problem, claims: Claims, place: tuple[int, ...]) -> Any:
     return mp.mpf(-math.inf if problem.is_causal and place[3] > last else number)
 
 
-def softmax(scores: Vector, empty_row: str) -> Vector:
+def softmax(scores: list[Any], empty_row: str) -> list[Any]:
     """Exponentials over their sum; the policy where no key may be attended to."""
     if all(score == -mp.inf for score in scores):
         return [{"zeros": mp.mpf(0), "nan": mp.nan, "uniform": 1 / mp.mpf(len(scores))}[empty_row]] * len(scores)
@@ -139,12 +143,6 @@ def assert_within(name: str, mid: Any, rad: Any, solved: Any) -> None:
         assert abs(mp.mpf(mid) - solved) <= rad, f"{name} is {mid}, but should be {solved} within {rad}"
 
 
-def assert_informative(name: str, mid: Tensor, rad: Tensor) -> None:
-    """No radius is so large that a wrong value would pass."""
-    largest = mid.abs().nan_to_num(nan=0.0).max()
-    assert (rad[~mid.isnan()] <= INFORMATIVE * largest + TINY).all(), f"{name}: {rad.max()}"
-
-
 def assert_solved(problem: Problem, claims: Claims, scale: float | None = None) -> None:
     """The oracle gives what the loops give, within its own rounding in float64, whatever the dtype of the problem."""
     answer, solved = oracle(problem, claims, scale), solve(problem, claims, scale)
@@ -153,19 +151,14 @@ def assert_solved(problem: Problem, claims: Claims, scale: float | None = None) 
     for name, numbers in solved.items():
         mid, rad = getattr(answer, name).mid, getattr(radii, name).rad
         assert_within(name, mid.tolist(), rad.tolist(), numbers)
-        assert_informative(name, mid, rad)
+        largest = mid.nan_to_num(nan=0.0).abs().max()
+        assert (rad[~mid.isnan()] <= INFORMATIVE * largest + TINY).all(), f"{name}: a radius of {rad.max()}"
     if claims.empty_row != "uniform":
         rows = [row for item in solved["weights"] for head in item for row in head]
         assert answer.empty.flatten().tolist() == [not any(weight > 0 for weight in row) for row in rows]
 
 
-def make(
-    config: Config = PLAIN,
-    sizes: tuple[int, int, int] = (2, 5, 7),
-    regime: str = "normal",
-    dtype: torch.dtype = torch.float64,
-    **call: Any,
-) -> Problem:
+def make(config: Config, sizes: Sizes, regime: str = "normal", dtype: Any = torch.float64, **call: Any) -> Problem:
     """A problem of a regime, its numbers rounded to the dtype; `call` is its mask and its causal flag."""
     weights, *inputs = make_inputs(regime, config, sizes, torch.Generator().manual_seed(0))
     return Problem(config, weights.to(dtype), *(x.to(dtype) for x in inputs), **call)
@@ -196,11 +189,11 @@ def test_regimes(regime: str) -> None:
     assert_solved(make(PLAIN, (1, 2, 7), regime), Claims())
 
 
-@pytest.mark.parametrize("sizes", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("sizes", LENGTHS, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 @pytest.mark.parametrize("empty_row", EMPTY_ROWS)
-def test_causal(sizes: tuple[int, int, int], is_causal: bool, alignment: Any, empty_row: Any) -> None:
+def test_causal(sizes: Sizes, is_causal: bool, alignment: Any, empty_row: Any) -> None:
     assert_solved(make(NARROW, sizes, is_causal=is_causal), Claims(causal=alignment, empty_row=empty_row))
 
 
@@ -208,7 +201,7 @@ def test_causal(sizes: tuple[int, int, int], is_causal: bool, alignment: Any, em
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("form", [boolean, additive])
 def test_masks(form: Any, shape: tuple[int, ...], empty_row: Any) -> None:
-    assert_solved(make(NARROW, mask=form(shape)), Claims(empty_row=empty_row))
+    assert_solved(make(NARROW, (2, 5, 7), mask=form(shape)), Claims(empty_row=empty_row))
 
 
 @pytest.mark.parametrize("value", [False, -math.inf])
@@ -226,7 +219,7 @@ def test_mask_beside_causal(config: str, alignment: Any, form: Any) -> None:
     assert_solved(problem, Claims(causal=alignment))
 
 
-@pytest.mark.parametrize("regime", ["large", "offset", "tiny", "huge", "heavy"])
+@pytest.mark.parametrize("regime", ["large", "offset", "tiny", "heavy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_is_not_the_oracle_s(dtype: torch.dtype, regime: str) -> None:
     assert_solved(make(PLAIN, (1, 3, 5), regime, dtype, mask=additive((3, 5)).to(dtype)), Claims())
@@ -234,7 +227,7 @@ def test_low_precision_is_not_the_oracle_s(dtype: torch.dtype, regime: str) -> N
 
 @pytest.mark.parametrize("scale", [1.0, 0.3, 1 / 15])
 def test_a_scale_that_is_given(scale: float) -> None:
-    assert_solved(make(sizes=(1, 2, 3)), Claims(), scale)
+    assert_solved(make(PLAIN, (1, 2, 3)), Claims(), scale)
 
 
 @pytest.mark.parametrize(("n_kv_heads", "shared"), [(1, "000000"), (2, "000111"), (3, "001122"), (6, "012345")])
@@ -248,17 +241,10 @@ def test_causal_mask(sizes: tuple[int, int]) -> None:
         assert causal_mask(*sizes, alignment).tolist() == [[cell == "x" for cell in row] for row in rows.split()]
 
 
-@pytest.mark.parametrize(
-    ("convention", "rows"),
-    [
-        ("keep", [[True, False], [False, True]]),
-        ("drop", [[False, True], [True, False]]),
-        ("additive", [[0.0, -math.inf], [-math.inf, 0.0]]),
-    ],
-)
-def test_to_convention(convention: Any, rows: list[list[float]]) -> None:
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_to_convention(convention: MaskConvention) -> None:
     translated = to_convention(torch.tensor([[True, False], [False, True]]), convention, torch.bfloat16)
     assert translated.dtype == (torch.bfloat16 if convention == "additive" else torch.bool)
-    assert translated.tolist() == rows
+    assert translated.tolist() == CONVENTIONS[convention]
     for other in (torch.tensor([0.0, -1.0]), torch.tensor([0, 1])):
         assert to_convention(other, convention, torch.bfloat16) is other
