@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mha.conformance.cases.case import Case
     from mha.conformance.judge import check
     from mha.conformance.report import Report, Verdict
 
-__all__ = ["Report", "Verdict", "check"]
+__all__ = ["Case", "Report", "Verdict", "check"]
 
-_PLACES = {"check": "judge", "Report": "report", "Verdict": "report"}
+_PLACES = {"Case": "cases.case", "check": "judge", "Report": "report", "Verdict": "report"}
 
 
 def __getattr__(name: str) -> Any:

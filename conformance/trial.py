@@ -92,7 +92,7 @@ class Trial:
         self._done: list[Build | Call] = []
         self._last: Build | Call | None = None
         self.margin = 0.0
-        self._built: dict[int, tuple[int, Attention]] = {}
+        self._built: dict[tuple[Config, int], tuple[int, Attention]] = {}
 
     def build(self, config: Config, weights: Weights) -> Attention:
         """Build the implementation; what it raises becomes a `Refusal`."""
@@ -152,7 +152,7 @@ class Trial:
         self._last = None
 
     def _attention(self, problem: Problem) -> tuple[int, Attention]:
-        key = id(problem.weights)
+        key = problem.config, id(problem.weights)
         if key not in self._built:
             attention = self.build(problem.config, problem.weights)
             attention.train() if self.case.path == "train" else attention.eval()

@@ -25,9 +25,9 @@ def call(
     """Give each mask to the argument that is meant for it.
 
     A mask (B, 1, 1, S) is padding, (B, S) there; one that is the same for all items and heads is (L, S); any other is
-    (B * H, L, S). `is_causal` is only a hint there and needs the mask itself, so it is given as a mask.
+    (B * H, L, S). `is_causal` is a hint there, that `attn_mask` is the causal mask: both are given, where it is true.
     """
-    padding = None
+    padding, hint = None, False
     if mask is not None and mask.ndim == 4 and mask.shape == (query.shape[0], 1, 1, key.shape[1]):
         padding, mask = to_convention(mask[:, 0, 0], "drop", query.dtype), None
     if is_causal:
@@ -37,14 +37,21 @@ def call(
         elif padding is not None and padding.dtype != torch.bool:
             mask = to_convention(causal, "additive", padding.dtype)  # two masks of one dtype, as it asks for
         else:
-            mask = causal if mask is None else mask & causal
+            hint, mask = mask is None, causal if mask is None else mask & causal
     if mask is not None:
         mask = to_convention(mask, "drop", query.dtype)
         scores = (query.shape[0], module.num_heads, query.shape[1], key.shape[1])
         shared = mask.ndim <= 2 or mask.shape[:-2] == (1, 1)
         mask = mask.reshape(mask.shape[-2:]).expand(scores[-2:]) if shared else mask.expand(scores).flatten(0, 1)
     output, weights = module(
-        query, key, value, padding, need_weights=need_weights, attn_mask=mask, average_attn_weights=False
+        query,
+        key,
+        value,
+        key_padding_mask=padding,
+        need_weights=need_weights,
+        attn_mask=mask,
+        average_attn_weights=False,
+        is_causal=hint,
     )
     return Output(output, weights)
 

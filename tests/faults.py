@@ -223,6 +223,13 @@ class NoValidation(Correct):
         self.config = Config(d_model, n_heads, bias=bias)
 
 
+class RefusesHeadsOfWidthOne(Correct):
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        if d_model == n_heads > 2:
+            raise ValueError(f"d_model ({d_model}) must be larger than n_heads ({n_heads})")
+
+
 class Fault(NamedTuple):
     """A faulty class, the section of the gallery that it is from, and the clause that names its defect."""
 
@@ -260,6 +267,7 @@ FAULTS = (
     Fault(ReadsMemoryAsDense, "layouts", "SHP-7"),
     Fault(BatchOfKeysBroadcast, "shapes", "SHP-6"),
     Fault(NoValidation, "configuration", "CFG-1"),
+    Fault(RefusesHeadsOfWidthOne, "configuration", "CFG-4"),
     Fault(MeanOfValues, "cheats", "SMX-2"),
     Fault(RepeatsItself, "cheats", "EQV-2"),
 )
