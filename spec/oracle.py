@@ -86,9 +86,8 @@ def _head(
     log_weight = torch.log_softmax(score, -1).masked_fill(~allowed, float("-inf"))
     gap = (score - score.amax(-1, keepdim=True)).abs().masked_fill(~allowed, 0.0)
     own = units.accumulate
-    wobble = (error + (3 * gap + gap.amax(-1, keepdim=True) + claims.rounding.exp_error + 4) * own).masked_fill(
-        ~allowed, 0.0
-    )
+    # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
+    wobble = (error + (3 * gap + claims.rounding.exp_error + 4) * own).masked_fill(~allowed, 0.0)
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
     count = allowed.sum(-1, keepdim=True).clamp(min=1)
     sums = count.double() * own / (1 - count.double() * own).clamp(min=0.0)

@@ -26,8 +26,8 @@ CONFIGS = {
     "smallest": Config(d_model=1, n_heads=1),
     "kdim-vdim": Config(d_model=10, n_heads=2, kdim=3, vdim=11),
     "two-for-four": Config(d_model=12, n_heads=4, n_kv_heads=2),
-    "two-for-six": Config(d_model=18, n_heads=6, n_kv_heads=2),
-    "three-for-six": Config(d_model=18, n_heads=6, n_kv_heads=3, bias=False),
+    "two-for-six": Config(d_model=12, n_heads=6, n_kv_heads=2),
+    "three-for-six": Config(d_model=12, n_heads=6, n_kv_heads=3, bias=False),
     "one-for-three": Config(d_model=15, n_heads=3, n_kv_heads=1),
     "grouped-kdim-vdim": Config(d_model=12, n_heads=4, n_kv_heads=2, kdim=5, vdim=7),
 }

@@ -20,11 +20,12 @@ EXTENTS = {
     "single": "BLS",
     "bias": "BLS",
     "head_bias": "BHLS",
+    "far_bias": "BLS",
     "empty_rows": "BLS",
     "empty_item": "BS",
 }
 BOOLEAN = ("keys", "padding", "queries", "items", "heads", "full")
-FLOAT = ("bias", "head_bias")
+FLOAT = ("bias", "head_bias", "far_bias")
 EMPTY = ("empty_rows", "empty_item")
 PER_HEAD = ("heads", "full", "head_bias")
 
@@ -35,9 +36,10 @@ def make_mask(
     """Return a mask of a kind for scores (B, H, L, S), or None for "none".
 
     "all" allows everything; "padding" allows a first stretch of the keys of each item; "single" allows one key to each
-    query; "bias" and "head_bias" are real numbers, a quarter of them -infinity; "empty_rows" and "empty_item" leave
-    queries or a whole item without a key; the rest allow each pair with probability 1/2. Where only kinds of `EMPTY`
-    may leave a row without a key, the others give it one, also when the mask is joined to the causal one.
+    query, and goes with no causal flag; "bias" and "head_bias" are real numbers, a quarter of them -infinity;
+    "far_bias" is 0 or -1e9, a number still; "empty_rows" and "empty_item" leave queries or a whole item without a key;
+    the rest allow each pair with probability 1/2. Where only kinds of `EMPTY` may leave a row without a key, the others
+    give it one, also when the mask is joined to the causal one.
     """
     if kind == "none":
         return None
@@ -54,6 +56,8 @@ def make_mask(
         rows = allowed[:, 0, :, 0].clone().fill_(False).flatten()
         rows[torch.randint(len(rows), (1,), generator=generator)] = True
         allowed &= ~rows.view(shape[0], 1, shape[2], 1)
+    if kind == "far_bias":
+        return torch.zeros(shape, dtype=torch.float64).masked_fill(~allowed, -1e9)
     if kind in FLOAT:
         numbers = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
         return numbers.masked_fill(~allowed, float("-inf"))
