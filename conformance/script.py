@@ -65,7 +65,7 @@ def _call(call: Call, path: str, names: dict[int, str]) -> list[str]:
     options += ", need_weights=True" if call.need_weights else ""
     called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
     if call.differentiated is not None:
-        lines += [f"{name}.requires_grad_()" for name in inputs]
+        lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(inputs)]
         return [*lines, called, f"output_{number}[{call.differentiated}].sum().backward()"]
     context = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}.get(path)
     return [*lines, f"with {context}:", f"    {called}"] if context else [*lines, called]

@@ -108,9 +108,14 @@ class Trial:
         return Observation(output.detached(), weights and weights.detached())
 
     def gradients(self, problem: Problem, rows: Any) -> dict[str, Observed]:
-        """Return the gradients of the sum of the output's `rows` with respect to query, key and value."""
-        leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in ("query", "key", "value")}
-        observed = self._call(problem.change(**leaves), self.case.need_weights, _index_code(rows))
+        """Return the gradients of the sum of the output's `rows` with respect to each input, by name.
+
+        In self-attention the one input is the query.
+        """
+        names = ("query",) if problem.is_self else ("query", "key", "value")
+        leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in names}
+        changed = problem.with_input(leaves["query"]) if problem.is_self else problem.change(**leaves)
+        observed = self._call(changed, self.case.need_weights, _index_code(rows))
         with _guarded("backward()"):
             observed.output.tensor[rows].sum().backward()
         number = self.steps[-1].number

@@ -37,6 +37,15 @@ class Problem:
         return replace(self, **fields)
 
     @property
+    def is_self(self) -> bool:
+        """Whether one tensor is given three times."""
+        return self.query is self.key and self.key is self.value
+
+    def with_input(self, x: Tensor) -> Problem:
+        """Return the self-attention on another input, still one tensor given three times."""
+        return replace(self, query=x, key=x, value=x)
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, L, S), the shape of the scores."""
         return self.query.shape[0], self.config.n_heads, self.query.shape[1], self.key.shape[1]

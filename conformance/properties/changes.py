@@ -17,24 +17,11 @@ def passing_heads(problem: Problem) -> Problem:
     return problem.change(w_o=eye, b_o=None if b_o is None else torch.zeros_like(b_o))
 
 
-def is_self(problem: Problem) -> bool:
-    """Whether one tensor is given three times."""
-    return problem.query is problem.key and problem.key is problem.value
-
-
-def with_keys(problem: Problem, key: Tensor | None = None, value: Tensor | None = None) -> Problem:
-    """Replace key, value or both; in self-attention the one tensor is replaced, and stays one."""
-    if is_self(problem):
-        x = key if key is not None else value
-        return problem.change(query=x, key=x, value=x)
-    return problem.change(key=problem.key if key is None else key, value=problem.value if value is None else value)
-
-
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
     """Keep some keys and values, in the order given; in self-attention the queries go with them. The mask stays."""
-    if is_self(problem):
-        return with_keys(problem, key=problem.key[:, keys])
-    return with_keys(problem, problem.key[:, keys], problem.value[:, keys])
+    if problem.is_self:
+        return problem.with_input(problem.key[:, keys])
+    return problem.change(key=problem.key[:, keys], value=problem.value[:, keys])
 
 
 def item(problem: Problem, index: int) -> Problem:
@@ -43,8 +30,8 @@ def item(problem: Problem, index: int) -> Problem:
     mask = problem.mask
     if mask is not None and mask.shape[0] > 1:
         mask = mask[own]
-    if is_self(problem):
-        return with_keys(problem, key=problem.key[own]).change(mask=mask)
+    if problem.is_self:
+        return problem.with_input(problem.key[own]).change(mask=mask)
     return problem.change(query=problem.query[own], key=problem.key[own], value=problem.value[own], mask=mask)
 
 
@@ -66,19 +53,23 @@ def expect_unread(attention: Trial, problem: Problem, hidden: Tensor, generator:
     rows = torch.randint(queries, (batch,), generator=generator)
     replaced = hidden[torch.arange(batch), rows]
     unseeing = (hidden | ~replaced.unsqueeze(1)).all(-1)
-    if is_self(problem):
+    if problem.is_self:
         unseeing = unseeing & ~replaced
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
-    huge = 1e30 if torch.rand((), generator=generator) < 0.5 else 1.0
-    other = torch.where(replaced.unsqueeze(-1), (huge * noise).to(problem.key), problem.key)
+    if torch.rand((), generator=generator) < 0.5:
+        noise = 1e30 * noise
+
+    def elsewhere(x: Tensor) -> Tensor:
+        return torch.where(replaced.unsqueeze(-1), noise.to(x), x)
+
+    if problem.is_self:
+        changes = {"keys and values": problem.with_input(elsewhere(problem.key))}
+    else:
+        changes = {"keys": problem.change(key=elsewhere(problem.key))}
+        changes["values"] = problem.change(value=elsewhere(problem.value))
     base = attention(problem)
-    changes = {"keys and values": {"key": other}} if is_self(problem) else {"keys": {"key": other}}
-    if not is_self(problem):
-        changes["values"] = {
-            "value": torch.where(replaced.unsqueeze(-1), (huge * noise).to(problem.value), problem.value)
-        }
     for what, change in changes.items():
-        changed = attention(with_keys(problem, **change))
+        changed = attention(change)
         for index in range(batch):
             kept = unseeing[index].nonzero().flatten()
             gone = replaced[index].nonzero().flatten().tolist()

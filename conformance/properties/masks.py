@@ -192,7 +192,7 @@ def masks_of_a_wrong_shape_are_refused(attention: Trial, case: Case) -> None:
         expect_raises(partial(attention, problem.change(mask=mask)), because=because)
 
 
-@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5))
+@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks")
 def masks_of_an_unclaimed_dtype_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     dtypes = {torch.int64, torch.uint8}

@@ -8,7 +8,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, expect_equal
-from mha.conformance.properties.changes import is_self, item, passing_heads, select_keys, with_keys
+from mha.conformance.properties.changes import item, passing_heads, select_keys
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem
@@ -28,8 +28,8 @@ def other_items_have_no_influence(attention: Trial, case: Case) -> None:
         fresh = torch.randn(x.shape, generator=case.generator, dtype=torch.float64).to(x)
         return torch.where(others.to(x.device).view(-1, 1, 1), fresh, x)
 
-    if is_self(problem):
-        changed = with_keys(problem, key=renewed(problem.key))
+    if problem.is_self:
+        changed = problem.with_input(renewed(problem.key))
     else:
         fresh = {name: renewed(getattr(problem, name)) for name in ("query", "key", "value")}
         changed = problem.change(**fresh)
