@@ -13,7 +13,7 @@ from mha.conformance.trial import Trial
 from mha.spec import CLAUSES, Claims
 
 # One module for each family of the contract, in its order.
-MODULES = ("configuration", "shapes", "softmax", "masks", "causal", "heads", "symmetries", "accuracy")
+MODULES = ("configuration", "shapes", "softmax", "masks", "empty_rows", "causal", "heads", "symmetries", "accuracy")
 Check = Callable[[Trial, Case], None]
 _registered: list[Property] = []
 

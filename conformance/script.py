@@ -18,13 +18,20 @@ from mha.spec import CLAUSES, Implementation
 READABLE = 64
 
 
+CONTEXTS = {
+    "no_grad": "torch.no_grad()",
+    "train_no_grad": "torch.no_grad()",
+    "inference": "torch.inference_mode()",
+}
+
+
 def script(trial: Trial, clause: str, violation: Violation) -> str:
     """Return a script that repeats the calls of a trial, and fails as the trial did."""
     known = CLAUSES[clause]
     names: dict[int, str] = {}
     body: list[str] = []
     for step in trial.steps:
-        body += _build(step, trial, names) if isinstance(step, Build) else _call(step, trial.case.path, names)
+        body += _build(step, trial, names) if isinstance(step, Build) else _call(step, names)
     packed = ["import base64", "import zlib", ""] if any("zlib" in line for line in body) else []
     lines = [
         f'"""{clause} ({known.level}): {known.statement}',
@@ -52,22 +59,22 @@ def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:
     config = f"Config(d_model={build.config.d_model}, n_heads={build.config.n_heads}, bias={build.config.bias})"
     options = f"dtype=torch.{trial.case.dtype}, device={trial.case.device!r}"
     lines.append(f"attention_{build.number} = implementation.build({config}, Weights({weights}), {options})")
-    lines.append(f"attention_{build.number}.{'train' if trial.case.path == 'train' else 'eval'}()")
     return lines
 
 
-def _call(call: Call, path: str, names: dict[int, str]) -> list[str]:
+def _call(call: Call, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
     problem, number = call.problem, call.number
     inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in ("query", "key", "value")]
     options = f", mask={_name(problem.mask, f'mask_{number}', names, lines)}" if problem.mask is not None else ""
     options += ", is_causal=True" if problem.is_causal else ""
     options += ", need_weights=True" if call.need_weights else ""
+    lines.append(f"attention_{call.build}.{'train' if call.path.startswith('train') else 'eval'}()")
     called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
     if call.differentiated is not None:
         lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(inputs)]
         return [*lines, called, f"output_{number}[{call.differentiated}].sum().backward()"]
-    context = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}.get(path)
+    context = CONTEXTS.get(call.path)
     return [*lines, f"with {context}:", f"    {called}"] if context else [*lines, called]
 
 
@@ -82,7 +89,7 @@ def _name(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> 
 def literal(value: Tensor) -> str:
     """Return an expression for a tensor: the same bits, dtype, device, strides and storage offset."""
     value = value.detach()
-    if value.is_contiguous():
+    if value.is_contiguous() and value.storage_offset() == 0:
         return _dense(value)
     shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
     extent = 1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -20,6 +20,7 @@ GRADIENT_MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "train": nullcontext,
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
+    "train_no_grad": torch.no_grad,
 }
 
 
@@ -63,12 +64,13 @@ class Build:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call: of which construction, with what, and for which rows gradients were asked, if any."""
+    """One call: of which construction, with what, on which path, and for which rows gradients were asked, if any."""
 
     number: int
     build: int
     problem: Problem
     need_weights: bool
+    path: str
     differentiated: str | None = None
 
 
@@ -100,36 +102,41 @@ class Trial:
         with self._step(Build(len(self._done) + 1, config, weights)), _guarded(f"build({config})"):
             return self.implementation.build(config, weights, dtype=dtype, device=self.case.device)
 
-    def __call__(self, problem: Problem, *, need_weights: bool | None = None) -> Observation:
-        """Call the attention on the path of the case."""
-        with GRADIENT_MODES[self.case.path]():
-            seen = self._call(problem, self.case.need_weights if need_weights is None else need_weights)
+    def __call__(self, problem: Problem, *, need_weights: bool | None = None, path: str | None = None) -> Observation:
+        """Call the attention on the path of the case, with weights as in the case, unless told otherwise."""
+        taken = path or self.case.path
+        with GRADIENT_MODES[taken]():
+            seen = self._call(problem, self.case.need_weights if need_weights is None else need_weights, taken)
         output, weights = seen.output, seen.weights
         return Observation(output.detached(), weights and weights.detached())
 
     def gradients(self, problem: Problem, rows: Any) -> dict[str, Observed]:
-        """Return the gradients of the sum of the output's `rows` with respect to each input, by name.
+        """Return the gradients of the sum of the output's `rows` with respect to the inputs, by name.
 
-        In self-attention the one input is the query.
+        Inputs that are one tensor have one gradient, under the first name.
         """
-        names = ("query",) if problem.is_self else ("query", "key", "value")
-        leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in names}
-        changed = problem.with_input(leaves["query"]) if problem.is_self else problem.change(**leaves)
-        observed = self._call(changed, self.case.need_weights, _index_code(rows))
+        leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+        observed = self._call(leaves, self.case.need_weights, self.case.path, _index_code(rows))
         with _guarded("backward()"):
             observed.output.tensor[rows].sum().backward()
         number = self.steps[-1].number
-        grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
-        return {name: Observed(grad, f"{name}_{number}.grad", self) for name, grad in grads.items()}
+        named = {id(leaf): (name, leaf) for name in ("value", "key", "query") for leaf in (getattr(leaves, name),)}
+        return {
+            name: Observed(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad", self)
+            for name, leaf in named.values()
+        }
 
     def answer(self, problem: Problem) -> Answer:
         """Return the right answer and its bound."""
         return oracle(problem, self.claims)
 
-    def _call(self, problem: Problem, need_weights: bool, differentiated: str | None = None) -> Observation:
+    def _call(self, problem: Problem, need_weights: bool, path: str, differentiated: str | None = None) -> Observation:
         build, attention = self._attention(problem)
         number = len(self._done) + 1
-        with self._step(Call(number, build, problem, need_weights, differentiated)), _guarded("the call"):
+        given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
+        versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
+        with self._step(Call(number, build, problem, need_weights, path, differentiated)), _guarded("the call"):
+            attention.train() if path.startswith("train") else attention.eval()
             returned = attention(
                 problem.query,
                 problem.key,
@@ -138,11 +145,35 @@ class Trial:
                 is_causal=problem.is_causal,
                 need_weights=need_weights,
             )
-        output, weights = self._checked(returned)
-        return Observation(
-            Observed(output, f"output_{number}", self),
-            Observed(weights, f"weights_{number}", self) if need_weights and weights is not None else None,
-        )
+        for name, version in versions.items():
+            tensor = given[name]
+            if tensor is not None and tensor._version != version:
+                raise Violation(f"the call changed its {name} in place, which STA-1 forbids and nothing survives")
+        output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
+        if output is None:
+            raise Violation(f"the call returned {returned!r:.200}, but should return Output(output, weights)")
+        batch, heads, queries, keys = problem.shape
+        self._check(f"output_{number}", output, problem.query, (batch, queries, problem.config.d_model))
+        if not need_weights or weights is None:
+            return Observation(Observed(output, f"output_{number}", self), None)
+        if self.claims.returns_weights:
+            self._check(f"weights_{number}", weights, problem.query, (batch, heads, queries, keys))
+        return Observation(Observed(output, f"output_{number}", self), Observed(weights, f"weights_{number}", self))
+
+    def _check(self, code: str, got: Any, like: Tensor, shape: tuple[int, ...]) -> None:
+        """Raise a Violation unless this is a plain tensor of this shape, and of the dtype and device of an input."""
+        if type(got) is not Tensor:
+            raise Violation(
+                f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
+                "Output(output, weights)"
+            )
+        wanted = {"shape": shape, "dtype": like.dtype, "device": like.device, "layout": torch.strided}
+        for name, value in wanted.items():
+            seen = getattr(got, name)
+            if seen != value:
+                shown = tuple(seen) if name == "shape" else seen
+                check = f"assert {code}.{name} == {value!r}, {code}.{name}"
+                raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,))
 
     @property
     def steps(self) -> list[Build | Call]:
@@ -160,16 +191,8 @@ class Trial:
         key = problem.config, id(problem.weights)
         if key not in self._built:
             attention = self.build(problem.config, problem.weights)
-            attention.train() if self.case.path == "train" else attention.eval()
             self._built[key] = self.steps[-1].number, attention
         return self._built[key]
-
-    def _checked(self, returned: Any) -> tuple[Tensor, Tensor | None]:
-        output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
-        if type(output) is not Tensor or not (weights is None or type(weights) is Tensor):
-            shown = f"{type(output).__name__} and {type(weights).__name__}" if output is not None else repr(returned)
-            raise Violation(f"the call returned {shown[:200]}, but should return Output(output, weights) of tensors")
-        return output, weights
 
 
 @contextmanager
@@ -179,11 +202,11 @@ def _guarded(what: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Refusal(f"{what} raised {_told(error)}", error) from error
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
 

@@ -16,6 +16,6 @@ class Violation(Exception):
 class Refusal(Violation):
     """The implementation raised `error` where the contract asks for a result."""
 
-    def __init__(self, message: str, error: Exception) -> None:
+    def __init__(self, message: str, error: BaseException) -> None:
         super().__init__(message)
         self.error = error

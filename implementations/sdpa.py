@@ -12,6 +12,8 @@ from mha.spec import Claims
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """Return the context (B, H, L, d_k); the kernel refuses a mask beside its causal flag, so the two are joined."""
+    if mask is not None:
+        mask = torch.atleast_2d(mask)  # the kernel takes no mask of keys alone
     if mask is not None and is_causal:
         causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = mask & causal if mask.dtype == causal.dtype else mask.masked_fill(~causal, float("-inf"))

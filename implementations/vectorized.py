@@ -36,7 +36,8 @@ class VectorizedAttention(nn.Module):
         if mask is not None and mask.dtype == torch.bool:
             blocked = ~mask
         elif mask is not None:
-            scores, blocked = scores + mask, mask == float("-inf")
+            blocked = mask == float("-inf")
+            scores = scores + mask.masked_fill(blocked, 0.0)
         if is_causal:
             blocked = blocked | torch.ones_like(scores[0, 0], dtype=torch.bool).triu(diagonal=1)
         blocked = blocked.expand(scores.shape)

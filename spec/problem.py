@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,14 +37,12 @@ class Problem:
             fields["weights"] = replace(self.weights, **parts)
         return replace(self, **fields)
 
-    @property
-    def is_self(self) -> bool:
-        """Whether one tensor is given three times."""
-        return self.query is self.key and self.key is self.value
-
-    def with_input(self, x: Tensor) -> Problem:
-        """Return the self-attention on another input, still one tensor given three times."""
-        return replace(self, query=x, key=x, value=x)
+    def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
+        """Change query, key and value; those that are one tensor stay one."""
+        distinct = {id(tensor): tensor for tensor in (self.query, self.key, self.value)}
+        changed = {place: change(tensor) for place, tensor in distinct.items()}
+        query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

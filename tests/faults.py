@@ -223,6 +223,57 @@ class NoValidation(Correct):
         self.config = Config(d_model, n_heads, bias=bias)
 
 
+class EmptyUnderCausal(Correct):
+    """A row that only the causal mask and the padding together leave empty is NaN."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        self.spoilt = torch.zeros((), dtype=torch.bool)
+        allowed = super().allow(mask, is_causal, q, k)
+        if is_causal and mask is not None:
+            self.spoilt = ~allowed.any(-1, keepdim=True) & super().allow(mask, False, q, k).any(-1, keepdim=True)
+        return allowed
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores, allowed).masked_fill(self.spoilt, math.nan)
+
+
+class ForgetsMemory(Correct):
+    """Takes key and value that are one tensor for the input of self-attention."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        if key is value and key.shape == query.shape:
+            query = key
+        return super().forward(query, key, value, mask, is_causal)
+
+
+class CausalMaskOfFirstCall(Correct):
+    """Keeps the joined mask of the first causal call for later ones of the same shape."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(mask, is_causal, q, k)
+        if is_causal:
+            self.kept = getattr(self, "kept", {})
+            allowed = self.kept.setdefault(allowed.shape, allowed)
+        return allowed
+
+
+class HeadMaskIgnoredWithoutQueries(Correct):
+    """A mask (B or 1, H, 1, S) is not looked at."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        ignored = mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and mask.shape[2] == 1 < q.shape[2]
+        return super().allow(None if ignored else mask, is_causal, q, k)
+
+
+class ScalesQueryInPlace(Correct):
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        return super().forward(query.mul_(1.0), key, value, mask, is_causal)
+
+
 class RefusesHeadsOfWidthOne(Correct):
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -256,10 +307,15 @@ FAULTS = (
     Fault(NanInEmptyRow, "masks", "MSK-8"),
     Fault(EmptyRowSpoilsItem, "masks", "MSK-9"),
     Fault(IntegerMaskAsBoolean, "masks", "MSK-12"),
+    Fault(EmptyUnderCausal, "masks", "MSK-8"),
+    Fault(CausalMaskOfFirstCall, "masks", "MSK-6"),
+    Fault(HeadMaskIgnoredWithoutQueries, "masks", "MSK-5"),
     Fault(CausalOffByOne, "masks", "CAU-2"),
     Fault(CausalFromTheRight, "masks", "CAU-3"),
     Fault(CausalForgottenBesideMask, "masks", "CAU-4"),
     Fault(LaterGradientLeaks, "gradients", "CAU-5"),
+    Fault(ForgetsMemory, "state", "EQV-8"),
+    Fault(ScalesQueryInPlace, "state", "NUM-1"),
     Fault(DependsOnBatchSize, "state", "EQV-1"),
     Fault(ReadsOtherItems, "state", "EQV-1"),
     Fault(DropsKeyAfterTile, "sizes", "NUM-1"),

@@ -46,12 +46,19 @@ class Dropping(faults.Correct):
 class Adding(faults.Correct):
     """Takes nothing but an additive mask."""
 
-    def forward(
+    bias: Tensor | None = None
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores if self.bias is None else scores + self.bias.masked_fill(self.bias == -torch.inf, 0.0)
+
+    def forward(  # type: ignore[override]  # another signature is the point
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Any:
-        if mask is not None and not mask.is_floating_point():
+        if mask is not None and mask.dtype != query.dtype:
             raise TypeError(f"an additive mask is wanted, not {mask.dtype}")
-        return super().forward(query, key, value, None if mask is None else mask == 0, causal)
+        self.bias = mask
+        return super().forward(query, key, value, None if mask is None else mask != -torch.inf, causal)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:

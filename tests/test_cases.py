@@ -34,7 +34,8 @@ SHARES: dict[str, tuple[float, Callable[[Case], bool]]] = {
     "one head": (0.05, lambda case: case.n_heads == 1),
     "more than eight heads": (0.02, lambda case: case.n_heads > 8),
     "d_k = 1": (0.05, lambda case: case.head_dim == 1),
-    "self-attention": (0.3, lambda case: case.inputs == "self"),
+    "self-attention": (0.15, lambda case: case.inputs == "self"),
+    "key and value as one tensor": (0.15, lambda case: case.inputs == "memory"),
     "no contiguous layout": (0.5, lambda case: case.layout != "contiguous"),
     "no gradient": (0.3, lambda case: case.path in ("no_grad", "inference")),
 }
@@ -104,7 +105,8 @@ def test_claims_cut_the_domain() -> None:
 def test_layout_keeps_the_numbers_and_moves_them(layout: str) -> None:
     x = torch.arange(2.0 * 3 * 5).reshape(2, 3, 5)
     laid_out = lay_out(layout, x)
-    expected = x[:1].expand(2, -1, -1) if layout == "expanded" else x
+    lost = {"expanded": x[:1].expand(2, -1, -1), "repeated": x[:, :1].expand(-1, 3, -1)}
+    expected = lost.get(layout, x)
     assert torch.equal(laid_out, expected)
     assert laid_out.is_contiguous() == (layout == "contiguous")
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
-from mha.conformance.cases.layouts import lay_out
+from mha.conformance.cases.layouts import MIXED, lay_out
 from mha.conformance.cases.masks import make_mask
 from mha.conformance.cases.regimes import make_inputs
 from mha.spec import Config, Problem
 from mha.spec.claims import Alignment
+
+# Which of the tensors made for query, key and value each of the three really is.
+SHARING = {"cross": (0, 1, 2), "self": (0, 0, 0), "memory": (0, 1, 1), "query_key": (0, 0, 2)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -20,9 +23,10 @@ class Case:
 
     n_heads, head_dim, bias: the configuration. B, L, S: batch, queries, keys. dtype, device: names, as in torch.
     mask: a kind of `mha.conformance.cases.masks`. causal: the causal flag of the call.
-    inputs: "cross" (three tensors) or "self" (one tensor given three times).
-    layout: a layout of `mha.conformance.cases.layouts`. regime: a regime of `mha.conformance.cases.regimes`.
-    path: "eval", "train", "no_grad" or "inference": the module's mode and the gradient mode of the call.
+    inputs: "cross" (three tensors), "self" (one tensor given three times), "memory" (key and value are one tensor) or
+        "query_key" (query and key are).
+    layout: a layout of `mha.conformance.cases.layouts`, or "mixed". regime: one of `mha.conformance.cases.regimes`.
+    path: "eval", "train", "no_grad", "inference" or "train_no_grad": the modes of module and gradients in the call.
     need_weights: whether the weights are asked for. seed: of the numbers.
     """
 
@@ -63,11 +67,10 @@ class Case:
         """Make the tensors: rounded to the dtype first, so that implementation and oracle see the same numbers."""
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
-        weights, *inputs = make_inputs(self.regime, self.config, (self.B, self.L, self.S), generator)
-        if self.inputs == "self":
-            inputs = [inputs[0]] * 3
-        laid_out = {id(tensor): lay_out(self.layout, tensor.to(self.device, dtype)) for tensor in inputs}
-        query, key, value = (laid_out[id(tensor)] for tensor in inputs)
+        weights, *made = make_inputs(self.regime, self.config, (self.B, self.L, self.S), generator)
+        layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
+        laid_out = [lay_out(layout, x.to(self.device, dtype)) for layout, x in zip(layouts, made, strict=True)]
+        query, key, value = (laid_out[place] for place in SHARING[self.inputs])
         scores = (self.B, self.n_heads, self.L, self.S)
         mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator)
         if mask is not None:

@@ -7,16 +7,18 @@ from typing import Any
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
-from mha.conformance.cases.masks import FLOAT, PER_HEAD
+from mha.conformance.cases.masks import OF_NUMBERS, PER_HEAD
 from mha.spec import Claims
 
 WITH_GRADIENT = ("eval", "train")
-PATHS = ("eval", "train", "no_grad", "inference")
+PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
+# How the three inputs are one tensor or several; all but "self" are cross-attention.
+INPUTS = ("cross", "self", "memory", "query_key")
 EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
 # Sizes at and beside the edges of tiles.
-EDGES = (16, 17, 33, 65, 129)
+EDGES = (16, 17, 33, 65, 129, 257, 513)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,10 @@ class Domain:
 
     masks: tuple[str, ...] = ("none",)
     causal: tuple[bool, ...] = (False,)
-    inputs: tuple[str, ...] = ("cross", "self")
+    inputs: tuple[str, ...] = INPUTS
     square: bool = False
     regimes: tuple[str, ...] = EVERYDAY
-    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    layouts: tuple[str, ...] = (*LAYOUTS, "mixed")
     paths: tuple[str, ...] = PATHS
     need_weights: tuple[bool, ...] = (False, True)
     bias: tuple[bool, ...] = (True, False)
@@ -58,7 +60,7 @@ class Domain:
             for kind in self.masks
             if kind == "none"
             or (
-                ("float" if kind in FLOAT else "bool") in claims.masks
+                ("float" if kind in OF_NUMBERS else "bool") in claims.masks
                 and (claims.per_head_mask or kind not in PER_HEAD)
             )
         )
@@ -102,7 +104,7 @@ class Domain:
 
     def case(self, claims: Claims, dtype: str, device: str, row: dict[str, Any]) -> Case:
         """Return the case of a row of levels: self-attention and square domains take S from L."""
-        if self.square or row["inputs"] == "self":
+        if self.square or row["inputs"] in ("self", "query_key"):
             row = row | {"S": max(row["L"], self.min_S)}
             row["L"] = row["S"]
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")

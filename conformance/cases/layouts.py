@@ -32,13 +32,27 @@ def _expanded(x: Tensor) -> Tensor:
     return x[:1].expand_as(x)
 
 
+def _column_major(x: Tensor) -> Tensor:
+    """Length before width in memory, as a convolution or a transposed copy leaves it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _repeated(x: Tensor) -> Tensor:
+    """One position for the whole length, with stride 0. The numbers of the other positions are lost."""
+    return x[:, :1].expand_as(x)
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x.contiguous(),
     "transposed": _transposed,
     "sliced": _sliced,
     "strided": _strided,
+    "column_major": _column_major,
     "expanded": _expanded,
+    "repeated": _repeated,
 }
+# Query, key and value each in another layout.
+MIXED = ("transposed", "sliced", "strided")
 
 
 def lay_out(layout: str, x: Tensor) -> Tensor:

@@ -15,19 +15,27 @@ EXTENTS = {
     "padding": "BS",
     "queries": "LS",
     "items": "BLS",
+    "head_keys": "HS",
     "heads": "HLS",
     "full": "BHLS",
     "single": "BLS",
     "bias": "BLS",
-    "head_bias": "BHLS",
+    "key_bias": "BS",
+    "query_bias": "LS",
     "far_bias": "BLS",
+    "head_bias": "HLS",
+    "full_bias": "BHLS",
     "empty_rows": "BLS",
     "empty_item": "BS",
+    "empty_or_full": "BL",
+    "empty_bias": "BLS",
+    "empty_heads": "BHLS",
 }
-BOOLEAN = ("keys", "padding", "queries", "items", "heads", "full")
-FLOAT = ("bias", "head_bias", "far_bias")
-EMPTY = ("empty_rows", "empty_item")
-PER_HEAD = ("heads", "full", "head_bias")
+BOOLEAN = ("keys", "padding", "queries", "items", "head_keys", "heads", "full")
+FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
+EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_heads")
+OF_NUMBERS = (*FLOAT, "empty_bias")
+PER_HEAD = ("head_keys", "heads", "full", "head_bias", "full_bias", "empty_heads")
 
 
 def make_mask(
@@ -36,29 +44,30 @@ def make_mask(
     """Return a mask of a kind for scores (B, H, L, S), or None for "none".
 
     "all" allows everything; "padding" allows a first stretch of the keys of each item; "single" allows one key to each
-    query, and goes with no causal flag; "bias" and "head_bias" are real numbers, a quarter of them -infinity;
-    "far_bias" is 0 or -1e9, a number still; "empty_rows" and "empty_item" leave queries or a whole item without a key;
-    the rest allow each pair with probability 1/2. Where only kinds of `EMPTY` may leave a row without a key, the others
-    give it one, also when the mask is joined to the causal one.
+    query, and goes with no causal flag; a "bias" is real numbers, a quarter of them -infinity, but "far_bias" is 0 or
+    -1e9, a number still; the rest allow each pair with probability 1/2. Kinds of `EMPTY` leave some rows of the mask
+    without a key, or all; the others give every row one, also when they are joined to the causal mask.
     """
     if kind == "none":
         return None
     shape = tuple(size if axis in EXTENTS[kind] else 1 for axis, size in zip("BHLS", scores, strict=True))
-    keys = scores[-1]
+    keys = shape[-1]
     if kind == "padding":
         lengths = torch.randint(1, keys + 1, (*shape[:-1], 1), generator=generator)
         return torch.arange(keys) < lengths
     if kind == "single":
         return torch.arange(keys) == torch.randint(keys, (*shape[:-1], 1), generator=generator)
-    allowed = torch.rand(shape, generator=generator) < {"all": 2.0, "bias": 0.75, "head_bias": 0.75}.get(kind, 0.5)
+    share = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
+    allowed = torch.rand(shape, generator=generator) < share
     allowed |= _rescue(allowed, scores, causal, generator)
     if kind in EMPTY:
-        rows = allowed[:, 0, :, 0].clone().fill_(False).flatten()
-        rows[torch.randint(len(rows), (1,), generator=generator)] = True
-        allowed &= ~rows.view(shape[0], 1, shape[2], 1)
+        every = torch.rand((), generator=generator) < 0.125
+        emptied = (torch.rand((*shape[:-1], 1), generator=generator) < 0.3) | every
+        emptied.view(-1)[torch.randint(emptied.numel(), (1,), generator=generator)] = True
+        allowed &= ~emptied
     if kind == "far_bias":
         return torch.zeros(shape, dtype=torch.float64).masked_fill(~allowed, -1e9)
-    if kind in FLOAT:
+    if kind in OF_NUMBERS:
         numbers = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
         return numbers.masked_fill(~allowed, float("-inf"))
     return allowed
@@ -68,13 +77,13 @@ def _rescue(
     allowed: Tensor, scores: tuple[int, int, int, int], causal: Alignment | None, generator: torch.Generator
 ) -> Tensor:
     """Return which keys to allow besides, so that every row has one: the first key if causal, else any."""
-    keys = scores[-1]
-    if causal is None:
+    keys = allowed.shape[-1]
+    if causal is None or keys == 1:
         spare = torch.randint(keys, (*allowed.shape[:-1], 1), generator=generator)
         empty = ~allowed.any(-1, keepdim=True)
     else:
         spare = torch.zeros((*allowed.shape[:-1], 1), dtype=torch.long)
-        empty = ~(allowed & causal_mask(scores[2], keys, causal)).any(-1, keepdim=True)
+        empty = ~(allowed & causal_mask(scores[2], scores[3], causal)).any(-1, keepdim=True)
         if allowed.shape[2] == 1:
             empty = empty.any(2, keepdim=True)
     return empty & (torch.arange(keys) == spare)

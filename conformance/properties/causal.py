@@ -55,7 +55,7 @@ def causal_alignment_is_as_declared(attention: Trial, case: Case) -> None:
     expect_agree(seen, attention(explicit).output, bounds=(bound, bound), because=because)
 
 
-@checks("CAU-4", Domain(masks=(*BOOLEAN, *FLOAT), causal=CAUSAL, square=True))
+@checks("CAU-4", Domain(masks=(*BOOLEAN, *FLOAT), causal=CAUSAL))
 def causal_flag_and_mask_join(attention: Trial, case: Case) -> None:
     problem = case.problem()
     mask, causal = problem.mask, _causal(attention, problem)

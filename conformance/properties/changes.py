@@ -18,10 +18,9 @@ def passing_heads(problem: Problem) -> Problem:
 
 
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
-    """Keep some keys and values, in the order given; in self-attention the queries go with them. The mask stays."""
-    if problem.is_self:
-        return problem.with_input(problem.key[:, keys])
-    return problem.change(key=problem.key[:, keys], value=problem.value[:, keys])
+    """Keep some keys and values, in the order given; a query that is the key goes with it. The mask stays."""
+    whole = {id(problem.key), id(problem.value)}
+    return problem.map_inputs(lambda x: x[:, keys] if id(x) in whole else x)
 
 
 def item(problem: Problem, index: int) -> Problem:
@@ -30,15 +29,16 @@ def item(problem: Problem, index: int) -> Problem:
     mask = problem.mask
     if mask is not None and mask.shape[0] > 1:
         mask = mask[own]
-    if problem.is_self:
-        return problem.with_input(problem.key[own]).change(mask=mask)
-    return problem.change(query=problem.query[own], key=problem.key[own], value=problem.value[own], mask=mask)
+    return problem.map_inputs(lambda x: x[own]).change(mask=mask)
 
 
 def weights_of(observation: Observation) -> Observed:
     """Return the weights that were asked for; that none came is a violation where they are claimed."""
     if observation.weights is None:
-        expect(False, "no weights were returned, though they are claimed and were asked for")
+        name = observation.output.name.replace("output", "weights")
+        expect(
+            False, "no weights were returned, though they are claimed and were asked for", f"assert {name} is not None"
+        )
         raise AssertionError
     return observation.weights
 
@@ -53,26 +53,20 @@ def expect_unread(attention: Trial, problem: Problem, hidden: Tensor, generator:
     rows = torch.randint(queries, (batch,), generator=generator)
     replaced = hidden[torch.arange(batch), rows]
     unseeing = (hidden | ~replaced.unsqueeze(1)).all(-1)
-    if problem.is_self:
-        unseeing = unseeing & ~replaced
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
     if torch.rand((), generator=generator) < 0.5:
         noise = 1e30 * noise
-
-    def elsewhere(x: Tensor) -> Tensor:
-        return torch.where(replaced.unsqueeze(-1), noise.to(x), x)
-
-    if problem.is_self:
-        changes = {"keys and values": problem.with_input(elsewhere(problem.key))}
-    else:
-        changes = {"keys": problem.change(key=elsewhere(problem.key))}
-        changes["values"] = problem.change(value=elsewhere(problem.value))
-    base = attention(problem)
-    for what, change in changes.items():
-        changed = attention(change)
+    base = attention(problem).output
+    for whole in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
+        other = torch.where(replaced.unsqueeze(-1), noise.to(whole), whole)
+        swap = {id(whole): other}
+        changed = attention(problem.map_inputs(lambda x, swap=swap: swap.get(id(x), x))).output  # type: ignore[misc]  # loop
+        # A query that is the key changes with it, so its own row may change.
+        staying = unseeing & ~replaced if whole is problem.query else unseeing
+        names = [name for name in ("key", "value") if getattr(problem, name) is whole]
         for index in range(batch):
-            kept = unseeing[index].nonzero().flatten()
+            kept = staying[index].nonzero().flatten()
             gone = replaced[index].nonzero().flatten().tolist()
             if len(kept) and gone:
-                because = f"only {what} {gone} of item {index} changed, {why}"
-                expect_equal(changed.output[index, kept], base.output[index, kept], because=because)
+                because = f"only {' and '.join(names)} changed, at {gone} of item {index}, {why}"
+                expect_equal(changed[index, kept], base[index, kept], because=because)

@@ -9,7 +9,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
-from mha.conformance.expect import expect, expect_agree, expect_raises, expect_shape
+from mha.conformance.expect import expect, expect_agree, expect_close, expect_raises
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Config, Weights
@@ -30,8 +30,9 @@ def _refused(attention: Trial, config: Config, because: str) -> None:
 @checks("CFG-1", replace(CONSTRUCTION, min_heads=2))
 def indivisible_width_is_refused(attention: Trial, case: Case) -> None:
     excess = 1 + case.seed % (case.n_heads - 1)
-    config = Config(case.n_heads * case.head_dim + excess, case.n_heads, bias=case.bias)
-    _refused(attention, config, f"n_heads ({config.n_heads}) does not divide d_model ({config.d_model})")
+    for width in (case.n_heads * case.head_dim + excess, excess):
+        config = Config(width, case.n_heads, bias=case.bias)
+        _refused(attention, config, f"n_heads ({config.n_heads}) does not divide d_model ({config.d_model})")
 
 
 @checks("CFG-3", CONSTRUCTION)
@@ -49,7 +50,9 @@ def every_divisor_is_accepted(attention: Trial, case: Case) -> None:
     width = problem.config.d_model
     for n_heads in (heads for heads in range(1, width + 1) if width % heads == 0):
         config = Config(width, n_heads, bias=case.bias)
-        expect_shape(attention(problem.change(config=config)).output, (case.B, case.L, width))
+        changed = problem.change(config=config)
+        expected = attention.answer(changed).output
+        expect_close(attention(changed).output, expected, because=f"{n_heads} heads divide d_model = {width}")
 
 
 @checks("CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)))
@@ -63,11 +66,21 @@ def no_bias_equals_zero_biases(attention: Trial, case: Case) -> None:
     }
     config = Config(plain.config.d_model, plain.config.n_heads, bias=True)
     zeroed = plain.change(config=config, **zeros)
-    built = attention.build(plain.config, weights)
-    module = getattr(built, "module", built)
-    if isinstance(module, torch.nn.Module):
-        biases = [name for name, _ in module.named_parameters() if "bias" in name]
-        expect(not biases, f"built with bias=False, but has {', '.join(biases)}")
+    few, many = (_parameters(attention.build(problem.config, problem.weights)) for problem in (plain, zeroed))
+    if few is not None and many is not None:
+        taken = sum(len(zero) for zero in zeros.values())
+        expect(
+            few == many - taken,
+            f"with bias=False it has {few} numbers as parameters, with biases {many}, of which {taken} are biases",
+            "count = lambda attention: sum(p.numel() for p in getattr(attention, 'module', attention).parameters())",
+            f"assert count(attention_1) == count(attention_2) - {taken}",
+        )
     bounds = attention.answer(plain).output, attention.answer(zeroed).output
     with_zeros = attention(zeroed).output
     expect_agree(attention(plain).output, with_zeros, bounds=bounds, because="what zero biases give")
+
+
+def _parameters(built: object) -> int | None:
+    """Count the numbers in the parameters of a module, or of the module that an adapter holds."""
+    module = getattr(built, "module", built)
+    return sum(p.numel() for p in module.parameters()) if isinstance(module, torch.nn.Module) else None

@@ -37,8 +37,11 @@ def heads_are_independent(attention: Trial, case: Case) -> None:
     expect_equal(seen[..., others], base[..., others], because=because)
     answers = attention.answer(problem).output, attention.answer(changed).output
     must_move = (answers[0].mid - answers[1].mid).abs() > answers[0].rad + answers[1].rad
-    moved = (seen.tensor != base.tensor)[must_move]
-    expect(bool(moved.all()), f"head {head} did not change with its own rows of W_q", "raise AssertionError")
+    stuck = (must_move & (seen.tensor == base.tensor)).nonzero()
+    if len(stuck):
+        at = tuple(stuck[0].tolist())
+        message = f"{seen[at].code} did not change with head {head}'s own rows of W_q"
+        expect(False, message, f"assert {seen[at].code} != {base[at].code}")
 
 
 @checks("HED-3", Domain(masks=("none", "keys", "padding", "items"), min_heads=2))

@@ -1,4 +1,4 @@
-"""MSK: mask semantics."""
+"""MSK: mask semantics; rows with no allowed key (MSK-8, MSK-9) have a module of their own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.domain import MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal, expect_raises
 from mha.conformance.properties.changes import expect_unread, select_keys, weights_of
 from mha.conformance.registry import checks
@@ -17,6 +17,7 @@ from mha.spec import to_convention
 
 # Changed inputs would lose a layout; SHP-7 and NUM-1 see to layouts.
 DENSE = ("contiguous",)
+BOTH = (False, True)
 
 
 @checks("MSK-1", Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE))
@@ -43,7 +44,7 @@ def masking_equals_deleting(attention: Trial, case: Case) -> None:
     assert problem.mask is not None
     kept = problem.mask[0, 0, 0].nonzero().flatten()
     deleted = select_keys(problem, kept).change(mask=None)
-    rows = kept if case.inputs == "self" else slice(None)
+    rows = kept if problem.query is problem.key else slice(None)
     bound = attention.answer(problem).output[:, rows]
     seen, expected = attention(problem).output[:, rows], attention(deleted).output
     expect_agree(seen, expected, bounds=(bound, bound), because="what deleting the masked keys gives")
@@ -57,28 +58,51 @@ def full_mask_equals_none(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=(bound, bound), because="what no mask gives")
 
 
-@checks("MSK-5", Domain(masks=BOOLEAN))
+@checks("MSK-5", Domain(masks=(*BOOLEAN, *FLOAT), causal=BOTH))
 def broadcast_mask_equals_expanded(attention: Trial, case: Case) -> None:
     problem = case.problem()
     mask = problem.mask
     assert mask is not None
-    heads = case.n_heads if attention.claims.per_head_mask else 1
+    heads = case.n_heads if attention.claims.per_head_mask else mask.shape[1]
     expanded = mask.expand(case.B, heads, case.L, case.S)
-    forms = {"the mask expanded with stride 0": expanded, "the mask expanded in memory": expanded.contiguous()}
-    if mask.shape[:2] == (1, 1):
-        forms["the mask without its dimensions of batch and heads"] = mask[0, 0]
+    forms = {
+        "with stride 0": expanded,
+        "in memory": expanded.contiguous(),
+        "in memory, keys before queries": expanded.mT.contiguous().mT,
+        "as a part of a larger tensor": torch.nn.functional.pad(expanded, (0, 1))[..., :-1],
+    }
     base = attention(problem).output
-    for because, form in forms.items():
-        expect_equal(attention(problem.change(mask=form)).output, base, because=f"{because} is the same mask")
+    for form, same in forms.items():
+        seen = attention(problem.change(mask=same)).output
+        expect_equal(seen, base, because=f"the mask expanded {form} is the same mask")
 
 
-@checks("MSK-6", Domain(masks=("items", "heads", "full"), regimes=MODERATE, min_S=2, layouts=DENSE))
+@checks("MSK-5", Domain(masks=("keys", "queries", "head_keys", "heads", "query_bias", "head_bias"), causal=BOTH))
+def mask_of_fewer_dimensions_is_broadcast(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    mask = problem.mask
+    assert mask is not None
+    forms = [mask[0]]
+    if mask.shape[1] == 1:
+        forms.append(mask[0, 0])
+    if mask.shape[1:3] == (1, 1):
+        forms.append(mask[0, 0, 0])
+    base, bound = attention(problem).output, attention.answer(problem).output
+    for form in forms:
+        seen = attention(problem.change(mask=form)).output
+        because = f"what the mask of shape {tuple(mask.shape)} gives, here of shape {tuple(form.shape)}"
+        expect_agree(seen, base, bounds=(bound, bound), because=because)
+
+
+@checks("MSK-6", Domain(masks=("items", "heads", "full"), causal=BOTH, regimes=MODERATE, min_S=2, layouts=DENSE))
 def mask_entry_acts_on_its_place_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
     heads = case.n_heads if case.mask != "items" else 1
     mask = problem.mask.expand(case.B, heads, case.L, case.S).clone()
-    spare = (mask & (mask.sum(-1, keepdim=True) > 1)).nonzero()
+    allowed = problem.change(mask=mask).allowed(attention.claims.causal)
+    # One key of a row with several, for all heads where the mask is shared by them.
+    spare = (mask & (allowed & (allowed.sum(-1, keepdim=True) > 1))[:, :heads]).nonzero()
     if not len(spare):
         return
     entry = spare[int(torch.randint(len(spare), (1,), generator=case.generator))].tolist()
@@ -114,55 +138,6 @@ def every_position_can_be_masked(attention: Trial, case: Case) -> None:
         expect_unread(attention, masked, rows, case.generator, "the one key that the mask hides")
 
 
-@checks("MSK-8", Domain(masks=EMPTY))
-def empty_rows_follow_the_declared_policy(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    policy = attention.claims.empty_row
-    if policy == "error":
-        because = "a row has no allowed key, and the declared policy is 'error'"
-        return expect_raises(partial(attention, problem), because=because)
-    answer, seen = attention.answer(problem), attention(problem)
-    for item, row in answer.empty.any(1).nonzero().tolist():
-        because = f"query {row} of item {item} has no allowed key, and the declared policy is {policy!r}"
-        expect_close(seen.output[item, row], answer.output[item, row], because=because)
-        if seen.weights is not None:
-            expect_close(seen.weights[item, :, row], answer.weights[item, :, row], because=because)
-
-
-@checks("MSK-9", Domain(masks=EMPTY, layouts=DENSE))
-def empty_rows_leave_other_rows_alone(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    if attention.claims.empty_row == "error":
-        return
-    filled, rows = _filled(problem.mask, problem.shape)
-    base, seen = attention(problem.change(mask=filled)).output, attention(problem).output
-    for item, row in rows:
-        expect_equal(seen[item, row], base[item, row], because="only other rows were left without a key")
-
-
-@checks("MSK-9", Domain(masks=EMPTY, layouts=DENSE, paths=WITH_GRADIENT, regimes=MODERATE), needs="gradients")
-def empty_rows_leave_other_gradients_alone(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    if attention.claims.empty_row == "error":
-        return
-    filled, rows = _filled(problem.mask, problem.shape)
-    if not rows:
-        return
-    others = ([item for item, _ in rows], [row for _, row in rows])
-    base, seen = attention.gradients(problem.change(mask=filled), others), attention.gradients(problem, others)
-    for name in seen:
-        because = "the rows differentiated all have keys, and are the same"
-        expect_equal(seen[name], base[name], because=because)
-
-
-def _filled(mask: torch.Tensor | None, shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-    """Return the mask with its empty rows allowed everything, and the (item, row) pairs that were not empty."""
-    assert mask is not None
-    empty = ~mask.any(-1, keepdim=True)
-    rows = (~empty[:, 0, :, 0]).expand(shape[0], shape[2]).nonzero().tolist()
-    return mask | empty, [(item, row) for item, row in rows]
-
-
 @checks("MSK-11", Domain(masks=("all", *BOOLEAN), causal=(False, True), passes=("bool", "float")))
 def additive_and_boolean_masks_agree(attention: Trial, case: Case) -> None:
     problem = case.problem()
@@ -180,24 +155,31 @@ def additive_mask_is_a_bias_on_the_scores(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, expected, because="the mask's finite numbers are added to the scores")
 
 
-@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), passes=("bool",), max_length=5))
+@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks")
 def masks_of_a_wrong_shape_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    sizes = problem.shape
-    wrong = [tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes)) for grown in range(4)]
-    wrong += [(*sizes[:3], sizes[3] + 1), (1, *sizes), (sizes[3] + 1,)]
-    for shape in wrong:
-        mask = torch.ones(shape, dtype=torch.bool, device=problem.query.device)
-        because = f"a mask of shape {shape} is not broadcastable to (B, H, L, S) = {sizes}"
-        expect_raises(partial(attention, problem.change(mask=mask)), because=because)
+    batch, heads, queries, keys = sizes = problem.shape
+    shapes = [tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes)) for grown in range(4)]
+    shapes += [(*sizes[:3], keys + 1), (*sizes[:3], keys + 2), (*sizes[:3], keys - 1), (1, *sizes), (keys + 1,)]
+    # What other libraries take, which here would be read as something else.
+    shapes += [(batch, keys), (batch, queries, keys), (batch * heads, queries, keys), (queries, keys, batch)]
+    for shape in shapes:
+        fits = zip(reversed(shape), reversed(sizes), strict=False)
+        if 0 in shape or (len(shape) <= 4 and all(size in (1, full) for size, full in fits)):
+            continue
+        for form in sorted(attention.claims.masks):
+            dtype = torch.bool if form == "bool" else problem.query.dtype
+            mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
+            because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {sizes}"
+            expect_raises(partial(attention, problem.change(mask=mask)), because=because)
 
 
 @checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks")
 def masks_of_an_unclaimed_dtype_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    dtypes = {torch.int64, torch.uint8}
-    dtypes |= {torch.bool} - ({torch.bool} if "bool" in attention.claims.masks else set())
-    dtypes |= {problem.query.dtype} - ({problem.query.dtype} if "float" in attention.claims.masks else set())
+    dtypes = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+    dtypes |= set() if "bool" in attention.claims.masks else {torch.bool}
+    dtypes |= set() if "float" in attention.claims.masks else {problem.query.dtype}
     for dtype in sorted(dtypes, key=str):
         mask = torch.ones(problem.shape, dtype=dtype, device=problem.query.device)
         because = f"a mask of {dtype} is not claimed, so its meaning would be a guess"

@@ -16,6 +16,7 @@ from mha.spec.bounds import Ball
 
 DENSE = ("contiguous",)
 CROSS = ("cross",)
+SHARED = ("self", "memory", "query_key")
 
 
 @checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), min_B=2, layouts=DENSE))
@@ -24,15 +25,13 @@ def other_items_have_no_influence(attention: Trial, case: Case) -> None:
     own = case.seed % case.B
     others = torch.arange(case.B) != own
 
+    generator = case.generator
+
     def renewed(x: torch.Tensor) -> torch.Tensor:
-        fresh = torch.randn(x.shape, generator=case.generator, dtype=torch.float64).to(x)
+        fresh = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
         return torch.where(others.to(x.device).view(-1, 1, 1), fresh, x)
 
-    if problem.is_self:
-        changed = problem.with_input(renewed(problem.key))
-    else:
-        fresh = {name: renewed(getattr(problem, name)) for name in ("query", "key", "value")}
-        changed = problem.change(**fresh)
+    changed = problem.map_inputs(renewed)
     base, seen = attention(problem).output, attention(changed).output
     expect_equal(seen[own], base[own], because=f"only items other than {own} changed")
 
@@ -120,15 +119,13 @@ def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
 
 
-@checks(
-    "EQV-8", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), inputs=("self",)), needs="cross_attention"
-)
+@checks("EQV-8", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), inputs=SHARED), needs="cross_attention")
 def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
     bound = attention.answer(problem).output
     seen, expected = attention(problem).output, attention(problem.change(**copies)).output
-    expect_agree(seen, expected, bounds=(bound, bound), because="what three copies of the one input give")
+    expect_agree(seen, expected, bounds=(bound, bound), because="what copies of the shared inputs give")
 
 
 @checks("EQV-9", Domain(inputs=CROSS, square=True, regimes=MODERATE))

@@ -28,6 +28,10 @@ CONSTRUCTOR_WORDS = {
 }
 
 
+# The forms of mask that are claimed where nothing else is said.
+MASKS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
+
+
 def from_module(
     constructor: Callable[..., nn.Module],
     *,
@@ -46,7 +50,8 @@ def from_module(
     mask: the module's convention for boolean masks, "keep" (True = may attend), "drop" (True = may not), "additive"
         (0 or -infinity is added), or None where it takes no mask.
     call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
-    claims: what the module can do; by default `Claims()`, without masks if `mask` is None.
+    claims: what the module can do; by default `Claims()`, with float masks too if `mask` is "additive", and without
+        masks if it is None.
     name: by default the class's name.
 
     Raises ImplementationError where the constructor or `forward` cannot be understood.
@@ -56,7 +61,7 @@ def from_module(
     if not (inspect.isclass(target) and issubclass(target, nn.Module)):
         raise ImplementationError(f"from_module needs a torch.nn.Module class, but got {constructor!r}")
     if claims is None:
-        claims = Claims() if mask else Claims(masks=(), causal=None)
+        claims = Claims(masks=MASKS_OF[mask]) if mask else Claims(masks=(), causal=None)
     if mask is None and claims.masks:
         raise ImplementationError(f"{label}: mask=None says that it takes no mask, but claims.masks is {claims.masks}")
     words = _constructor_words(label, constructor)
