@@ -148,7 +148,8 @@ class Trial:
         for name, version in versions.items():
             tensor = given[name]
             if tensor is not None and tensor._version != version:
-                raise Violation(f"the call changed its {name} in place, which STA-1 forbids and nothing survives")
+                check = f"assert {name}_{number}._version == 0, 'changed in place'"
+                raise Violation(f"the call changed its {name} in place, which clause STA-1 forbids", (check,))
         output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
         if output is None:
             raise Violation(f"the call returned {returned!r:.200}, but should return Output(output, weights)")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import EDGES, Domain
+from mha.conformance.cases.domain import ALL_LAYOUTS, EDGES, EVERYDAY, Domain
 from mha.conformance.cases.drawing import boundary_cases, drawn_cases
 from mha.conformance.cases.layouts import LAYOUTS, lay_out
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
@@ -19,7 +19,9 @@ from mha.conformance.cases.regimes import REGIMES
 from mha.spec import Claims, causal_mask
 
 CLAIMS = Claims(masks={"bool", "float"})
-EVERYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY), causal=(False, True))
+EVERYTHING = Domain(
+    masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY), causal=(False, True), regimes=EVERYDAY, layouts=ALL_LAYOUTS
+)
 DRAWN = 1000
 # How often a drawn case must be so, at least; the domain is the widest there is.
 SHARES: dict[str, tuple[float, Callable[[Case], bool]]] = {

@@ -15,6 +15,10 @@ PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.
 INPUTS = ("cross", "self", "memory", "query_key")
 EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
+# One regime for each kind of trouble, and layouts likewise, for clauses that are about something else.
+USUAL = ("normal", "integers", "large", "tiny")
+FEW_LAYOUTS = ("contiguous", "mixed")
+ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
 # Sizes at and beside the edges of tiles.
@@ -35,8 +39,8 @@ class Domain:
     causal: tuple[bool, ...] = (False,)
     inputs: tuple[str, ...] = INPUTS
     square: bool = False
-    regimes: tuple[str, ...] = EVERYDAY
-    layouts: tuple[str, ...] = (*LAYOUTS, "mixed")
+    regimes: tuple[str, ...] = USUAL
+    layouts: tuple[str, ...] = FEW_LAYOUTS
     paths: tuple[str, ...] = PATHS
     need_weights: tuple[bool, ...] = (False, True)
     bias: tuple[bool, ...] = (True, False)

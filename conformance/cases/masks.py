@@ -32,6 +32,8 @@ EXTENTS = {
     "empty_heads": "BHLS",
 }
 BOOLEAN = ("keys", "padding", "queries", "items", "head_keys", "heads", "full")
+# One kind for each way of broadcasting, for clauses that are about something else.
+FEW = ("padding", "queries", "full")
 FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
 EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_heads")
 OF_NUMBERS = (*FLOAT, "empty_bias")
@@ -59,7 +61,7 @@ def make_mask(
         return torch.arange(keys) == torch.randint(keys, (*shape[:-1], 1), generator=generator)
     share = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
     allowed = torch.rand(shape, generator=generator) < share
-    allowed |= _rescue(allowed, scores, causal, generator)
+    allowed |= _rescue(allowed, scores, None if kind in EMPTY else causal, generator)
     if kind in EMPTY:
         every = torch.rand((), generator=generator) < 0.125
         emptied = (torch.rand((*shape[:-1], 1), generator=generator) < 0.3) | every

@@ -6,7 +6,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal
 from mha.conformance.properties.changes import passing_heads
 from mha.conformance.registry import checks
@@ -23,7 +23,7 @@ def result_is_that_of_the_loop_over_heads(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, expected, because=f"the loop over {case.n_heads} heads")
 
 
-@checks("HED-2", Domain(masks=("none", *BOOLEAN), min_heads=2, min_S=2, regimes=MODERATE))
+@checks("HED-2", Domain(masks=("none", *FEW), min_heads=2, min_S=2, regimes=MODERATE))
 def heads_are_independent(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     head = case.seed % case.n_heads
@@ -57,14 +57,14 @@ def order_of_heads_does_not_matter(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because=f"what the heads give that are here in the order {order}")
 
 
-@checks("HED-4", Domain(masks=MASKS, causal=(False, True), max_heads=1))
+@checks("HED-4", Domain(masks=("none", *FEW, "bias"), causal=(False, True), max_heads=1))
 def one_head_is_plain_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).output
     expect_close(attention(problem).output, expected, because="single-head attention followed by W_o")
 
 
-@checks("HED-5", Domain(masks=("none", *BOOLEAN), min_heads=2))
+@checks("HED-5", Domain(masks=("none", *FEW), min_heads=2))
 def output_is_the_sum_of_the_heads(attention: Trial, case: Case) -> None:
     problem = case.problem()
     base = attention(problem).output

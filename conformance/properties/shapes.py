@@ -7,26 +7,26 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import Domain
-from mha.conformance.cases.layouts import LAYOUTS
-from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.cases.domain import ALL_LAYOUTS, Domain
+from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect_agree, expect_raises, expect_shape
 from mha.conformance.properties.changes import weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 
-NOT_DENSE = (*(layout for layout in LAYOUTS if layout != "contiguous"), "mixed")
+NOT_DENSE = tuple(layout for layout in ALL_LAYOUTS if layout != "contiguous")
 # Shapes do not depend on numbers.
 PLAIN = ("normal",)
+SOME_MASKS = ("none", "all", *FEW, "bias")
 ANY_MASK = ("none", "all", *BOOLEAN, *FLOAT)
 
 
-@checks("SHP-1", Domain(masks=ANY_MASK, regimes=PLAIN))
+@checks("SHP-1", Domain(masks=SOME_MASKS, regimes=PLAIN))
 def output_has_the_shape_of_the_query(attention: Trial, case: Case) -> None:
     expect_shape(attention(case.problem()).output, (case.B, case.L, case.config.d_model))
 
 
-@checks("SHP-2", Domain(masks=ANY_MASK, regimes=PLAIN, need_weights=(True,)), needs="returns_weights")
+@checks("SHP-2", Domain(masks=SOME_MASKS, regimes=PLAIN, need_weights=(True,)), needs="returns_weights")
 def weights_are_per_head(attention: Trial, case: Case) -> None:
     expect_shape(weights_of(attention(case.problem())), (case.B, case.n_heads, case.L, case.S))
 
@@ -36,7 +36,7 @@ def dtype_and_device_are_those_of_the_inputs(attention: Trial, case: Case) -> No
     attention(case.problem())  # a trial checks the dtype and the device of whatever a call returns
 
 
-@checks("SHP-4", Domain(masks=ANY_MASK, regimes=PLAIN, max_length=2, max_B=2))
+@checks("SHP-4", Domain(masks=SOME_MASKS, regimes=PLAIN, max_length=2, max_B=2))
 def sizes_of_one_stay(attention: Trial, case: Case) -> None:
     seen = attention(case.problem())
     expect_shape(seen.output, (case.B, case.L, case.config.d_model))
@@ -99,7 +99,7 @@ def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
         expect_raises(partial(attention, problem.change(**change)), because=because)
 
 
-@checks("SHP-7", Domain(masks=ANY_MASK, layouts=NOT_DENSE))
+@checks("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_DENSE))
 def layout_does_not_matter(attention: Trial, case: Case) -> None:
     problem = case.problem()
     dense = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))

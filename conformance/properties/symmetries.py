@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.cases.domain import EVERYDAY, MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, expect_equal
 from mha.conformance.properties.changes import item, passing_heads, select_keys
 from mha.conformance.registry import checks
@@ -36,7 +36,7 @@ def other_items_have_no_influence(attention: Trial, case: Case) -> None:
     expect_equal(seen[own], base[own], because=f"only items other than {own} changed")
 
 
-@checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), min_B=2))
+@checks("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=(False, True), min_B=2))
 def batch_size_does_not_matter(attention: Trial, case: Case) -> None:
     problem = case.problem()
     own = case.seed % case.B
@@ -46,7 +46,7 @@ def batch_size_does_not_matter(attention: Trial, case: Case) -> None:
     expect_agree(alone, together, bounds=(bound, bound), because=f"what item {own} gives in a batch of {case.B}")
 
 
-@checks("EQV-2", Domain(masks=("none", *BOOLEAN), inputs=CROSS, min_L=2))
+@checks("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, min_L=2))
 def permuted_queries_permute_outputs(attention: Trial, case: Case) -> None:
     problem = case.problem()
     order = torch.randperm(case.L, generator=case.generator)
@@ -57,7 +57,7 @@ def permuted_queries_permute_outputs(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
 
 
-@checks("EQV-3", Domain(masks=("none", *BOOLEAN, *FLOAT), inputs=CROSS, min_S=2))
+@checks("EQV-3", Domain(masks=("none", *FEW, "bias"), inputs=CROSS, min_S=2))
 def order_of_keys_does_not_matter(attention: Trial, case: Case) -> None:
     problem = case.problem()
     order = torch.randperm(case.S, generator=case.generator)
@@ -73,7 +73,7 @@ def _linear(problem: Problem) -> Problem:
     return problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in ("b_v", "b_o")})
 
 
-@checks("EQV-4", Domain(masks=("none", *BOOLEAN), inputs=CROSS, layouts=DENSE, regimes=("normal", "integers")))
+@checks("EQV-4", Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, regimes=("normal", "integers")))
 def outputs_are_linear_in_the_values(attention: Trial, case: Case) -> None:
     first = _linear(case.problem())
     # Halves of small integers: their sum is exact in every dtype, so nothing but attention rounds.
@@ -99,7 +99,7 @@ def zero_queries_give_the_mean(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, Ball(centre, answer.output.rad), because="the mean of the allowed values")
 
 
-@checks("EQV-6", Domain(masks=("single",)))
+@checks("EQV-6", Domain(masks=("single",), regimes=EVERYDAY))
 def one_allowed_key_gives_its_value(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     answer = attention.answer(problem)
@@ -108,7 +108,7 @@ def one_allowed_key_gives_its_value(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
 
 
-@checks("EQV-7", Domain(masks=("none", *BOOLEAN, *FLOAT), inputs=CROSS))
+@checks("EQV-7", Domain(masks=("none", *FEW, "bias"), inputs=CROSS))
 def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
     problem = case.problem()
     twice = torch.arange(case.S).repeat(2)
@@ -119,7 +119,7 @@ def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
 
 
-@checks("EQV-8", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), inputs=SHARED), needs="cross_attention")
+@checks("EQV-8", Domain(masks=("none", *FEW, "bias"), causal=(False, True), inputs=SHARED), needs="cross_attention")
 def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
