@@ -22,8 +22,8 @@ _registered: list[Property] = []
 class Property:
     """A function that raises a Violation unless a trial of a case keeps a clause.
 
-    clause: id of the clause. domain: the cases that it is about. needs: the claims that it needs besides those that
-    the domain's masks and flags need, as a predicate with the reason given where it does not hold.
+    clause: id of the clause. domain: the cases that it is about. module: the name of the module that has it.
+    needs: a field of `Claims` that must not be false or empty, besides what the domain needs.
     """
 
     name: str

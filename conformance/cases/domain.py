@@ -10,6 +10,7 @@ from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import OF_NUMBERS, PER_HEAD
 from mha.spec import Claims
 
+BOTH = (False, True)
 WITH_GRADIENT = ("eval", "train")
 PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.
@@ -18,6 +19,8 @@ EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "h
 # One regime for each kind of trouble, and layouts likewise, for clauses that are about something else.
 USUAL = ("normal", "integers", "large", "tiny")
 FEW_LAYOUTS = ("contiguous", "mixed")
+# For properties that change inputs, which would lose a layout.
+DENSE = ("contiguous",)
 ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, EVERYDAY, Domain
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_close
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 
-ANYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=(False, True), regimes=EVERYDAY, layouts=ALL_LAYOUTS)
+ANYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, regimes=EVERYDAY, layouts=ALL_LAYOUTS)
 
 
 @checks("NUM-1", ANYTHING)

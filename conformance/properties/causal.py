@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_equal
 from mha.conformance.properties.changes import expect_unread
@@ -15,7 +15,6 @@ from mha.conformance.violation import Refusal
 from mha.spec import Problem, causal_mask
 
 CAUSAL = (True,)
-DENSE = ("contiguous",)
 
 
 def _causal(attention: Trial, problem: Problem) -> torch.Tensor:

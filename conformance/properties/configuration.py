@@ -8,16 +8,14 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import Domain
+from mha.conformance.cases.domain import DENSE, Domain
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_raises
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Config, Weights
 
 # Nothing but the configuration matters here.
-CONSTRUCTION = Domain(
-    regimes=("normal",), layouts=("contiguous",), paths=("eval",), need_weights=(False,), inputs=("self",)
-)
+CONSTRUCTION = Domain(regimes=("normal",), layouts=DENSE, paths=("eval",), need_weights=(False,), inputs=("self",))
 
 
 def _refused(attention: Trial, config: Config, because: str) -> None:

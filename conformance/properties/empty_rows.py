@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import MODERATE, PATHS, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import EMPTY
 from mha.conformance.expect import expect, expect_close, expect_raises
 from mha.conformance.registry import checks
@@ -16,9 +16,6 @@ from mha.conformance.trial import Observed, Trial
 from mha.spec import Problem
 from mha.spec.bounds import Ball
 from mha.spec.claims import Alignment
-
-DENSE = ("contiguous",)
-BOTH = (False, True)
 
 
 @checks("MSK-8", Domain(masks=EMPTY, causal=BOTH))

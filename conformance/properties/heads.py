@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal
 from mha.conformance.properties.changes import passing_heads
@@ -16,7 +16,7 @@ from mha.spec.bounds import Ball
 MASKS = ("none", *BOOLEAN, *FLOAT)
 
 
-@checks("HED-1", Domain(masks=MASKS, causal=(False, True), min_heads=2))
+@checks("HED-1", Domain(masks=MASKS, causal=BOTH, min_heads=2))
 def result_is_that_of_the_loop_over_heads(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).output
@@ -57,7 +57,7 @@ def order_of_heads_does_not_matter(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because=f"what the heads give that are here in the order {order}")
 
 
-@checks("HED-4", Domain(masks=("none", *FEW, "bias"), causal=(False, True), max_heads=1))
+@checks("HED-4", Domain(masks=("none", *FEW, "bias"), causal=BOTH, max_heads=1))
 def one_head_is_plain_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).output

@@ -7,17 +7,13 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal, expect_raises
 from mha.conformance.properties.changes import expect_unread, select_keys, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import to_convention
-
-# Changed inputs would lose a layout; SHP-7 and NUM-1 see to layouts.
-DENSE = ("contiguous",)
-BOTH = (False, True)
 
 
 @checks("MSK-1", Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE))
@@ -138,7 +134,7 @@ def every_position_can_be_masked(attention: Trial, case: Case) -> None:
         expect_unread(attention, masked, rows, case.generator, "the one key that the mask hides")
 
 
-@checks("MSK-11", Domain(masks=("all", *BOOLEAN), causal=(False, True), passes=("bool", "float")))
+@checks("MSK-11", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool", "float")))
 def additive_and_boolean_masks_agree(attention: Trial, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None

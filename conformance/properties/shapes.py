@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, Domain
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect_agree, expect_raises, expect_shape
 from mha.conformance.properties.changes import weights_of
@@ -31,7 +31,7 @@ def weights_are_per_head(attention: Trial, case: Case) -> None:
     expect_shape(weights_of(attention(case.problem())), (case.B, case.n_heads, case.L, case.S))
 
 
-@checks("SHP-3", Domain(masks=ANY_MASK, causal=(False, True), regimes=PLAIN))
+@checks("SHP-3", Domain(masks=ANY_MASK, causal=BOTH, regimes=PLAIN))
 def dtype_and_device_are_those_of_the_inputs(attention: Trial, case: Case) -> None:
     attention(case.problem())  # a trial checks the dtype and the device of whatever a call returns
 
@@ -44,7 +44,7 @@ def sizes_of_one_stay(attention: Trial, case: Case) -> None:
         expect_shape(seen.weights, (case.B, case.n_heads, case.L, case.S))
 
 
-@checks("SHP-6", Domain(regimes=PLAIN, layouts=("contiguous",), inputs=("cross",), max_length=5))
+@checks("SHP-6", Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5))
 def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     width, zeros = case.config.d_model, problem.query.new_zeros

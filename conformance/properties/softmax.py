@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import EVERYDAY, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close
 from mha.conformance.properties.changes import passing_heads, weights_of
@@ -16,9 +16,7 @@ from mha.spec.bounds import Ball
 MASKS = ("none", *BOOLEAN, *FLOAT)
 
 
-@checks(
-    "SMX-1", Domain(masks=MASKS, causal=(False, True), regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights"
-)
+@checks("SMX-1", Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights")
 def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
     problem = case.problem()
     answer, weights = attention.answer(problem), weights_of(attention(problem))
@@ -31,16 +29,14 @@ def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
     expect_close(weights.row_sums(), answer.weights.sum(-1), because="a row of weights sums to 1")
 
 
-@checks(
-    "SMX-2", Domain(masks=MASKS, causal=(False, True), regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights"
-)
+@checks("SMX-2", Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights")
 def weights_are_the_softmax_over_keys(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).weights
     expect_close(weights_of(attention(problem)), expected, because="the softmax of the scores over the keys")
 
 
-@checks("SMX-3", Domain(masks=("none", *FEW), bias=(True,), regimes=MODERATE, layouts=("contiguous",)))
+@checks("SMX-3", Domain(masks=("none", *FEW), bias=(True,), regimes=MODERATE, layouts=DENSE))
 def shift_of_all_scores_changes_nothing(attention: Trial, case: Case) -> None:
     problem = case.problem()
     b_k = problem.weights.b_k
@@ -66,7 +62,7 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
         expect_close(seen.weights.row_sums(), sums, because="a row sums to 1, however large its scores")
 
 
-@checks("SMX-5", Domain(masks=("none", *FEW), causal=(False, True), regimes=EVERYDAY))
+@checks("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, regimes=EVERYDAY))
 def context_is_among_the_values(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     answer, seen = attention.answer(problem), attention(problem).output

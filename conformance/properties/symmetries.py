@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import EVERYDAY, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, expect_equal
 from mha.conformance.properties.changes import item, passing_heads, select_keys
@@ -14,12 +14,11 @@ from mha.conformance.trial import Trial
 from mha.spec import Problem
 from mha.spec.bounds import Ball
 
-DENSE = ("contiguous",)
 CROSS = ("cross",)
 SHARED = ("self", "memory", "query_key")
 
 
-@checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=(False, True), min_B=2, layouts=DENSE))
+@checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, min_B=2, layouts=DENSE))
 def other_items_have_no_influence(attention: Trial, case: Case) -> None:
     problem = case.problem()
     own = case.seed % case.B
@@ -36,7 +35,7 @@ def other_items_have_no_influence(attention: Trial, case: Case) -> None:
     expect_equal(seen[own], base[own], because=f"only items other than {own} changed")
 
 
-@checks("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=(False, True), min_B=2))
+@checks("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=BOTH, min_B=2))
 def batch_size_does_not_matter(attention: Trial, case: Case) -> None:
     problem = case.problem()
     own = case.seed % case.B
@@ -86,7 +85,7 @@ def outputs_are_linear_in_the_values(attention: Trial, case: Case) -> None:
     expect_close(both, expected, because=f"{one.code} + {other.code}, the outputs for the two parts of the values")
 
 
-@checks("EQV-5", Domain(masks=("none", *BOOLEAN), causal=(False, True), regimes=MODERATE))
+@checks("EQV-5", Domain(masks=("none", *BOOLEAN), causal=BOTH, regimes=MODERATE))
 def zero_queries_give_the_mean(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     names = ("w_q", "b_q")
@@ -119,7 +118,7 @@ def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
 
 
-@checks("EQV-8", Domain(masks=("none", *FEW, "bias"), causal=(False, True), inputs=SHARED), needs="cross_attention")
+@checks("EQV-8", Domain(masks=("none", *FEW, "bias"), causal=BOTH, inputs=SHARED), needs="cross_attention")
 def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
