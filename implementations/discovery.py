@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 
 from mha.implementations.errors import ImplementationError
-from mha.spec import Config, Implementation, Weights
+from mha.spec import Claims, Config, Implementation, Weights
 
 GROUP = "mha.implementations"
 
@@ -80,14 +80,14 @@ def _load_entry(point: EntryPoint) -> Registered:
         return Registered(point.name, point.value, _implementation(point.value, point.load()))
     except ImplementationError as error:
         return Registered(point.name, point.value, error=str(error))
-    except Exception as error:  # a plugin may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         return Registered(point.name, point.value, error=_one_line(error))
 
 
 def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise ImplementationError(f"the module {name!r} cannot be imported: {_one_line(error)}") from error
 
 
@@ -103,7 +103,7 @@ def _load_file(path: Path) -> ModuleType:
     try:
         sys.modules.setdefault(path.stem, module)
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}") from error
     finally:
         sys.path.pop(0)
@@ -119,6 +119,8 @@ def _attribute(module: ModuleType, name: str, target: str) -> object:
 
 def _implementation(target: str, found: object) -> Implementation:
     if isinstance(found, Implementation) and not isinstance(found, type):
+        if not isinstance(found.claims, Claims):
+            raise ImplementationError(f"{target!r}: its claims must be a mha.spec.Claims, but are {found.claims!r:.80}")
         preflight(found)
         return found
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"

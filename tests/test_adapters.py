@@ -149,7 +149,15 @@ def test_misfit_is_told_in_one_message(what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+class Unclaiming:
+    """Has all that an implementation has, but claims that are none."""
+
+    name, claims, build = "unclaiming", 3, print
+
+
+unclaiming = Unclaiming()
 UNRESOLVED = {
+    "test_adapters:unclaiming": "its claims must be a mha.spec.Claims, but are 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
     "mha.implementations.loop:nothing": "there is no 'nothing' in it .it has .*implementation",
