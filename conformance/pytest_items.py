@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.judge import PROFILES, judge, validate_choice, validate_devices, versions
+from mha.conformance.judge import JUDGED_DTYPES, PROFILES, judge, validate_choice, validate_devices, versions
 from mha.conformance.registry import properties
 from mha.conformance.report import Verdict
 from mha.conformance.text import describe, summarise
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
 from mha.implementations import Registered, discover, resolve
 from mha.spec import Implementation
-from mha.spec.claims import DTYPES
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def select(config: pytest.Config) -> Selection:
     option = config.option
     devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or ("float32", "float64")
     validate_choice("profile", [option.mha_profile], PROFILES)
-    validate_choice("dtype", dtypes, DTYPES)
+    validate_choice("dtype", dtypes, JUDGED_DTYPES)
     validate_devices(devices)
     if not str(option.mha_seed).isdecimal():
         raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")

@@ -102,11 +102,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End with status 2 where the judge itself failed, or a registered implementation could not be loaded."""
+    """End with status 2 where the judge failed, nothing was judged, or a registered implementation did not load."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if SELECTION not in session.config.stash or reporter is None or session.exitstatus not in (0, 1):
+    found = _verdicts(reporter) if reporter is not None else []
+    if not found or session.exitstatus not in (0, 1):
         return
-    if selection(session.config).unavailable or any(v["status"] == "harness_error" for v in _verdicts(reporter)):
+    statuses = {verdict["status"] for verdict in found}
+    if "harness_error" in statuses or statuses == {"not_claimed"} or selection(session.config).unavailable:
         session.exitstatus = 2
 
 

@@ -58,8 +58,9 @@ class Report:
 
     @property
     def conforms(self) -> bool:
-        """Whether every clause that the implementation claims, and must keep, is kept."""
-        return all(verdict.conforms and verdict.status != "harness_error" for verdict in self.verdicts)
+        """Whether something was judged, and every clause that is claimed, and must be kept, is kept."""
+        judged = any(verdict.status != "not_claimed" for verdict in self.verdicts)
+        return judged and all(verdict.conforms and verdict.status != "harness_error" for verdict in self.verdicts)
 
     def to_json(self) -> str:
         """Return the report as JSON; two runs with one seed give the same text."""

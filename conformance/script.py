@@ -1,4 +1,4 @@
-"""A failure as a stand-alone script: it needs torch and the implementation, and nothing of the judge."""
+"""A failure as a stand-alone script: it needs torch, the implementation and its containers, not the judge."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def script(trial: Trial, clause: str, violation: Violation) -> str:
         "import torch",
         "from torch import inf, nan, tensor  # noqa: F401",
         "",
+        "torch.set_num_threads(1)  # as it was judged",
         *_import(trial.implementation),
         "from mha.spec import Config, Weights",
         "",
@@ -117,5 +118,12 @@ def _import(implementation: Implementation) -> list[str]:
                 folder = str(Path(getattr(module, "__file__", None) or ".").resolve().parent)
                 if "." in name or folder in sys.path:
                     return [line]
-                return ["import sys", "", f"sys.path.insert(0, {folder!r})", line]
+                path = str(Path(str(module.__file__)).resolve())
+                return [
+                    "import runpy",
+                    "import sys",
+                    "",
+                    f"sys.path.insert(0, {folder!r})",
+                    f"implementation = runpy.run_path({path!r})[{attribute!r}]",
+                ]
     return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]

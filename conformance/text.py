@@ -42,6 +42,8 @@ def summarise(verdicts: Iterable[Verdict]) -> list[str]:
         outcome = "conforms" if all(v.conforms for v in own) else "DOES NOT CONFORM"
         if counts["waived"] and outcome == "conforms":
             outcome = "conforms but for what is waived"
+        if counts["not_claimed"] == len(own):
+            outcome = "NOTHING WAS JUDGED"
         if counts["harness_error"]:
             outcome = "CANNOT BE JUDGED"
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)

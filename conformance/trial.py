@@ -105,6 +105,7 @@ class Trial:
     def __call__(self, problem: Problem, *, need_weights: bool | None = None, path: str | None = None) -> Observation:
         """Call the attention on the path of the case, with weights as in the case, unless told otherwise."""
         taken = path or self.case.path
+        self._attention(problem)  # built as users build it, outside the modes of the call
         with GRADIENT_MODES[taken]():
             seen = self._call(problem, self.case.need_weights if need_weights is None else need_weights, taken)
         output, weights = seen.output, seen.weights
@@ -152,7 +153,8 @@ class Trial:
                 raise Violation(f"the call changed its {name} in place, which clause STA-1 forbids", (check,))
         output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
         if output is None:
-            raise Violation(f"the call returned {returned!r:.200}, but should return Output(output, weights)")
+            check = f"assert isinstance(output_{number}, torch.Tensor)"
+            raise Violation(f"the call returned {returned!r:.200}, but should return Output(output, weights)", (check,))
         batch, heads, queries, keys = problem.shape
         self._check(f"output_{number}", output, problem.query, (batch, queries, problem.config.d_model))
         if not need_weights or weights is None:
@@ -166,7 +168,8 @@ class Trial:
         if type(got) is not Tensor:
             raise Violation(
                 f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
-                "Output(output, weights)"
+                "Output(output, weights)",
+                (f"assert type({code}) is torch.Tensor, type({code})",),
             )
         wanted = {"shape": shape, "dtype": like.dtype, "device": like.device, "layout": torch.strided}
         for name, value in wanted.items():

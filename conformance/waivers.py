@@ -59,6 +59,8 @@ def _read(text: str, where: str) -> list[Waiver]:
 
 
 def _waiver(entry: dict[str, Any], where: str) -> Waiver:
+    if not isinstance(entry, dict):
+        raise WaiverError(f"{where} must be a table [[waiver]], but is {entry!r}")
     unknown, missing = set(entry) - KEYS, (KEYS - {"url"}) - {key for key, value in entry.items() if value}
     if unknown or missing:
         problems = [f"unknown {', '.join(sorted(unknown))}"] * bool(unknown)

@@ -66,12 +66,18 @@ def preflight(implementation: Implementation) -> None:
 
     Raises ImplementationError as the adapter does; anything else that `build` raises is for the judge to see.
     """
-    config = Config(d_model=4, n_heads=2, bias=True in implementation.claims.bias)
+    name, claims = getattr(implementation, "name", None), getattr(implementation, "claims", None)
+    if not (isinstance(name, str) and isinstance(claims, Claims) and callable(getattr(implementation, "build", None))):
+        raise ImplementationError(
+            f"an implementation has a name (text), claims (a mha.spec.Claims) and a function build; "
+            f"{implementation!r:.80} has the name {name!r:.80} and the claims {claims!r:.80}"
+        )
+    config = Config(d_model=4, n_heads=2, bias=True in claims.bias)
     try:
         implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
     except ImplementationError:
         raise
-    except Exception:
+    except (Exception, SystemExit):
         return
 
 
@@ -104,6 +110,7 @@ def _load_file(path: Path) -> ModuleType:
         sys.modules.setdefault(path.stem, module)
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
+        sys.modules.pop(path.stem, None)
         raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}") from error
     finally:
         sys.path.pop(0)
@@ -119,8 +126,6 @@ def _attribute(module: ModuleType, name: str, target: str) -> object:
 
 def _implementation(target: str, found: object) -> Implementation:
     if isinstance(found, Implementation) and not isinstance(found, type):
-        if not isinstance(found.claims, Claims):
-            raise ImplementationError(f"{target!r}: its claims must be a mha.spec.Claims, but are {found.claims!r:.80}")
         preflight(found)
         return found
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"

@@ -157,7 +157,7 @@ class Unclaiming:
 
 unclaiming = Unclaiming()
 UNRESOLVED = {
-    "test_adapters:unclaiming": "its claims must be a mha.spec.Claims, but are 3",
+    "test_adapters:unclaiming": "has the name 'unclaiming' and the claims 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
     "mha.implementations.loop:nothing": "there is no 'nothing' in it .it has .*implementation",

@@ -68,8 +68,7 @@ def test_boundary_cases_pair_every_two_levels() -> None:
     levels = {name: values for name, values in domain.levels(40).items() if len(values) > 1}
     cases = boundary_cases(domain, CLAIMS, "float32", "cpu", 40)
     for one, other in combinations(levels, 2):
-        field = {"mask": "mask"}
-        met = {(getattr(case, field.get(one, one)), getattr(case, field.get(other, other))) for case in cases}
+        met = {(getattr(case, one), getattr(case, other)) for case in cases}
         assert met == {(a, b) for a in levels[one] for b in levels[other]}, (one, other)
     assert {case.S for case in cases} >= {size for size in EDGES if size <= 40}
 

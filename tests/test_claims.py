@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import faults
+import faulty
 from mha.conformance import check
 from mha.implementations import from_module
 from mha.spec import Claims, Output, causal_mask
@@ -73,7 +74,7 @@ class BaseTwo(faults.Correct):
 
 ONLY_SELF = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
 VARIANTS: dict[str, tuple[type[faults.Correct], Claims]] = {
-    "uniform": (faults.FiniteFill, Claims(empty_row="uniform")),
+    "uniform": (faulty.FiniteFill, Claims(empty_row="uniform")),
     "nan": (NanForEmptyRow, Claims(empty_row="nan")),
     "error": (RaisesForEmptyRow, Claims(empty_row="error")),
     "bottom right": (BottomRight, Claims(causal="bottom_right")),

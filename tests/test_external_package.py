@@ -91,7 +91,7 @@ def expect_verdicts(python: Path | str, folder: Path, *arguments: str, path: str
     broken = judge(python, folder, *arguments, "--mha-impl", "my-broken-plugin", path=path)
     assert broken.returncode == 2
     assert "cannot be used: RuntimeError: the kernel library is missing" in broken.stdout + broken.stderr
-    every = judge(python, folder, *arguments, path=path)
+    every = judge(python, folder, *arguments, "-n", "2", path=path)
     assert every.returncode == 2
     assert "unavailable: my-broken-plugin (my_broken_plugin:implementation): RuntimeError" in every.stdout
     for line in ("my-attention: conforms", "my-mistake: DOES NOT CONFORM", "loop: conforms"):

@@ -24,7 +24,7 @@ def test_fault_is_caught_by_the_clause_that_names_it(fault: faults.Fault) -> Non
 @pytest.mark.parametrize("clause", properties())
 def test_base_of_the_faults_is_acquitted(clause: str) -> None:
     report = check(faults.correct, profile="quick", clauses=[clause], dtypes=["float32"])
-    assert report.conforms, report.verdicts
+    assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}, report.verdicts
 
 
 def test_every_section_of_the_gallery_is_drawn_from() -> None:

@@ -88,7 +88,7 @@ BAD_INPUT = {
     ),
     "a missing file": (("--mha-impl", "nowhere.py:thing"), "there is no file 'nowhere.py'"),
     "an unknown profile": (("--mha-profile", "slow"), "no profile 'slow'; known are quick, default, thorough"),
-    "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float64"),
+    "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float32, float64"),
     "an unknown device": (("--mha-device", "tpu"), "no device 'tpu'; known are cpu, cuda"),
     "a seed that is no number": (("--mha-seed", "three"), "--mha-seed must be a whole number"),
     "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),
@@ -118,3 +118,9 @@ def test_unrelated_run_pays_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
     assert "judging" not in done.stdout
+
+
+def test_workers_report_what_could_not_be_judged() -> None:
+    done = run("-k", "SHP-2", "--mha-impl", "sdpa", *QUICK, "-n", "2")
+    assert done.returncode == 2
+    assert "sdpa: NOTHING WAS JUDGED" in done.stdout

@@ -18,7 +18,7 @@ from mha.spec.bounds import Ball
 from mha.spec.claims import Alignment
 
 
-@checks("MSK-8", Domain(masks=EMPTY, causal=BOTH))
+@checks("MSK-8", Domain(masks=EMPTY, causal=BOTH, paths=("eval",), need_weights=(False,)))
 def empty_rows_follow_the_declared_policy(attention: Trial, case: Case) -> None:
     problem = case.problem()
     policy, answer = attention.claims.empty_row, attention.answer(problem)

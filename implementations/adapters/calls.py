@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ def by_name(
     length_axis: the dimension of query and key that counts positions.
     Raises ImplementationError where the convention promises a mask and the function has no parameter for it.
     """
+    if convention not in (None, *get_args(MaskConvention)):
+        raise ImplementationError(f"{label}: mask must be 'keep', 'drop', 'additive' or None, but is {convention!r}")
     try:
         taken = inspect.signature(function).parameters
     except ValueError as error:
@@ -81,12 +83,12 @@ def by_name(
             if not words["mask"]:
                 raise NotImplementedError(f"{label} takes no mask")
             named[words["mask"]] = to_convention(mask, convention or "keep", query.dtype)
-        if is_causal:
-            if not words["is_causal"]:
-                raise NotImplementedError(f"{label} takes no causal flag")
-            named[words["is_causal"]] = True
-        if need_weights and words["need_weights"]:
-            named[words["need_weights"]] = True
+        if words["is_causal"]:
+            named[words["is_causal"]] = is_causal
+        elif is_causal:
+            raise NotImplementedError(f"{label} takes no causal flag")
+        if words["need_weights"]:
+            named[words["need_weights"]] = need_weights
         return as_output(target(query, key, value, **named))
 
     return call

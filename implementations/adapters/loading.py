@@ -27,10 +27,13 @@ def load(label: str, module: nn.Module, parameters: Mapping[str, str], weights: 
         if kind not in ("w", "b") or not set(roles) <= {"q", "k", "v", "o"}:
             known = "w_q, w_k, w_v, w_o, w_qkv, w_kv, and the same with b_"
             raise ImplementationError(f"{label}: parameters has the key {key!r}; the known keys are {known}")
+        if not isinstance(path, str):
+            raise ImplementationError(f"{label}: parameters[{key!r}] must be a dotted name, but is {path!r}")
         target = _find(label, module, path)
         _fill(label, f"{key} ({path})", target, kind, roles, given)
-        loaded.update(f"{kind}_{role}" for role in roles)
-    missing = [name for name in ("w_q", "w_k", "w_v", "w_o") if name not in loaded]
+        kinds = ("w", "b") if isinstance(target, nn.Module) else (kind,)
+        loaded.update(f"{kind}_{role}" for kind in kinds for role in roles)
+    missing = [name for name in given if name not in loaded]
     if missing:
         raise ImplementationError(
             f"{label}: parameters says nothing of {', '.join(missing)}; the module has {_names(module)}"

@@ -61,7 +61,7 @@ def from_module(
     if not (inspect.isclass(target) and issubclass(target, nn.Module)):
         raise ImplementationError(f"from_module needs a torch.nn.Module class, but got {constructor!r}")
     if claims is None:
-        claims = Claims(masks=MASKS_OF[mask]) if mask else Claims(masks=(), causal=None)
+        claims = Claims(masks=MASKS_OF.get(mask, {"bool"})) if mask else Claims(masks=(), causal=None)
     if mask is None and claims.masks:
         raise ImplementationError(f"{label}: mask=None says that it takes no mask, but claims.masks is {claims.masks}")
     words = _constructor_words(label, constructor)
