@@ -43,10 +43,10 @@ def script(trial: Trial, clause: str, violation: Violation) -> str:
         "import torch",
         "from torch import inf, nan, tensor  # noqa: F401",
         "",
-        "torch.set_num_threads(1)  # as it was judged",
         *_import(trial.implementation),
         "from mha.spec import Config, Weights",
         "",
+        "torch.set_num_threads(1)  # as it was judged",
         *body,
         *violation.check,
     ]
