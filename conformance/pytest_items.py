@@ -52,6 +52,8 @@ def select(config: pytest.Config) -> Selection:
     if not str(option.mha_seed).isdecimal():
         raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
     targets = _words(option.mha_impl)
+    if option.mha_impl and not targets:
+        raise ValueError("--mha-impl names no implementation; leave it out to judge all that are registered")
     registered = discover() if not targets or "all" in targets else []
     chosen = [entry.implementation for entry in registered if entry.implementation is not None]
     chosen += [found for target in targets if target != "all" for found in resolve(target)]

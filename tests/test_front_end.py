@@ -87,6 +87,7 @@ BAD_INPUT = {
         "is a class, not an implementation",
     ),
     "a missing file": (("--mha-impl", "nowhere.py:thing"), "there is no file 'nowhere.py'"),
+    "an empty name": (("--mha-impl", ""), "--mha-impl names no implementation"),
     "an unknown profile": (("--mha-profile", "slow"), "no profile 'slow'; known are quick, default, thorough"),
     "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float32, float64"),
     "an unknown device": (("--mha-device", "tpu"), "no device 'tpu'; known are cpu, cuda"),
