@@ -41,7 +41,7 @@ def script(trial: Trial, clause: str, violation: Violation) -> str:
         "",
         *packed,
         "import torch",
-        "from torch import inf, nan, tensor  # noqa: F401",
+        "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
         "",
         *_import(trial.implementation),
         "from mha.spec import Config, Weights",

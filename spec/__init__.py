@@ -3,7 +3,7 @@
 from mha.spec.claims import Claims, Rounding
 from mha.spec.clauses import CLAUSES, Clause
 from mha.spec.config import Config
-from mha.spec.masks import MaskConvention, causal_mask, to_convention
+from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
 from mha.spec.oracle import Answer, oracle
 from mha.spec.problem import Problem
 from mha.spec.protocols import Attention, Implementation, Output
@@ -24,6 +24,7 @@ __all__ = [
     "Rounding",
     "Weights",
     "causal_mask",
+    "join_causal",
     "oracle",
     "to_convention",
     "validate_call",

@@ -34,3 +34,13 @@ def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.dev
     offset = keys - queries if alignment == "bottom_right" else 0
     rows = torch.arange(queries, device=device).unsqueeze(1)
     return torch.arange(keys, device=device) <= rows + offset
+
+
+def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
+    """Return the one mask that is both: their logical AND, or -infinity where a floating-point mask meets the causal.
+
+    mask: canonical, or None. causal: boolean (L, S), as from `causal_mask`. Clause CAU-4.
+    """
+    if mask is None:
+        return causal
+    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, float("-inf"))

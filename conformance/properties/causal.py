@@ -12,7 +12,7 @@ from mha.conformance.properties.changes import expect_unread
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
-from mha.spec import Problem, causal_mask
+from mha.spec import Problem, causal_mask, join_causal
 
 CAUSAL = (True,)
 
@@ -57,9 +57,7 @@ def causal_alignment_is_as_declared(attention: Trial, case: Case) -> None:
 @checks("CAU-4", Domain(masks=(*BOOLEAN, *FLOAT), causal=CAUSAL))
 def causal_flag_and_mask_join(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    mask, causal = problem.mask, _causal(attention, problem)
-    assert mask is not None
-    both = mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, float("-inf"))
+    both = join_causal(problem.mask, _causal(attention, problem))
     explicit = problem.change(is_causal=False, mask=both)
     bound = attention.answer(problem).output
     seen, expected = attention(problem).output, attention(explicit).output

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, get_args
 
-import torch
 from torch import Tensor
 
 from mha.implementations.errors import ImplementationError
-from mha.spec import MaskConvention, Output, causal_mask, to_convention
+from mha.spec import MaskConvention, Output, causal_mask, join_causal, to_convention
 from mha.spec.claims import Alignment
 
 ARGUMENT_WORDS = {
@@ -77,7 +76,7 @@ def by_name(
     ) -> Output:
         if is_causal and not words["is_causal"] and alignment:
             lengths = query.shape[length_axis], key.shape[length_axis]
-            mask, is_causal = _join_causal(mask, causal_mask(*lengths, alignment, query.device)), False
+            mask, is_causal = join_causal(mask, causal_mask(*lengths, alignment, query.device)), False
         named: dict[str, Any] = {}
         if mask is not None:
             if not words["mask"]:
@@ -99,9 +98,3 @@ def as_output(returned: Any) -> Output:
     if isinstance(returned, tuple) and len(returned) == 2:
         return Output(*returned)
     return Output(returned)
-
-
-def _join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
-    if mask is None:
-        return causal
-    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, float("-inf"))
