@@ -1,4 +1,4 @@
-"""The oracle: a loop over heads in float64 that gives each value with the error that rounding may put on it.
+"""The oracle: attention in float64, each value with the error that rounding may put on it.
 
 An implementation is right where |result - value| <= bound, element by element. The bound is a theorem: it covers every
 order of summation, split, tiled or fused, so a correct implementation cannot exceed it.
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mha.spec.bounds import Ball, Units, affine, units_of
 from mha.spec.claims import Claims
+from mha.spec.config import Config
 from mha.spec.problem import Problem
 
 # Elements of the largest temporary of the core, so that long rows need no more memory than short ones.
@@ -21,128 +22,155 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What a correct implementation returns, in float64, each with its bound.
+    """What a correct implementation returns, in float64, each with its bound, and the steps on the way there.
 
-    output: (B, L, D); weights: (B, H, L, S); context: (B, L, D), the heads' contexts before W_o;
-    value: (B, S, H, d_k), the projected values; empty: boolean (B, H, L), the rows without an allowed key.
+    output: (B, L, D); weights: (B, H, L, S); sums: (B, H, L), the sums of the rows of weights; context: (B, L, D), the
+    heads' contexts before W_o; query: (B, H, L, d_k), key and value: (B, H, S, d_k), as projected, each key/value head
+    repeated for its query heads; empty: boolean (B, H, L), the rows without an allowed key.
     """
 
     output: Ball
     weights: Ball
+    sums: Ball
     context: Ball
+    query: Ball
+    key: Ball
     value: Ball
     empty: Tensor
 
 
 def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answer:
-    """Solve a problem: equations 1 and 3 of Vaswani et al. 2017, head by head.
+    """Solve a problem: equations 1 and 3 of Vaswani et al. 2017.
 
     claims: decide the causal alignment, the empty rows and the rounding. scale: 1/sqrt(d_k) unless given.
     """
     config, given = problem.config, problem.weights
-    units, head_dim = units_of(problem.query.dtype), config.head_dim
-    tau = head_dim**-0.5 if scale is None else scale
-    query = affine(Ball.exact(problem.query), given.w_q, given.b_q, units)
-    key = affine(Ball.exact(problem.key), given.w_k, given.b_k, units)
-    value = affine(Ball.exact(problem.value), given.w_v, given.b_v, units)
+    units = units_of(problem.query.dtype)
+    tau = config.head_dim**-0.5 if scale is None else scale
+    query = _heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units), config)
+    key = _heads(affine(Ball.exact(problem.key), given.w_k, given.b_k, units), config)
+    value = _heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units), config)
     allowed = problem.allowed(claims.causal)
-    bias = torch.zeros((), dtype=torch.float64, device=allowed.device)
+    bias = None
     if problem.mask is not None and problem.mask.dtype != torch.bool:
-        bias = problem.mask.detach().double()
-    bias = bias.expand(problem.shape)
-    contexts, weights, values = [], [], []
-    for head in range(config.n_heads):
-        kv_head = head * config.kv_heads // config.n_heads
-        own = slice(head * head_dim, (head + 1) * head_dim)
-        kv_own = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
-        q, k, v = query[..., own], key[..., kv_own], value[..., kv_own]
-        context, weight = _head(q, k, v, allowed[:, head], bias[:, head], tau, claims, units)
-        contexts.append(context)
-        weights.append(weight)
-        values.append(v)
-    context = Ball.stack(contexts, 2).flatten(2)
+        bias = problem.mask.detach().double().expand(problem.shape)
+    weights, sums, contexts = _attend(query, key, value, allowed, bias, tau, claims, units)
+    context = Ball(*(part.transpose(1, 2).flatten(2) for part in (contexts.mid, contexts.rad)))
     return Answer(
         output=affine(context, given.w_o, given.b_o, units),
-        weights=Ball.stack(weights, 1),
+        weights=weights,
+        sums=sums,
         context=context,
-        value=Ball.stack(values, 2),
+        query=query,
+        key=key,
+        value=value,
         empty=~allowed.any(-1),
     )
 
 
-def _head(
-    query: Ball, key: Ball, value: Ball, allowed: Tensor, bias: Tensor, tau: float, claims: Claims, units: Units
-) -> tuple[Ball, Ball]:
-    """Attend with one head: query (B, L, d), key and value (B, S, d), allowed and bias (B, L, S)."""
+def _heads(projected: Ball, config: Config) -> Ball:
+    """Cut (B, length, heads * d_k) into (B, H, length, d_k); head i owns the columns i*d_k to (i+1)*d_k."""
+
+    def cut(x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        repeats = config.n_heads // heads.shape[1]
+        return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
+
+    return Ball(cut(projected.mid), cut(projected.rad))
+
+
+def _attend(
+    query: Ball,
+    key: Ball,
+    value: Ball,
+    allowed: Tensor,
+    bias: Tensor | None,
+    tau: float,
+    claims: Claims,
+    units: Units,
+) -> tuple[Ball, Ball, Ball]:
+    """Return weights (B, H, L, S), their sums (B, H, L) and contexts (B, H, L, d_k)."""
+    empty = ~allowed.any(-1, keepdim=True)
     if claims.empty_row == "uniform":
-        empty = ~allowed.any(-1, keepdim=True)
         allowed = allowed | empty
         query = Ball(query.mid.masked_fill(empty, 0.0), query.rad.masked_fill(empty, 0.0))
-        bias = bias.masked_fill(empty, 0.0)
+        bias = None if bias is None else bias.masked_fill(empty, 0.0)
+        empty = ~allowed.any(-1, keepdim=True)
+    own, stored, flush = units.accumulate, units.store, units.flush
+    if claims.rounding.softmax_in_float32:
+        single = units_of(torch.float32)
+        own, stored, flush = max(own, single.accumulate), max(stored, single.store), max(flush, single.flush)
     score, error = _scores(query, key, allowed, bias, tau, claims, units)
-    empty = ~allowed.any(-1, keepdim=True)
     # A row without a key would be -inf - -inf; any finite score serves, its weights are set below.
     score = score.masked_fill(~allowed, float("-inf")).masked_fill(empty, 0.0)
     log_weight = torch.log_softmax(score, -1).masked_fill(~allowed, float("-inf"))
-    gap = (score - score.amax(-1, keepdim=True)).abs().masked_fill(~allowed, 0.0)
-    own = units.accumulate
+    gap = (score - _largest(score).unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
     # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
-    wobble = (error + (3 * gap + claims.rounding.exp_error + 4) * own).masked_fill(~allowed, 0.0)
+    steps = (3 * gap + claims.rounding.exp_error + 4) * own
+    wobble = (error + steps).masked_fill(~allowed, 0.0)
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
-    count = allowed.sum(-1, keepdim=True).clamp(min=1)
-    sums = count.double() * own / (1 - count.double() * own).clamp(min=0.0)
-    cast = units.store if claims.rounding.scores_stored else own
-    spread = torch.maximum(
-        upper / lower.sum(-1, keepdim=True).clamp(min=units.flush) - weight,
-        weight - lower / upper.sum(-1, keepdim=True).clamp(min=units.flush),
-    )
-    underflow = (units.subnormal + units.flush) * allowed.double()
-    weight_rad = (spread + (sums + cast) * weight + underflow).masked_fill(~allowed, 0.0)
+    least = lower.sum(-1, keepdim=True).clamp(min=flush)
+    count = allowed.sum(-1, keepdim=True).clamp(min=1).double()
+    summing = count * own / (1 - count * own).clamp(min=0.0)
+    cast = stored if claims.rounding.scores_stored else own
+    spread = torch.maximum(upper / least - weight, weight - lower / upper.sum(-1, keepdim=True).clamp(min=flush))
+    underflow = (units.subnormal + flush) * allowed.double()
+    weight_rad = (spread + (summing + cast) * weight + underflow).masked_fill(~allowed, 0.0)
     context = weight @ value.mid
-    moved = _moved(upper - weight, value.mid, context) / lower.sum(-1, keepdim=True).clamp(min=units.flush)
-    magnitude = weight @ value.mid.abs()
-    rad = (
-        moved
-        + (2 * sums + 3 * own + cast) * magnitude
-        + underflow @ value.mid.abs()
-        + upper @ value.rad
-        + count * units.flush
-    ).masked_fill(empty, 0.0)
-    result = Ball(context, rad)
-    stored = Ball(context, result.stored(units).rad.masked_fill(empty, 0.0))
+    moved = _moved(upper - weight, value.mid, context) / least
+    size = value.mid.abs()
+    rad = moved + (2 * summing + 3 * own + cast) * (weight @ size) + underflow @ size + upper @ value.rad
+    result = Ball(context, (rad + count * units.flush).masked_fill(empty, 0.0))
+    contexts = Ball(context, result.stored(units).rad.masked_fill(empty, 0.0))
+    # A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
+    strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(~allowed, 0.0)
+    apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
+    apart = apart + (summing + cast).squeeze(-1) + underflow.sum(-1)
+    sums = Ball(weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0))
     if claims.empty_row == "nan":
-        stored = Ball(stored.mid.masked_fill(empty, float("nan")), stored.rad)
+        contexts = Ball(contexts.mid.masked_fill(empty, float("nan")), contexts.rad)
         weight = weight.masked_fill(empty, float("nan"))
-    return stored, Ball(weight, weight_rad)
+        sums = Ball(weight.sum(-1), sums.rad)
+    return Ball(weight, weight_rad), sums, contexts
 
 
 def _scores(
-    query: Ball, key: Ball, allowed: Tensor, bias: Tensor, tau: float, claims: Claims, units: Units
+    query: Ball, key: Ball, allowed: Tensor, bias: Tensor | None, tau: float, claims: Claims, units: Units
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores (B, L, S) and the error of each; what they hold where no attention is allowed is not used."""
-    rounding = claims.rounding
-    key_t, key_rad = key.mid.transpose(-1, -2), key.rad.transpose(-1, -2)
-    size = tau * (query.mid.abs() @ key_t.abs())
+    """Return the scores (B, H, L, S) and the error of each; what they hold where nothing is allowed is not used."""
+    rounding, width = claims.rounding, query.mid.shape[-1]
+    key_t, key_rad = key.mid.mT, key.rad.mT
+    query_size, key_size = query.mid.abs(), key_t.abs()
     # Four roundings make the scale itself: a square root, a division, a second root, a cast.
-    relative = units.gamma(query.mid.shape[-1] + 4) + rounding.scaling_roundings * units.store
+    relative = units.gamma(width + 4) + rounding.scaling_roundings * units.store
     relative += units.store if rounding.scores_stored else 0.0
-    bias = bias.masked_fill(~allowed, 0.0)
-    spread = tau * (query.rad @ key_t.abs() + query.mid.abs() @ key_rad + query.rad @ key_rad)
-    score = tau * (query.mid @ key_t) + bias
-    stored = units.store if rounding.scores_stored else units.accumulate
-    biased = stored * (score.abs() + bias.abs()) * (bias != 0)
-    error = relative * size + spread + biased + query.mid.shape[-1] * units.flush
+    size = tau * (query_size @ key_size)
+    spread = tau * (query.rad @ (key_size + key_rad) + query_size @ key_rad)
+    score = tau * (query.mid @ key_t)
+    error = relative * size + spread + width * units.flush
+    if bias is not None:
+        bias = bias.masked_fill(~allowed, 0.0)
+        score = score + bias
+        stored = units.store if rounding.scores_stored else units.accumulate
+        error += stored * (score.abs() + bias.abs()) * (bias != 0)
+    if rounding.softmax_in_float32:
+        error += units_of(torch.float32).store * score.abs()
     return score, error.masked_fill(~allowed, 0.0)
 
 
+def _largest(x: Tensor) -> Tensor:
+    """The largest number of each row, 0 for a row of none."""
+    return x.amax(-1) if x.shape[-1] else x.sum(-1)
+
+
 def _moved(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:
-    """Return sum_j excess_j |v_j - o|, (B, L, d), for excess (B, L, S), value (B, S, d), context (B, L, d).
+    """Return sum_j excess_j |v_j - o|, (B, H, L, d), for excess (B, H, L, S), value (B, H, S, d), context (B, H, L, d).
 
     Errors of the weights move the context only as far as the values differ from it, since sum_j p_j (v_j - o) = 0.
     """
-    rows = max(1, CHUNK // max(1, excess.shape[0] * excess.shape[2] * value.shape[2]))
+    rows = max(1, CHUNK // max(1, excess[:, :, 0].numel() * value.shape[-1]))
     parts = []
-    for part, centre in zip(excess.split(rows, 1), context.split(rows, 1), strict=True):
-        distance = (value.unsqueeze(1) - centre.unsqueeze(2)).abs()
-        parts.append(torch.einsum("bls,blsd->bld", part, distance))
-    return torch.cat(parts, 1) if parts else torch.zeros_like(context)
+    for part, centre in zip(excess.split(rows, 2), context.split(rows, 2), strict=True):
+        distance = (value.unsqueeze(2) - centre.unsqueeze(3)).abs()
+        parts.append((part.unsqueeze(3) @ distance).squeeze(3))
+    return torch.cat(parts, 2)

@@ -139,7 +139,7 @@ def test_it_grants_scores_their_rounding_and_little_more(n_heads: int, regime: s
     """The mask puts errors into the scores, such as pull one channel of every head one way."""
     problem = Case(n_heads=n_heads, head_dim=5, B=2, L=7, S=11, dtype=dtype, regime=regime, seed=seed).problem()
     answer = oracle(problem, Claims())
-    above = answer.value.mid[..., 0].transpose(1, 2).unsqueeze(2) > answer.context.mid[..., ::5].mT.unsqueeze(-1)
+    above = answer.value.mid[..., 0].unsqueeze(2) > answer.context.mid[..., ::5].mT.unsqueeze(-1)
     mask = ROUNDOFF[dtype] * granted(problem) * torch.where(above, 1.0, -1.0)
     pulled = oracle(problem.change(mask=mask), Claims())
     assert REACHED[regime] < ratio(pulled.context.mid[..., ::5], answer.context[..., ::5]) <= 1

@@ -110,7 +110,7 @@ def solve(problem: Problem, claims: Claims, scale: Any = None) -> dict[str, Any]
     config, given = problem.config, problem.weights
     width = config.d_model // config.n_heads
     scale = 1 / mp.sqrt(width) if scale is None else mp.mpf(scale)
-    solved: dict[str, Any] = {"output": [], "weights": [], "context": [], "value": []}
+    solved: dict[str, Any] = {"output": [], "weights": [], "sums": [], "context": [], "key": [], "value": []}
     for b in range(problem.query.shape[0]):
         queries = linear(exact(problem.query[b].tolist()), given.w_q, given.b_q)
         keys = linear(exact(problem.key[b].tolist()), given.w_k, given.b_k)
@@ -128,7 +128,9 @@ def solve(problem: Problem, claims: Claims, scale: Any = None) -> dict[str, Any]
         solved["weights"].append(weights)
         solved["context"].append(contexts)
         solved["output"].append(linear(contexts, given.w_o, given.b_o))
-        solved["value"].append([[v[kv * width : (kv + 1) * width] for kv in kv_heads(config)] for v in values])
+        solved["sums"].append([[sum(row) for row in head] for head in weights])
+        for name, rows in {"key": keys, "value": values}.items():
+            solved[name].append([[row[kv * width : (kv + 1) * width] for row in rows] for kv in kv_heads(config)])
     return solved
 
 

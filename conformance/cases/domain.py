@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from mha.conformance.cases.case import Case
@@ -24,6 +25,8 @@ DENSE = ("contiguous",)
 ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
+# The largest product of all sizes: what a case can teach, it teaches below this.
+VOLUME = 1 << 14
 # Sizes at and beside the edges of tiles.
 EDGES = (16, 17, 33, 65, 129, 257, 513)
 
@@ -110,10 +113,11 @@ class Domain:
         }
 
     def case(self, claims: Claims, dtype: str, device: str, row: dict[str, Any]) -> Case:
-        """Return the case of a row of levels: self-attention and square domains take S from L."""
+        """Return the case of a row of levels; self-attention and square domains have one length, L unless too long."""
         if self.square or row["inputs"] in ("self", "query_key"):
-            row = row | {"S": max(row["L"], self.min_S)}
-            row["L"] = row["S"]
+            fits = row["L"] ** 2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= VOLUME
+            length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
+            row = row | {"L": length, "S": length}
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 
 

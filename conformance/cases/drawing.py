@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import Domain
+from mha.conformance.cases.domain import VOLUME, Domain
 from mha.spec import Claims
 
 SIZES = ("n_heads", "head_dim", "B", "L", "S")
-# The largest product of all sizes: what a case can teach, it teaches below this.
-VOLUME = 1 << 14
 TILES = (16, 32, 64, 128, 256, 512)
 
 

@@ -26,7 +26,7 @@ def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
         at = tuple(outside.nonzero()[0].tolist())
         message = f"{weights[at].code} is {float(seen[at]):.9g}, but a weight is in [0, 1]"
         expect(False, message, f"assert 0 <= {weights[at].code} <= 1, {weights[at].code}")
-    expect_close(weights.row_sums(), answer.weights.sum(-1), because="a row of weights sums to 1")
+    expect_close(weights.row_sums(), answer.sums, because="a row of weights sums to 1")
 
 
 @checks("SMX-2", Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights")
@@ -58,7 +58,7 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
     message = f"{output.code} has numbers that are not finite, though the inputs are"
     expect(bool(output.tensor.isfinite().all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
     if seen.weights is not None:
-        sums = attention.answer(problem).weights.sum(-1)
+        sums = attention.answer(problem).sums
         expect_close(seen.weights.row_sums(), sums, because="a row sums to 1, however large its scores")
 
 
@@ -67,7 +67,7 @@ def context_is_among_the_values(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     answer, seen = attention.answer(problem), attention(problem).output
     allowed = problem.allowed(attention.claims.causal).unsqueeze(-1)
-    values = answer.value.mid.transpose(1, 2).unsqueeze(2)
+    values = answer.value.mid.unsqueeze(2)
     infinity = float("inf")
     low = values.masked_fill(~allowed, infinity).amin(-2).transpose(1, 2).flatten(2)
     high = values.masked_fill(~allowed, -infinity).amax(-2).transpose(1, 2).flatten(2)

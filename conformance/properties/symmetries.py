@@ -92,7 +92,7 @@ def zero_queries_give_the_mean(attention: Trial, case: Case) -> None:
     problem = problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in names})
     answer = attention.answer(problem)
     allowed = problem.allowed(attention.claims.causal).double()
-    mean = torch.einsum("bhls,bshd->blhd", allowed, answer.value.mid).flatten(2)
+    mean = (allowed @ answer.value.mid).transpose(1, 2).flatten(2)
     count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
     centre = (mean / count).where(count > 0, answer.output.mid)
     expect_close(attention(problem).output, Ball(centre, answer.output.rad), because="the mean of the allowed values")
@@ -103,7 +103,7 @@ def one_allowed_key_gives_its_value(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     answer = attention.answer(problem)
     chosen = problem.allowed(None).double()
-    value = torch.einsum("bhls,bshd->blhd", chosen, answer.value.mid).flatten(2)
+    value = (chosen @ answer.value.mid).transpose(1, 2).flatten(2)
     expect_close(attention(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
 
 
