@@ -72,7 +72,7 @@ def _heads(projected: Ball, config: Config) -> Ball:
     """Cut (B, length, heads * d_k) into (B, H, length, d_k); head i owns the columns i*d_k to (i+1)*d_k."""
 
     def cut(x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        heads = x.unflatten(-1, (x.shape[-1] // config.head_dim, config.head_dim)).transpose(1, 2)
         repeats = config.n_heads // heads.shape[1]
         return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
 
@@ -168,7 +168,7 @@ def _moved(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:
 
     Errors of the weights move the context only as far as the values differ from it, since sum_j p_j (v_j - o) = 0.
     """
-    rows = max(1, CHUNK // max(1, excess[:, :, 0].numel() * value.shape[-1]))
+    rows = max(1, CHUNK // max(1, value.numel()))
     parts = []
     for part, centre in zip(excess.split(rows, 2), context.split(rows, 2), strict=True):
         distance = (value.unsqueeze(2) - centre.unsqueeze(3)).abs()

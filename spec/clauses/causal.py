@@ -8,8 +8,16 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="The future does not reach the past",
         statement="With a causal mask, changing position j changes no output at i < j.",
+        why=(
+            "A decoder that sees the next token copies it: its training loss is excellent, and what it generates is "
+            "nonsense, since the next token is then not there."
+        ),
         source="Vaswani et al. 2017, section 3.2.3: leftward information flow is prevented in the decoder",
         differs="",
+        violation=(
+            "`torch.ones(L, S).tril(1)` as the mask: each query also sees the key after it, the token that it is to "
+            "predict."
+        ),
     ),
     Clause(
         id="CAU-2",
@@ -18,11 +26,18 @@ CLAUSES: tuple[Clause, ...] = (
         statement=(
             "`is_causal=True` gives the same result as the explicit lower-triangular mask, the diagonal included."
         ),
+        why=(
+            "Training uses the flag, for its fast kernels, and export or evaluation an explicit mask. If the two "
+            "differ by the diagonal, the model that runs is not the one that was trained."
+        ),
         source="F.scaled_dot_product_attention documentation, argument `is_causal`; Vaswani et al. 2017, section 3.2.3",
         differs=(
             "In torch.nn.MultiheadAttention `is_causal` is a hint about the mask that is passed beside it: without "
             "`attn_mask` 2.13 raises, but on the inference fast path (one tensor as query, key and value, no "
             "gradient) it silently computes full attention."
+        ),
+        violation=(
+            "`torch.ones(L, S).tril(-1)` behind the flag: no query sees its own position, and the first sees nothing."
         ),
     ),
     Clause(
@@ -30,6 +45,10 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Causal alignment is as declared",
         statement="With L != S the declared alignment (`top_left` or `bottom_right`) holds, or the call raises.",
+        why=(
+            "Decoding with a cache puts one query against many keys. With the alignment that was not expected nothing "
+            "raises: the model forgets all but the first token, or sees the future."
+        ),
         source=(
             "F.scaled_dot_product_attention and torch.nn.attention.bias documentation; defect class: an alignment "
             "that changed between versions (Dao-AILab/flash-attention#951)"
@@ -39,12 +58,20 @@ CLAUSES: tuple[Clause, ...] = (
             "since 2.1 bottom-right; x-transformers differs between its plain and its flash path. With one query on "
             "many keys, top-left sees the first key alone and bottom-right sees all."
         ),
+        violation=(
+            "`torch.ones(L, S).tril(S - L)` where `top_left` is declared: with L = 1 and S = 5, the query sees five "
+            "keys instead of one."
+        ),
     ),
     Clause(
         id="CAU-4",
         level="MUST",
         title="Causal and padding masks combine",
         statement="Causal and padding masks together equal their logical AND.",
+        why=(
+            "Batches of a decoder are causal and padded at once. If one mask displaces the other, queries see padding "
+            "or the future, and only in the batches that have padding."
+        ),
         source=(
             "Vaswani et al. 2017, section 3.2.3; Keras MultiHeadAttention documentation (`use_causal_mask`); defect "
             "class: pytorch/pytorch#100709"
@@ -54,16 +81,28 @@ CLAUSES: tuple[Clause, ...] = (
             "`is_causal=True` in its CPU flash kernel, whereas its math backend raises. torch.nn.MultiheadAttention "
             "merges `key_padding_mask` and `attn_mask`."
         ),
+        violation=(
+            "`if mask is None: mask = causal`: a padding mask displaces the causal one, and every query sees the "
+            "future."
+        ),
     ),
     Clause(
         id="CAU-5",
         level="MUST",
         title="The past has no gradient from the future",
         statement="With a causal mask, the gradient of output i with respect to every input at j > i is exactly 0.",
+        why=(
+            "Outputs can be right and the backward pass not: the model is then trained on the gradient of another "
+            "function, and no look at its outputs shows why it learns badly."
+        ),
         source=(
             "Follows from CAU-1: the derivative of a constant function; defect class: a backward pass without the "
             "forward's mask"
         ),
         differs="",
+        violation=(
+            "A backward pass that recomputes the weights as `exp(scores - logsumexp)` without the mask: keys after the "
+            "query get a gradient."
+        ),
     ),
 )

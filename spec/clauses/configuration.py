@@ -8,11 +8,19 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Indivisible head counts are refused",
         statement="Construction with d_model % n_heads != 0 is refused with an exception, before any forward pass.",
+        why=(
+            "Most such sizes are a slip in a configuration. Refused at construction they cost a second; otherwise the "
+            "job fails in a reshape once data and machines are ready, or leaves some columns of the model unused."
+        ),
         source="Vaswani et al. 2017, section 3.2.2 (d_k = d_model / h); torch.nn.MultiheadAttention documentation",
         differs=(
             "Keras takes the head width (`key_dim`) instead of dividing `d_model`, so there every head count is "
             "valid. Code that computes `d_model // n_heads` without a check builds a module that fails later, in a "
             "reshape."
+        ),
+        violation=(
+            "`head_dim = d_model // n_heads` without a check: `d_model=10, n_heads=3` builds a module, and the first "
+            "call fails in a reshape to three heads of width 3."
         ),
     ),
     Clause(
@@ -23,6 +31,10 @@ CLAUSES: tuple[Clause, ...] = (
             "The exception of CFG-1 is a ValueError whose message contains both d_model and n_heads. An `assert` does "
             "not serve: it vanishes under `python -O`."
         ),
+        why=(
+            "The reader of the message is choosing sizes, and needs both numbers to see which one to change. A search "
+            "over sizes can catch a ValueError without hiding other errors."
+        ),
         source=(
             "Python documentation of the assert statement; pytorch/pytorch#28719 asks for the numbers in the message"
         ),
@@ -30,17 +42,26 @@ CLAUSES: tuple[Clause, ...] = (
             "torch.nn.MultiheadAttention 2.13 raises AssertionError (explicitly, so `python -O` keeps it), and the "
             "message names neither number."
         ),
+        violation=(
+            "`assert d_model % n_heads == 0`: the user reads a bare AssertionError and no number, and under `python "
+            "-O` there is no error at all."
+        ),
     ),
     Clause(
         id="CFG-3",
         level="MUST",
         title="Non-positive sizes are refused",
         statement="A d_model or n_heads that is not positive is refused at construction.",
+        why=(
+            "Such a size comes from a computed configuration: a width divided once too often, or a -1 that stood for a "
+            "default. Accepted, it fails far from the line that is wrong, or builds a layer without weights."
+        ),
         source="Defect class: sizes that are not validated (pytorch/pytorch#105630)",
         differs=(
             "torch.nn.MultiheadAttention 2.13 raises ValueError and names both numbers; older versions failed inside "
             "the initialisation with a division by zero."
         ),
+        violation="A check of `d_model % n_heads == 0` alone: `8 % -2` is 0 as well, so `n_heads=-2` is accepted.",
     ),
     Clause(
         id="CFG-4",
@@ -49,6 +70,10 @@ CLAUSES: tuple[Clause, ...] = (
         statement=(
             "Every n_heads that divides d_model is accepted, n_heads = 1 and n_heads = d_model (d_k = 1) included."
         ),
+        why=(
+            "Small experiments, ablations over the number of heads and pruned models need one head, or heads of width "
+            "1. Code that assumes more of either shuts them out, or is wrong for them alone."
+        ),
         source=(
             "Vaswani et al. 2017, section 3.2.2: the equations hold for any h that divides d_model; table 3 (A) "
             "varies h from 1 to 32"
@@ -56,6 +81,10 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "torch.nn.MultiheadAttention 2.13 takes its inference fast path only for an even number of heads, so the "
             "parity of `num_heads` decides which code runs."
+        ),
+        violation=(
+            "`if d_model // n_heads not in (32, 64, 128): raise ValueError`, to suit a kernel: a model of width 8 with "
+            "two heads cannot be built."
         ),
     ),
     Clause(
@@ -66,6 +95,10 @@ CLAUSES: tuple[Clause, ...] = (
             "With bias=False there is no bias parameter, and the result equals that of the same weights with all "
             "biases zero."
         ),
+        why=(
+            "Checkpoints of models trained without biases hold none. A bias that is left over makes a strict load "
+            "fail; a lenient one leaves it at its initial value, and it enters every output."
+        ),
         source=(
             "torch.nn.MultiheadAttention documentation, argument `bias`; the projections of Vaswani et al. 2017, "
             "section 3.2.2, have no bias"
@@ -74,12 +107,20 @@ CLAUSES: tuple[Clause, ...] = (
             "torch.nn.MultiheadAttention, Keras and Flax initialise the biases to zero, so a freshly built module "
             "cannot show that one of them is dropped or misplaced."
         ),
+        violation=(
+            "`nn.Linear(d_model, d_model)` for W_o, where the other three projections are given `bias=bias`: with "
+            "bias=False, every output is shifted by a random b_o."
+        ),
     ),
     Clause(
         id="CFG-6",
         level="SHOULD",
         title="Impossible dropout probabilities are refused",
         statement="A dropout outside [0, 1], NaN included, is refused at construction.",
+        why=(
+            "Such a value is a slip of unit (10 for 10 per cent) or of a sweep. Accepted, it fails in training at "
+            "best; at worst the model trains without the dropout that the experiment's record says it had."
+        ),
         source=(
             "torch.nn.Dropout documentation: the probability lies between 0 and 1; defect class: a range check "
             "written so that NaN passes it"
@@ -88,6 +129,10 @@ CLAUSES: tuple[Clause, ...] = (
             "torch.nn.MultiheadAttention 2.13 accepts any number at construction: 1.5 fails at the first call in "
             "training mode, while -0.1 and NaN fail only with `need_weights=False` and otherwise silently mean no "
             "dropout. torch.nn.Dropout refuses 1.5 and -0.1 at construction, but accepts NaN."
+        ),
+        violation=(
+            "`if p < 0 or p > 1: raise ValueError`: both comparisons are false for NaN, so `dropout=float('nan')` is "
+            "accepted."
         ),
     ),
 )

@@ -8,10 +8,18 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Dropout is off in eval mode",
         statement="In eval mode, and with p = 0, dropout does nothing.",
+        why=(
+            "Otherwise a served model answers the same question differently each time, and a validation loss is both "
+            "too high and noisy."
+        ),
         source="Srivastava et al. 2014; torch.nn.Dropout documentation",
         differs=(
             "torch.nn.MultiheadAttention obeys its mode, but F.scaled_dot_product_attention has none: it drops "
             "whenever `dropout_p > 0`, and the caller must pass 0 in eval mode."
+        ),
+        violation=(
+            "`F.dropout(weights, self.p)`: its argument `training` is True by default, so `eval()` does not switch it "
+            "off."
         ),
     ),
     Clause(
@@ -22,11 +30,19 @@ CLAUSES: tuple[Clause, ...] = (
             "In training mode the output is unbiased: its mean over seeds is the output without dropout. The "
             "statistical test states its false-alarm rate, at most 1e-9."
         ),
+        why=(
+            "Without the factor 1/(1-p), activations are smaller in training than in evaluation, and the layers after "
+            "it meet a scale that they were not trained on."
+        ),
         source="Srivastava et al. 2014 (inverted dropout scales by 1/(1-p)); Hoeffding 1963 for the threshold",
         differs=(
             "Vaswani et al. 2017, section 5.4, drops sub-layer outputs and embeddings and does not mention the "
             "weights. torch.nn.MultiheadAttention and Keras drop weights, each independently; Flax by default shares "
             "one pattern across batch and heads, with the same mean and a larger variance."
+        ),
+        violation=(
+            "`weights * (torch.rand_like(weights) > p)`: with p = 0.1, the mean context in training is 0.9 times that "
+            "in eval mode."
         ),
     ),
     Clause(
@@ -34,18 +50,34 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Dropout follows the seed",
         statement="The same seed gives the same result, and another seed another. p = 1 does not give NaN.",
+        why=(
+            "A run must be repeatable from its seed, and activation checkpointing must draw the same pattern when it "
+            "recomputes. A pattern that never changes drops the same weights for ever."
+        ),
         source="PyTorch documentation on reproducibility; defect class: a scale of 1/(1-p) divides by zero at p = 1",
         differs="torch.nn.MultiheadAttention and F.scaled_dot_product_attention 2.13 give a zero context for p = 1.",
+        violation=(
+            "`torch.rand(shape, generator=torch.Generator().manual_seed(0))` in each call: every step drops the same "
+            "weights, whatever the seed of the run."
+        ),
     ),
     Clause(
         id="DRP-4",
         level="SHOULD",
         title="Returned weights are those before dropout",
         statement="Returned weights are those before dropout, so that their rows sum to 1.",
+        why=(
+            "Weights are returned to be looked at, or to enter a loss. After dropout they are zero at keys that the "
+            "model attends to, and too large elsewhere."
+        ),
         source="Follows from SMX-1; pytorch/pytorch#42929 and #33360 report rows that do not sum to 1",
         differs=(
             "torch.nn.MultiheadAttention returns weights after dropout (its rows summed to between 0.90 and 1.35 in "
             "one trial at p = 0.5). Keras and Flax hand out those before. Tutorials do either."
+        ),
+        violation=(
+            "`weights = F.dropout(scores.softmax(-1), p, self.training)`, returned as they are: with p = 0.5 about "
+            "half of them are 0 and the others doubled."
         ),
     ),
 )

@@ -11,6 +11,10 @@ CLAUSES: tuple[Clause, ...] = (
             "Gradients with respect to query, key, value and every weight match the oracle's float64 gradients within "
             "the gradient bound."
         ),
+        why=(
+            "Training follows the gradient, not the output. With one that is slightly wrong the loss still falls, more "
+            "slowly or to a worse model, and nobody sees why."
+        ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017 by differentiation; Dao et al. 2022, appendix B, writes "
             "out the backward pass"
@@ -19,24 +23,44 @@ CLAUSES: tuple[Clause, ...] = (
             "Fused kernels recompute the weights from the row's logsumexp and take the row sum of P dP as dC.o, which "
             "rounds differently; pytorch/pytorch#103462 reports wrong gradients of a memory-efficient kernel."
         ),
+        violation=(
+            "`grad_q = grad_scores @ k` in a hand-written backward pass, without 1/sqrt(d_k): the query's gradient is "
+            "too large by a factor of sqrt(d_k)."
+        ),
     ),
     Clause(
         id="GRD-2",
         level="MUST",
         title="float64 gradcheck passes",
         statement="`torch.autograd.gradcheck` passes in float64.",
+        why=(
+            "It is the check that users run on their own layers. Attention that fails it makes it useless for every "
+            "module built on top."
+        ),
         source="torch.autograd.gradcheck documentation",
         differs="",
+        violation=(
+            "`scores.softmax(-1).detach() @ v`: the output is right, but finite differences show a dependence on query "
+            "and key whose gradient is reported as zero."
+        ),
     ),
     Clause(
         id="GRD-3",
         level="MUST",
         title="Masked keys and values get no gradient",
         statement="The gradient with respect to a masked key or value is exactly 0.",
+        why=(
+            "A gradient there trains the embedding of the padding, and makes the step that a batch causes depend on "
+            "how far it was padded."
+        ),
         source="Follows from MSK-1: the output is constant in a masked key and value",
         differs=(
             "torch.nn.MultiheadAttention 2.13 gives exact zeros with and without `need_weights`. With an empty row in "
             "the batch, its `need_weights=True` path gives NaN instead (MSK-9)."
+        ),
+        violation=(
+            "`(scores - 30 * ~mask).softmax(-1)`: a masked key keeps a weight of about 1e-13, too small to show in a "
+            "float32 output, but its value has a gradient."
         ),
     ),
     Clause(
@@ -44,10 +68,18 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Gradients are finite where outputs are",
         statement="Gradients are finite wherever the outputs are, batches with empty rows included.",
+        why=(
+            "One NaN spoils the norm that all gradients are clipped by, and then every parameter, while the loss "
+            "printed for that step is still a number."
+        ),
         source="Defect class: NaN gradients behind a finite output (pytorch/pytorch#41508)",
         differs=(
             "Replacing NaN after the softmax (`nan_to_num`, or slicing the row away) mends the output but not the "
             "gradient, since 0 * NaN is NaN in the backward pass."
+        ),
+        violation=(
+            "`(scores + mask).softmax(-1).nan_to_num()` with an additive mask and an empty row: the output is finite, "
+            "and the gradient of the query is NaN."
         ),
     ),
     Clause(
@@ -58,6 +90,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`requires_grad` on any subset of inputs gives the same gradients as on all of them; `no_grad` and "
             "`inference_mode` give the same output."
         ),
+        why=(
+            "Fine-tuning freezes parts of a model and trains the rest. What is trained must get the same gradient "
+            "whatever is frozen."
+        ),
         source=(
             "torch.autograd documentation: `requires_grad` selects what is recorded, not what is computed; defect "
             "class: pytorch/pytorch#106630"
@@ -67,6 +103,10 @@ CLAUSES: tuple[Clause, ...] = (
             "required one crashed the backward pass (pytorch/pytorch#188302). In torch.nn.MultiheadAttention the "
             "gradient mode selects the fast path (PTH-2)."
         ),
+        violation=(
+            "`if not ctx.needs_input_grad[0]: return None, None, None` in a custom backward pass: where the query is "
+            "frozen, key and value get no gradient."
+        ),
     ),
     Clause(
         id="GRD-6",
@@ -74,6 +114,10 @@ CLAUSES: tuple[Clause, ...] = (
         title="Only additive masks get gradients",
         statement=(
             "The mask gets no gradient unless it is an additive mask that requires one, and then it gets the right one."
+        ),
+        why=(
+            "Relative position biases are learnt through the additive mask: without its gradient they stay as they "
+            "were initialised, and the loss does not say so."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017 with a bias added to the scores; torch.autograd "
@@ -84,6 +128,7 @@ CLAUSES: tuple[Clause, ...] = (
             "CPU. xFormers' memory-efficient attention at first had no gradient for its bias "
             "(facebookresearch/xformers#636)."
         ),
+        violation="`scores + mask.detach()`: a learnt bias enters the output, and is never trained.",
     ),
     Clause(
         id="GRD-7",
@@ -93,6 +138,10 @@ CLAUSES: tuple[Clause, ...] = (
             "The gradient of the key bias is 0 within the bound, since the softmax cancels it, and the sum of the "
             "gradient over a row's scores is 0."
         ),
+        why=(
+            "A key bias with a real gradient betrays a backward pass that has lost the normalisation of the softmax, "
+            "so that the gradients of queries and keys are wrong as well."
+        ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: the softmax is invariant to a shift of its argument "
             "(SMX-3)"
@@ -100,6 +149,10 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "Rounding leaves a small remainder: about 3e-6, beside 13 for the query bias, in one float32 trial of "
             "torch.nn.MultiheadAttention."
+        ),
+        violation=(
+            "`grad_scores = weights * grad_weights`, without subtracting the row's `(weights * grad_weights).sum(-1)`: "
+            "the rows do not sum to 0, and b_k gets a gradient."
         ),
     ),
 )

@@ -11,22 +11,35 @@ CLAUSES: tuple[Clause, ...] = (
             "Replacing a masked key and its value with any finite numbers, however large, changes no output beyond "
             "the bound; on the CPU, where the operations stay the same, it changes no bit."
         ),
+        why=(
+            "Masked positions hold padding, other documents, or tokens that are not to be seen yet. If they reach the "
+            "output, information leaks, and a prediction changes with what it was batched with."
+        ),
         source="Vaswani et al. 2017, section 3.2.3: masked connections are set to -infinity before the softmax",
         differs=(
             "Masking by -infinity meets this; F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 do, "
             "to the bit on the CPU for values of 1e30. Adding a finite number (-10000 in ONNX Runtime's contrib "
             "operator, -1e5 in tutorials) lets a huge masked score through."
         ),
+        violation="`scores - 1e4 * ~mask`: a masked key whose score is 2e4 keeps 1e4, and takes all the weight.",
     ),
     Clause(
         id="MSK-2",
         level="MUST",
         title="A masked key's weight is exactly zero",
         statement="The weight of a masked key is exactly 0. (Rows without any allowed key: MSK-8.)",
+        why=(
+            "A weight that is only small lets a huge value through, and makes a map of the weights show attention to "
+            "padding."
+        ),
         source="Vaswani et al. 2017, section 3.2.3, with exp(-infinity) = 0",
         differs=(
             "A fill of -1e9 or of the dtype's lowest number underflows to 0 only beside an allowed key of ordinary "
             "score; in a row without one it gives masked keys positive weights (transformers eager, JAX, Flax)."
+        ),
+        violation=(
+            "`scores.masked_fill(~mask, -10)`: beside four allowed keys of score 0, a masked key has the weight "
+            "1.1e-5."
         ),
     ),
     Clause(
@@ -34,22 +47,38 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Masking keys equals deleting them",
         statement="Masking keys gives the same result as deleting them (from key, value and mask).",
+        why=(
+            "It is what makes batches of different lengths possible: an item padded to the longest gives what it gives "
+            "alone. Otherwise an evaluation depends on its batch size."
+        ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: a key of weight 0 contributes neither to the sum nor to "
             "the normalisation"
         ),
         differs="",
+        violation=(
+            "`scores.softmax(-1) * mask`: masked keys still count in the denominator, so the contexts are smaller than "
+            "with the keys deleted."
+        ),
     ),
     Clause(
         id="MSK-4",
         level="MUST",
         title="An all-True mask equals no mask",
         statement="A mask that allows every key gives the same result as no mask.",
+        why=(
+            "A batch of equal lengths comes with an all-True mask from one data loader, and with none from another. If "
+            "the two differ, results depend on who prepared the batch."
+        ),
         source="Follows from the meaning of the boolean mask; F.scaled_dot_product_attention documentation",
         differs=(
             "torch.nn.MultiheadAttention reads True the other way round (masked), so for it the mask without effect "
             "is all False. Kernels are often chosen by whether a mask is present at all, so the two calls may run "
             "different code."
+        ),
+        violation=(
+            "`scores.masked_fill(mask, float('-inf'))`, which takes True for masked: the all-True mask hides every "
+            "key, and the output is NaN."
         ),
     ),
     Clause(
@@ -57,6 +86,10 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Broadcast masks equal expanded ones",
         statement="A broadcast mask equals the same mask expanded, for each broadcast pattern of B, H and L.",
+        why=(
+            "A mask of (B, 1, 1, S) is stored where one of (B, H, L, S) would take gigabytes, so one model meets both "
+            "forms. If they differ, saving memory changes results."
+        ),
         source=(
             "PyTorch documentation, broadcasting semantics; F.scaled_dot_product_attention documentation: the mask is "
             "broadcastable to the shape of the weights"
@@ -65,6 +98,10 @@ CLAUSES: tuple[Clause, ...] = (
             "F.scaled_dot_product_attention 2.13 broadcasts any mask of two to four dimensions. "
             "torch.nn.MultiheadAttention broadcasts none: it takes exactly (L, S) or (B * H, L, S), and a (B, S) mask "
             "under the name `key_padding_mask`."
+        ),
+        violation=(
+            "`if mask.shape[2] == 1: mask = mask[:, :1]`: a mask of (B, H, 1, S) applies its first head to all heads; "
+            "expanded to (B, H, L, S), with L > 1, it does not."
         ),
     ),
     Clause(
@@ -75,6 +112,10 @@ CLAUSES: tuple[Clause, ...] = (
             "Mask entries may differ per batch item, per query and (where claimed) per head, and each acts on its own "
             "place alone."
         ),
+        why=(
+            "Items are padded to different lengths, and packed documents see different keys. An entry that acts "
+            "elsewhere hides real tokens and shows padding, and no shape gives it away."
+        ),
         source=(
             "F.scaled_dot_product_attention documentation; defect class: only the first item's or head's mask is "
             "used, or a mask is read on the wrong axes"
@@ -84,14 +125,26 @@ CLAUSES: tuple[Clause, ...] = (
             "or L = S, a mask read on the wrong axes raises nothing and is silently wrong: "
             "torch.nn.MultiheadAttention accepts a transposed `key_padding_mask` when B = S."
         ),
+        violation=(
+            "`mask.repeat(H, 1, 1).view(B, H, L, S)` for a mask of (B, L, S): the heads of the first item get the "
+            "masks of different items."
+        ),
     ),
     Clause(
         id="MSK-7",
         level="MUST",
         title="No key position is special",
         statement="Masking works from the first key to the last: no position is special.",
+        why=(
+            "Left-padded batches mask the first keys, right-padded ones the last. Code that spares one position is "
+            "right for one kind of batch, and lets every query see a padding token in the other."
+        ),
         source="Defect class: off-by-one padding, and classification tokens that are never masked",
         differs="",
+        violation=(
+            "`mask | (torch.arange(S) == 0)`, so that a classification token is always seen: in a left-padded batch, "
+            "every query attends to the padding in front."
+        ),
     ),
     Clause(
         id="MSK-8",
@@ -101,6 +154,10 @@ CLAUSES: tuple[Clause, ...] = (
             "A row with no allowed key follows the one policy that the implementation declares, on every path: "
             "`zeros` (zero context, so that the output is b_o), `nan`, `uniform` (the mean of all values) or `error`. "
             "That the policy is `zeros` is a SHOULD."
+        ),
+        why=(
+            "Such rows are routine: a wholly padded item, or a causal batch padded on the left. NaN there reaches "
+            "other rows in the next layer, and a policy that changes with the path makes serving differ from training."
         ),
         source=(
             "Equation 1 of Vaswani et al. 2017 leaves 0/0 undefined; pytorch/pytorch#131060 chose zeros for "
@@ -113,12 +170,20 @@ CLAUSES: tuple[Clause, ...] = (
             "2.13 has no one policy: NaN with `need_weights=True`, b_o without, and NaN again on the inference fast "
             "path."
         ),
+        violation=(
+            "`scores.masked_fill(~mask, -1e9).softmax(-1)` where `zeros` is declared: all scores of an empty row are "
+            "equal, so it gets the mean of all values."
+        ),
     ),
     Clause(
         id="MSK-9",
         level="MUST",
         title="Empty rows harm no other row",
         statement="A row with no allowed key changes no other row: neither the outputs nor the gradients.",
+        why=(
+            "Otherwise one wholly padded item in a large batch is enough to make the gradients of the shared weights "
+            "NaN, and the optimiser's next step destroys the model."
+        ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: rows are computed apart; defect class: NaN gradients "
             "from an empty row (pytorch/pytorch#41508)"
@@ -128,6 +193,10 @@ CLAUSES: tuple[Clause, ...] = (
             "batch has NaN gradients for the input and the shared projection weights as soon as another item is "
             "wholly padded. With `need_weights=False` both are finite."
         ),
+        violation=(
+            "`(scores + mask).softmax(-1)` with an additive mask: an empty row is NaN, and in the backward pass it "
+            "makes the gradients of W_q and W_k NaN, even for a loss on the other rows alone."
+        ),
     ),
     Clause(
         id="MSK-10",
@@ -136,10 +205,18 @@ CLAUSES: tuple[Clause, ...] = (
         statement=(
             "NaN or infinity in a masked key or value does not reach the output; NaN in an allowed key or value does."
         ),
+        why=(
+            "A padded tail from `torch.empty`, or from a layer that gives NaN in empty rows, holds NaN: it must stay "
+            "there. NaN in a real token must show, and not become a plausible number."
+        ),
         source="Follows from MSK-3, masked equals deleted; defect class: 0 * NaN = NaN (pytorch/pytorch#101967)",
         differs=(
             "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 (CPU) let NaN through from a masked "
             "key as well as from a masked value."
+        ),
+        violation=(
+            "`weights @ v` where a masked value is NaN: its weight is exactly 0, but 0 * NaN is NaN, and so is the "
+            "context."
         ),
     ),
     Clause(
@@ -150,6 +227,10 @@ CLAUSES: tuple[Clause, ...] = (
             "The additive (0 and -infinity) and the boolean form of one mask agree, where both are claimed. An "
             "additive mask with finite entries is a real bias on the scores."
         ),
+        why=(
+            "Kernels want one form or the other, so callers convert; and ALiBi and relative positions come as finite "
+            "additive masks. A form that is misread loses the positions, with no error."
+        ),
         source=(
             "torch.nn.MultiheadAttention and F.scaled_dot_product_attention documentation: a float mask is added to "
             "the scores; defect class: a float mask converted to boolean (pytorch/pytorch#107084)"
@@ -158,6 +239,10 @@ CLAUSES: tuple[Clause, ...] = (
             "torch.nn.MultiheadAttention's fast path once turned a float mask into a boolean one; 2.13 leaves the "
             "fast path for float masks. Keras casts its mask to boolean, transformers' eager code takes only additive "
             "masks, and ONNX Attention-23 takes both."
+        ),
+        violation=(
+            "`scores.masked_fill(mask != 0, float('-inf'))` for an additive mask: a bias of 0.5 hides its key, where "
+            "it should raise its score."
         ),
     ),
     Clause(
@@ -168,10 +253,18 @@ CLAUSES: tuple[Clause, ...] = (
             "A mask whose shape cannot be broadcast raises. A mask of a dtype that is not claimed raises, rather than "
             "being reinterpreted."
         ),
+        why=(
+            "Tokenisers return masks of 0 and 1 as integers. A guess at what is meant hides nothing, or hides other "
+            "tokens, and the model trains nevertheless, only worse."
+        ),
         source="Defect class: a 0/1 integer mask added to the scores as if it were a bias",
         differs=(
             "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 refuse integer masks, uint8 "
             "included. Keras casts any mask to boolean, and a 0/1 float mask in torch is a bias of 1, not a mask."
+        ),
+        violation=(
+            "`scores + mask` with an int64 mask of 0 and 1: a key marked 0 keeps 37% of the weight of an equal key "
+            "marked 1."
         ),
     ),
 )

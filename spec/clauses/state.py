@@ -8,16 +8,29 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Arguments are not modified",
         statement="Inputs, masks and weights are not modified.",
+        why=(
+            "Callers use their tensors again: the residual sum adds the query, and the next layer takes the same mask. "
+            "A change in place spoils them far from its cause."
+        ),
         source="Defect class: in-place scaling of the query, `masked_fill_` on the caller's mask",
         differs="",
+        violation="`query.mul_(d_k**-0.5)`: the residual sum that follows adds a query that is too small.",
     ),
     Clause(
         id="STA-2",
         level="MUST",
         title="Results do not share memory",
         statement="The output shares no memory with an input, and a later call does not change an earlier result.",
+        why=(
+            "Outputs are collected in lists and changed in place. One that lies in a buffer of the module, or in an "
+            "input, changes after the fact."
+        ),
         source="Defect class: output buffers kept between calls, identity shortcuts that return the input",
         differs="",
+        violation=(
+            "`torch.matmul(weights, v, out=self.buffer)`, returned as the result: the outputs of two calls are one "
+            "tensor."
+        ),
     ),
     Clause(
         id="STA-3",
@@ -27,6 +40,10 @@ CLAUSES: tuple[Clause, ...] = (
             "Two calls with the same inputs give the same bits on the CPU. A call has no effect on the next, whatever "
             "its shapes, masks or failures were."
         ),
+        why=(
+            "A result that depends on earlier calls cannot be reproduced alone, so neither can its bugs. On a server, "
+            "one request would change the next."
+        ),
         source=(
             "PyTorch documentation on reproducibility; defect class: causal masks or results cached by shape, id or "
             "data pointer"
@@ -34,6 +51,10 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "Some GPU kernels sum with atomic additions and do not repeat to the bit unless deterministic algorithms "
             "are requested, which is why the clause says CPU."
+        ),
+        violation=(
+            "`if self.mask is None: self.mask = mask`, kept from the first call: every later call is masked as the "
+            "first one was."
         ),
     ),
     Clause(
@@ -44,10 +65,18 @@ CLAUSES: tuple[Clause, ...] = (
             "`state_dict` round-trips into a fresh module, strictly, with equal outputs; so do `copy.deepcopy` and "
             "`torch.save` with `torch.load`."
         ),
+        why=(
+            "Checkpoints, averaged copies and servers rebuild the module from its state. What is not in the state is "
+            "initialised anew at loading."
+        ),
         source="torch.nn.Module documentation, `state_dict` and `load_state_dict`",
         differs=(
             "torch.nn.MultiheadAttention has one `in_proj_weight` where the three widths are equal and three separate "
             "weights otherwise, so the names in its state depend on `kdim` and `vdim`."
+        ),
+        violation=(
+            "`self.w_o = torch.randn(d_model, d_model)`, a plain tensor: it is not in `state_dict`, so a fresh module "
+            "has another."
         ),
     ),
     Clause(
@@ -58,20 +87,36 @@ CLAUSES: tuple[Clause, ...] = (
             "Global state is left alone: default dtype, gradient mode, random state (outside dropout), thread count, "
             "deterministic flags and the warnings filter."
         ),
+        why=(
+            "A module is a small part of a program. One that resets the random state makes data order and dropout "
+            "repeat everywhere; one that sets the default dtype changes tensors made by others."
+        ),
         source=(
             "Defect class: `torch.manual_seed`, `torch.set_default_dtype` or `warnings.simplefilter` inside a module"
         ),
         differs="",
+        violation=(
+            "`torch.manual_seed(0)` in `forward`, for repeatable dropout: after each call, all random numbers of the "
+            "program start again."
+        ),
     ),
     Clause(
         id="STA-6",
         level="MUST",
         title="Training mode matters only to dropout",
         statement="`train()` and `eval()` matter only to dropout.",
+        why=(
+            "Users call `eval()` to switch dropout off and nothing else. Any other effect makes evaluation differ from "
+            "training, with no option that explains it."
+        ),
         source="torch.nn.Module documentation, `train` and `eval`; defect class: pytorch/pytorch#86120",
         differs=(
             "In torch.nn.MultiheadAttention 2.13 `eval()` also admits the inference fast path, which gives NaN where "
             "training mode gives b_o (PTH-2)."
+        ),
+        violation=(
+            "`if not self.training: scores = scores.clamp(-50, 50)`, for safety in production: large scores give other "
+            "weights in eval mode."
         ),
     ),
     Clause(
@@ -79,7 +124,15 @@ CLAUSES: tuple[Clause, ...] = (
         level="SHOULD",
         title="Threads may share one module",
         statement="Calls from several threads on one module give the results of the same calls made one by one.",
+        why=(
+            "Servers share one module between threads. Scratch space on the module mixes the requests of different "
+            "users, rarely, and leaves no trace."
+        ),
         source="Defect class: scratch tensors kept as attributes of the module",
         differs="",
+        violation=(
+            "`self.scores = q @ k.transpose(-1, -2)`, read again a line later: another thread may have replaced it in "
+            "between."
+        ),
     ),
 )
