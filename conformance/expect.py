@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.trial import Observed
-from mha.conformance.violation import Refusal, Violation
+from mha.conformance.observed import Observed
+from mha.conformance.trial import Trial
+from mha.conformance.violation import Inapplicable, Refusal, Violation
 from mha.implementations import ImplementationError
 from mha.spec.bounds import Ball
 
@@ -18,6 +19,12 @@ def expect(condition: bool, message: str, *check: str) -> None:
     """Raise a Violation with this message and these lines of script unless the condition holds."""
     if not condition:
         raise Violation(message, check)
+
+
+def need(condition: bool, why: str) -> None:
+    """Leave a case out, uncounted, unless the condition holds: it says nothing of the clause."""
+    if not condition:
+        raise Inapplicable(why)
 
 
 def expect_shape(got: Observed, shape: tuple[int, ...]) -> None:
@@ -51,9 +58,10 @@ def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
     plain = seen.isfinite() & value.isfinite()
     error = (seen - value).abs()
     same = torch.where(plain, error <= expected.rad, (seen == value) | (seen.isnan() & value.isnan()))
+    same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
     ratio = torch.where(plain & (error > 0), error / expected.rad, 0.0)
     if bool(same.all()):
-        got.trial.margin = max(got.trial.margin, float(ratio.max()) if ratio.numel() else 0.0)
+        got.saw(float(ratio.max()) if ratio.numel() else 0.0)
         return
     worst = _worst(torch.where(plain, ratio, float("inf")).masked_fill(same, -1.0))
     at = got[worst].code
@@ -72,14 +80,28 @@ def expect_agree(got: Observed, expected: Observed, *, bounds: tuple[Ball, Ball]
     expect_close(got, Ball(expected.tensor.detach().double(), reach), because=f"{because} ({expected.code})")
 
 
-def expect_raises(call: Callable[[], Any], *, because: str) -> None:
-    """The call is refused with an exception."""
+def expect_unchanged(
+    attention: Trial, got: Observed, expected: Observed, *, bound: Callable[[], Ball], because: str
+) -> None:
+    """Two results of the same operations are equal to the bit.
+
+    On other devices than the CPU, and for an implementation that retiles, they agree within twice the bound.
+    """
+    if attention.case.device == "cpu" and not attention.claims.retiles:
+        expect_equal(got, expected, because=because)
+    else:
+        reach = bound()
+        expect_agree(got, expected, bounds=(reach, reach), because=because)
+
+
+def expect_raises(call: Callable[[], Any], *, because: str) -> BaseException:
+    """The call is refused with an exception, which is returned."""
     try:
         call()
     except Violation as violation:
         # What the adapter refuses afterwards, the implementation had accepted.
         if isinstance(violation, Refusal) and not isinstance(violation.error, ImplementationError):
-            return
+            return violation.error
     raise Violation(f"no exception was raised, though {because}", (f"raise AssertionError({because!r})",))
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.judge import JUDGED_DTYPES, PROFILES, judge, validate_choice, validate_devices, versions
+from mha.conformance.judge import judge, validate_choice, validate_devices, versions
 from mha.conformance.registry import properties
 from mha.conformance.report import Verdict
+from mha.conformance.search import PROFILES
 from mha.conformance.text import describe, summarise
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
 from mha.implementations import Registered, discover, resolve
 from mha.spec import Implementation
+from mha.spec.claims import DTYPES
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Selection:
     profile: str
     seed: int
     waivers: tuple[Waiver, ...]
+    strict: bool
 
     def header(self) -> list[str]:
         """Return the lines that name what is judged, and how."""
@@ -36,7 +39,8 @@ class Selection:
         names = ", ".join(implementation.name for implementation in self.implementations) or "nothing"
         return [
             f"judging: {names}",
-            f"on: {', '.join(self.devices)} in {', '.join(self.dtypes)}; profile {self.profile}, seed {self.seed}",
+            f"on: {', '.join(self.devices)} in {', '.join(self.dtypes)}; profile {self.profile}, seed {self.seed}"
+            + (", SHOULD as MUST" if self.strict else ""),
             f"with: {used}",
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
@@ -47,7 +51,7 @@ def select(config: pytest.Config) -> Selection:
     option = config.option
     devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or ("float32", "float64")
     validate_choice("profile", [option.mha_profile], PROFILES)
-    validate_choice("dtype", dtypes, JUDGED_DTYPES)
+    validate_choice("dtype", dtypes, DTYPES)
     validate_devices(devices)
     if not str(option.mha_seed).isdecimal():
         raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
@@ -64,7 +68,14 @@ def select(config: pytest.Config) -> Selection:
     waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers)) if option.mha_waivers else [])]
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
     return Selection(
-        tuple(by_name.values()), unavailable, devices, dtypes, option.mha_profile, int(option.mha_seed), tuple(waivers)
+        implementations=tuple(by_name.values()),
+        unavailable=unavailable,
+        devices=devices,
+        dtypes=dtypes,
+        profile=option.mha_profile,
+        seed=int(option.mha_seed),
+        waivers=tuple(waivers),
+        strict=option.mha_strict,
     )
 
 
@@ -120,14 +131,15 @@ class ContractItem(pytest.Item):
             profile=chosen.profile,
             seed=chosen.seed,
             waivers=chosen.waivers,
+            strict=chosen.strict,
         )
         self.user_properties.append(("mha", asdict(verdict)))
         if verdict.status == "not_claimed":
             pytest.skip(f"not claimed: {verdict.message}")
-        if verdict.status == "waived":
-            pytest.xfail(verdict.message)
         if verdict.status == "harness_error" or not verdict.conforms:
             raise Nonconformance(verdict)
+        if verdict.status != "pass":  # waived, or a SHOULD that is not kept
+            pytest.xfail(verdict.message)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Describe a violation; anything else is ours, and keeps its traceback."""

@@ -31,13 +31,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mha-profile", default="default", metavar="NAME", help="how far to go: quick, default, thorough")
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases; one seed, one result (default: 0)")
+    group.addoption("--mha-strict", action="store_true", help="fail for a clause of level SHOULD too")
     group.addoption("--mha-waivers", default=None, metavar="FILE", help="known departures, as TOML")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a wrong option before anything runs."""
     options = (name for name in vars(config.option) if name.startswith("mha_"))
-    if any(getattr(config.option, name) not in ([], None, "0", "default") for name in options):
+    if any(getattr(config.option, name) not in ([], None, False, "0", "default") for name in options):
         selection(config)
 
 

@@ -10,45 +10,95 @@ from functools import cache
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.trial import Trial
-from mha.spec import CLAUSES, Claims
+from mha.spec import CLAUSES, Claims, Level
 
 # One module for each family of the contract, in its order.
-MODULES = ("configuration", "shapes", "softmax", "masks", "empty_rows", "causal", "heads", "symmetries", "accuracy")
+MODULES = (
+    "configuration",
+    "shapes",
+    "softmax",
+    "masks",
+    "empty_rows",
+    "causal",
+    "paths",
+    "heads",
+    "symmetries",
+    "accuracy",
+    "long_rows",
+    "gradients",
+    "dropout",
+    "state",
+    "composition",
+)
 Check = Callable[[Trial, Case], None]
 _registered: list[Property] = []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Property:
     """A function that raises a Violation unless a trial of a case keeps a clause.
 
-    clause: id of the clause. domain: the cases that it is about. module: the name of the module that has it.
-    needs: a field of `Claims` that must not be false or empty, besides what the domain needs.
+    clause: id of the clause. level: of what is tested, where it is not the clause's own. domain: the cases that it is
+    about. module: the name of the module that has it. needs: a field of `Claims`, or a word "field:word" in one, that
+    must be claimed besides what the domain needs. after: the basic clause without which this one tells nothing.
+    rejects: the known wrong answers, of `mha.conformance.wrong`, that it exists to reject, in at least a share `floor`
+    of the cases. limit: the most cases of each phase, for a property that takes long.
     """
 
     name: str
     clause: str
+    level: Level
     domain: Domain
     check: Check
     module: str
-    needs: str | None = None
+    needs: str | None
+    after: str | None
+    rejects: tuple[str, ...]
+    floor: float
+    limit: int
 
     def within(self, claims: Claims, dtype: str) -> Domain | str:
         """Return the cases that the claims leave, or why there are none."""
-        if self.needs and not getattr(claims, self.needs):
-            return f"needs the claim {self.needs}"
+        if self.needs:
+            field, _, word = self.needs.partition(":")
+            claimed = getattr(claims, field)
+            if (word not in claimed) if word else not claimed:
+                return f"needs the claim {self.needs.replace(':', '=')}"
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return f"is only about {', '.join(self.domain.dtypes)}"
         return self.domain.within(claims)
 
 
-def checks(clause: str, domain: Domain | None = None, *, needs: str | None = None) -> Callable[[Check], Check]:
-    """Register a function as a property of a clause; `needs` names a claim that must hold."""
+def checks(
+    clause: str,
+    domain: Domain | None = None,
+    *,
+    needs: str | None = None,
+    level: Level | None = None,
+    after: str | None = "SHP-1",
+    rejects: tuple[str, ...] = ("noise",),
+    floor: float = 0.5,
+    limit: int = 1 << 16,
+) -> Callable[[Check], Check]:
+    """Register a function as a property of a clause; see `Property`."""
     assert clause in CLAUSES, f"{clause} is no clause of the contract"
+    known = CLAUSES[clause]
 
     def register(check: Check) -> Check:
-        module = check.__module__.rpartition(".")[2]
-        _registered.append(Property(check.__name__, clause, domain or Domain(), check, module, needs))
+        found = Property(
+            name=check.__name__,
+            clause=clause,
+            level=level or known.level,
+            domain=domain or Domain(),
+            check=check,
+            module=check.__module__.rpartition(".")[2],
+            needs=needs,
+            after=None if known.family in ("CFG", "SHP") else after,
+            rejects=rejects,
+            floor=floor,
+            limit=limit,
+        )
+        _registered.append(found)
         return check
 
     return register

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Status = Literal[
@@ -17,16 +17,19 @@ Status = Literal[
     "blocked",
     "harness_error",
 ]
-# A MUST with one of these means that the implementation does not conform.
-NONCONFORMING = ("fail", "refused", "stale_waiver")
+# A required clause with one of these means that the implementation does not conform.
+NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The judgement of one clause on one implementation, in one dtype on one device.
 
-    examples: how many cases were run. margin: the largest error/bound among them. case: the minimal failing case, as
-    code. message: why, where the status is not "pass". script: a stand-alone script that shows the failure.
+    required: whether the implementation must keep it: a SHOULD only in a strict run. examples: how many cases were run.
+    margin: the largest error/bound among them. rejected: how many of the cases that were given to a known wrong answer
+    rejected it, by its name ("zeros"), and how many were given to it ("zeros tried"). case: the minimal failing case,
+    as code. message: why, where the status is not "pass". script: a stand-alone script that shows the failure.
+    blocked_by: the clause or family whose failure leaves nothing to say of this one.
     """
 
     implementation: str
@@ -35,16 +38,19 @@ class Verdict:
     dtype: str
     device: str
     status: Status
+    required: bool = True
     examples: int = 0
     margin: float = 0.0
+    rejected: dict[str, int] = field(default_factory=dict)
     case: str | None = None
     message: str = ""
     script: str | None = None
+    blocked_by: str | None = None
 
     @property
     def conforms(self) -> bool:
-        """Whether this verdict lets the implementation conform: only a MUST can stop it."""
-        return self.level != "MUST" or self.status not in NONCONFORMING
+        """Whether this verdict lets the implementation conform."""
+        return not self.required or self.status not in NONCONFORMING
 
 
 @dataclass(frozen=True, kw_only=True)

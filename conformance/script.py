@@ -5,41 +5,41 @@ from __future__ import annotations
 import base64
 import sys
 import zlib
+from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mha.conformance.trial import Build, Call, Trial
+from mha.conformance.observed import MODES, Build, Call, Derived, Said, Step
+from mha.conformance.trial import Trial
 from mha.conformance.violation import Violation
-from mha.spec import CLAUSES, Implementation
+from mha.spec import CLAUSES, Config, Implementation
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
 READABLE = 64
-
-
-CONTEXTS = {
-    "no_grad": "torch.no_grad()",
-    "train_no_grad": "torch.no_grad()",
-    "inference": "torch.inference_mode()",
-}
+# What a script may need besides torch.
+MODULES = ("base64", "copy", "io", "warnings", "zlib")
 
 
 def script(trial: Trial, clause: str, violation: Violation) -> str:
-    """Return a script that repeats the calls of a trial, and fails as the trial did."""
+    """Return a script that repeats the steps of a trial, and fails as the trial did."""
     known = CLAUSES[clause]
     names: dict[int, str] = {}
     body: list[str] = []
     for step in trial.steps:
-        body += _build(step, trial, names) if isinstance(step, Build) else _call(step, names)
-    packed = ["import base64", "import zlib", ""] if any("zlib" in line for line in body) else []
+        body += _lines(step, trial, names)
+    body += violation.check
+    used = (module for module in MODULES if any(f"{module}." in line for line in body))
     lines = [
         f'"""{clause} ({known.level}): {known.statement}',
         "",
         f"{trial.case!r}",
         '"""',
         "",
-        *packed,
+        *(f"import {module}" for module in used),
+        "",
         "import torch",
         "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
         "",
@@ -48,35 +48,59 @@ def script(trial: Trial, clause: str, violation: Violation) -> str:
         "",
         "torch.set_num_threads(1)  # as it was judged",
         *body,
-        *violation.check,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _lines(step: Step, trial: Trial, names: dict[int, str]) -> list[str]:
+    match step:
+        case Build():
+            return _build(step, trial, names)
+        case Derived():
+            return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
+        case Call():
+            return _call(step, trial, names)
+        case Said():
+            return [step.code]
 
 
 def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
     weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
-    config = f"Config(d_model={build.config.d_model}, n_heads={build.config.n_heads}, bias={build.config.bias})"
     options = f"dtype=torch.{trial.case.dtype}, device={trial.case.device!r}"
-    lines.append(f"attention_{build.number} = implementation.build({config}, Weights({weights}), {options})")
+    config = ", ".join(
+        f"{field.name}={literal_of(value)}"
+        for field in fields(Config)
+        if (value := getattr(build.config, field.name)) != field.default
+    )
+    lines.append(f"attention_{build.number} = implementation.build(Config({config}), Weights({weights}), {options})")
     return lines
 
 
-def _call(call: Call, names: dict[int, str]) -> list[str]:
+def _call(call: Call, trial: Trial, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
-    problem, number = call.problem, call.number
+    problem, number, mode = call.problem, call.number, MODES[call.path]
     inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in ("query", "key", "value")]
-    options = f", mask={_name(problem.mask, f'mask_{number}', names, lines)}" if problem.mask is not None else ""
-    options += ", is_causal=True" if problem.is_causal else ""
+    if problem.mask is not None:
+        inputs.append(f"mask={_name(problem.mask, f'mask_{number}', names, lines)}")
+    options = ", is_causal=True" if problem.is_causal else ""
     options += ", need_weights=True" if call.need_weights else ""
-    lines.append(f"attention_{call.build}.{'train' if call.path.startswith('train') else 'eval'}()")
+    lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
+    lines.append(f"attention_{call.build}.{'train' if mode.training else 'eval'}()")
+    lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(names[id(getattr(problem, n))] for n in call.wanted)]
     called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
-    if call.differentiated is not None:
-        lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(inputs)]
-        return [*lines, called, f"output_{number}[{call.differentiated}].sum().backward()"]
-    context = CONTEXTS.get(call.path)
-    return [*lines, f"with {context}:", f"    {called}"] if context else [*lines, called]
+    code = mode.code.format(device=trial.case.device)
+    lines += [f"with {code}:", f"    {called}"] if code else [called]
+    if call.upstream is not None:
+        upstream = _name(call.upstream, f"upstream_{number}", names, lines)
+        lines.append(f"(output_{number} * {upstream}).sum().backward()")
+    return lines
+
+
+def literal_of(value: object) -> str:
+    """Return a number as an expression that a script can read, NaN included."""
+    return f"float({str(value)!r})" if isinstance(value, float) and not isfinite(value) else repr(value)
 
 
 def _name(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> str:
@@ -90,7 +114,7 @@ def _name(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> 
 def literal(value: Tensor) -> str:
     """Return an expression for a tensor: the same bits, dtype, device, strides and storage offset."""
     value = value.detach()
-    if value.is_contiguous() and value.storage_offset() == 0:
+    if not value.numel() or (value.is_contiguous() and value.storage_offset() == 0):
         return _dense(value)
     shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
     extent = 1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -98,7 +122,9 @@ def literal(value: Tensor) -> str:
 
 
 def _dense(value: Tensor) -> str:
-    if value.numel() <= READABLE:
+    if value.numel() == 0:
+        code = f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
+    elif value.numel() <= READABLE:
         code = f"tensor({value.tolist()!r}, dtype={value.dtype})"
     else:
         raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()

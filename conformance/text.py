@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mha.conformance.report import NONCONFORMING, Verdict
 from mha.spec import CLAUSES
@@ -16,11 +16,12 @@ def describe(verdict: Verdict) -> str:
     rows = {
         "judged": f"{verdict.implementation}, {verdict.dtype} on {verdict.device}; {verdict.examples} cases tried",
         "case": verdict.case or "",
+        "blocked by": verdict.blocked_by or "",
         "found": verdict.message,
         "elsewhere": clause.differs,
         "source": clause.source,
     }
-    lines = [f"{clause.id} ({clause.level}): {clause.title}", _wrapped(clause.statement, "    "), ""]
+    lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, "    "), ""]
     for name, text in rows.items():
         if text:
             lines.append(_wrapped(text, f"{name:<11}", " " * 11) if name != "case" else f"{name:<11}{text}")
@@ -31,33 +32,58 @@ def describe(verdict: Verdict) -> str:
 
 
 def summarise(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return a line for each implementation, and one for each clause that it does not keep."""
+    """Return a line for each implementation, and one for each clause that it does not keep, the root causes first."""
     lines = []
     by_name: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_name.setdefault(verdict.implementation, []).append(verdict)
     for name, own in by_name.items():
-        counts = Counter(verdict.status for verdict in own)
-        told = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in sorted(counts.items()))
-        outcome = "conforms" if all(v.conforms for v in own) else "DOES NOT CONFORM"
-        if counts["waived"] and outcome == "conforms":
-            outcome = "conforms but for what is waived"
-        if counts["not_claimed"] == len(own):
-            outcome = "NOTHING WAS JUDGED"
-        if counts["harness_error"]:
-            outcome = "CANNOT BE JUDGED"
+        counts = Counter(_status(verdict) for verdict in own)
+        told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
-        lines.append(f"{name}: {outcome} ({told}; {examples} cases, largest error/bound {margin:.2f})")
+        lines.append(f"{name}: {_outcome(own)} ({told}; {examples} cases, largest error/bound {margin:.2f})")
         told_of: dict[tuple[str, str], list[Verdict]] = {}
+        blocked: dict[str, list[str]] = {}
         for verdict in own:
-            if verdict.status in (*NONCONFORMING, "waived", "harness_error"):
-                told_of.setdefault((verdict.clause, verdict.status), []).append(verdict)
-        for clause, status in sorted(told_of, key=lambda key: list(CLAUSES).index(key[0])):
+            if verdict.blocked_by:
+                blocked.setdefault(verdict.blocked_by, []).append(verdict.clause)
+            elif verdict.status in (*NONCONFORMING, "waived", "harness_error"):
+                told_of.setdefault((verdict.clause, _status(verdict)), []).append(verdict)
+        for clause, status in sorted(told_of, key=lambda key: _place(key[0], blocked)):
             found = told_of[clause, status]
             where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in found)
             message = textwrap.shorten(found[0].message, 200, placeholder=" ...")
             lines.append(_wrapped(f"{status} {clause} ({where}): {message}", "    ", " " * 8))
+        for cause, clauses in blocked.items():
+            listed = ", ".join(dict.fromkeys(clauses))
+            lines.append(_wrapped(f"blocked by {cause}, nothing can be said of: {listed}", "    ", " " * 8))
+        tried = sum(count for v in own for name, count in v.rejected.items() if name.endswith(" tried"))
+        if tried:
+            bitten = sum(sum(v.rejected.values()) for v in own) - tried
+            lines.append(f"    known wrong answers, given to {tried} of these cases: {bitten / tried:.0%} rejected")
     return lines
+
+
+def _status(verdict: Verdict) -> str:
+    """The status in words; what does not stop conformance is told apart."""
+    spared = not verdict.required and verdict.status in NONCONFORMING
+    return "not as it should be" if spared else verdict.status.replace("_", " ")
+
+
+def _outcome(own: list[Verdict]) -> str:
+    statuses = {verdict.status for verdict in own}
+    if "harness_error" in statuses:
+        return "CANNOT BE JUDGED"
+    if statuses == {"not_claimed"}:
+        return "NOTHING WAS JUDGED"
+    if not all(verdict.conforms for verdict in own):
+        return "DOES NOT CONFORM"
+    return "conforms but for what is waived" if "waived" in statuses else "conforms"
+
+
+def _place(clause: str, blocked: Mapping[str, list[str]]) -> tuple[bool, int]:
+    """Where a clause is told: what blocks others comes first, then the order of the contract."""
+    return clause not in blocked and CLAUSES[clause].family not in blocked, list(CLAUSES).index(clause)
 
 
 def _wrapped(text: str, first: str, rest: str | None = None) -> str:

@@ -1,85 +1,31 @@
-"""A trial: one implementation on one case, every call recorded so that a failure can be told and repeated."""
+"""A trial: one implementation on one case, every step recorded so that a failure can be told and repeated."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
+from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Said, Step
 from mha.conformance.violation import Refusal, Violation
-from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, oracle
+from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
+from mha.spec.bounds import Ball
 
-GRADIENT_MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "eval": nullcontext,
-    "train": nullcontext,
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-    "train_no_grad": torch.no_grad,
-}
+INPUTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, eq=False)
-class Observed:
-    """A tensor that the implementation gave; `code` is the expression that names it in a script."""
-
-    tensor: Tensor
-    name: str
-    trial: Trial
-    index: tuple[Any, ...] = ()
-
-    @property
-    def code(self) -> str:
-        """The name, and the index if it is a part."""
-        return f"{self.name}[{', '.join(map(_index_code, self.index))}]" if self.index else self.name
-
-    def __getitem__(self, index: Any) -> Observed:
-        part = index if isinstance(index, tuple) else (index,)
-        if all(isinstance(place, int) for place in self.index):
-            return Observed(self.tensor[index], self.name, self.trial, self.index + part)
-        return Observed(self.tensor[index], self.code, self.trial, part)
-
-    def detached(self) -> Observed:
-        """The same without its history, for comparing."""
-        return replace(self, tensor=self.tensor.detach())
-
-    def row_sums(self) -> Observed:
-        """The sums over the last dimension, taken in float64."""
-        return Observed(self.tensor.double().sum(-1), f"{self.code}.double().sum(-1)", self.trial)
-
-
-@dataclass(frozen=True, eq=False)
-class Build:
-    """One construction: what the implementation was built from."""
+class Built:
+    """An attention of the trial; `attention_1` in its script is that of number 1."""
 
     number: int
-    config: Config
-    weights: Weights
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One call: of which construction, with what, on which path, and for which rows gradients were asked, if any."""
-
-    number: int
-    build: int
-    problem: Problem
-    need_weights: bool
-    path: str
-    differentiated: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What one call gave; `weights` is None where none were asked for, or none came."""
-
-    output: Observed
-    weights: Observed | None
+    attention: Attention
 
 
 class Trial:
@@ -91,112 +37,190 @@ class Trial:
 
     def __init__(self, implementation: Implementation, case: Case) -> None:
         self.implementation, self.claims, self.case = implementation, implementation.claims, case
-        self._done: list[Build | Call] = []
-        self._last: Build | Call | None = None
+        self._done: list[Step] = []
+        self._last: Step | None = None
+        self._built: dict[tuple[Config, int], Built] = {}
         self.margin = 0.0
-        self._built: dict[tuple[Config, int], tuple[int, Attention]] = {}
 
-    def build(self, config: Config, weights: Weights) -> Attention:
+    def build(self, config: Config, weights: Weights) -> Built:
         """Build the implementation; what it raises becomes a `Refusal`."""
-        dtype = getattr(torch, self.case.dtype)
-        with self._step(Build(len(self._done) + 1, config, weights)), _guarded(f"build({config})"):
-            return self.implementation.build(config, weights, dtype=dtype, device=self.case.device)
+        dtype, step = getattr(torch, self.case.dtype), Build(len(self._done) + 1, config, weights)
+        with self._step(step), _guarded(f"build({config})"):
+            return Built(step.number, self.implementation.build(config, weights, dtype=dtype, device=self.case.device))
 
-    def __call__(self, problem: Problem, *, need_weights: bool | None = None, path: str | None = None) -> Observation:
-        """Call the attention on the path of the case, with weights as in the case, unless told otherwise."""
-        taken = path or self.case.path
-        self._attention(problem)  # built as users build it, outside the modes of the call
-        with GRADIENT_MODES[taken]():
-            seen = self._call(problem, self.case.need_weights if need_weights is None else need_weights, taken)
-        output, weights = seen.output, seen.weights
-        return Observation(output.detached(), weights and weights.detached())
+    def built(self, problem: Problem) -> Built:
+        """Return the attention with a problem's configuration and weights, building it if need be."""
+        key = problem.config, id(problem.weights)
+        if key not in self._built:
+            self._built[key] = self.build(problem.config, problem.weights)
+        return self._built[key]
 
-    def gradients(self, problem: Problem, rows: Any) -> dict[str, Observed]:
-        """Return the gradients of the sum of the output's `rows` with respect to the inputs, by name.
+    def derive(self, origin: Built, change: Callable[[Any], Any], code: str) -> Built:
+        """Make another attention out of one; `code` is the change, with {} for the attention."""
+        step = Derived(len(self._done) + 1, origin.number, code)
+        with self._step(step), _guarded(code.format("attention")):
+            return Built(step.number, change(origin.attention))
 
-        Inputs that are one tensor have one gradient, under the first name.
+    def say(self, code: str) -> None:
+        """Put a line into the script."""
+        self._done.append(Said(code))
+
+    def __call__(
+        self,
+        problem: Problem,
+        *,
+        need_weights: bool | None = None,
+        path: str | None = None,
+        via: Built | None = None,
+        seed: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Observation:
+        """Call the attention on the path of the case, with weights as in the case, unless told otherwise.
+
+        via: the attention to call, that of the problem unless given. seed: set before the call.
+        dtype: of the result, where it is not that of the query.
         """
-        leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
-        observed = self._call(leaves, self.case.need_weights, self.case.path, _index_code(rows))
+        wanted = self.case.need_weights if need_weights is None else need_weights
+        built = via or self.built(problem)  # built as users build it, outside the modes of the call
+        step = Call(len(self._done) + 1, built.number, problem, wanted, path or self.case.path, seed)
+        with MODES[step.path].enter(self.case.device):
+            seen = self._call(step, built, dtype or problem.query.dtype)
+        return Observation(seen.output.detached(), seen.weights and seen.weights.detached())
+
+    def gradients(
+        self, problem: Problem, upstream: Tensor, wanted: Sequence[str] = (*INPUTS, "mask")
+    ) -> dict[str, Observed]:
+        """Return the gradients of the sum of output * upstream, by name.
+
+        Those of `wanted` inputs (inputs that are one tensor have one gradient, under the first name), of the mask if it
+        is one of numbers, and of the weights where the attention tells them; zeros where there is none.
+        """
+        chosen = [name for name in wanted if name != "mask"]
+        leaves = problem.map_inputs(lambda x: x.detach().clone())
+        mask = problem.mask
+        if mask is not None and "mask" in wanted and mask.is_floating_point():
+            leaves = leaves.change(mask=mask.detach().clone())
+            chosen.append("mask")
+        for name in chosen:
+            getattr(leaves, name).requires_grad_()
+        built = self.build(problem.config, problem.weights)
+        number = len(self._done) + 1
+        step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, None, upstream, tuple(chosen))
+        with MODES[step.path].enter(self.case.device):
+            output = self._call(step, built, upstream.dtype).output.tensor
         with _guarded("backward()"):
-            observed.output.tensor[rows].sum().backward()
-        number = self.steps[-1].number
-        named = {id(leaf): (name, leaf) for name in ("value", "key", "query") for leaf in (getattr(leaves, name),)}
-        return {
-            name: Observed(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad", self)
-            for name, leaf in named.values()
+            if output.requires_grad:
+                (output * upstream).sum().backward()
+        first = {id(getattr(leaves, name)): name for name in reversed(chosen)}
+        found = {name: getattr(leaves, name) for name in chosen if first[id(getattr(leaves, name))] == name}
+        seen = {
+            name: self.seen(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
+            for name, leaf in found.items()
         }
+        tell = getattr(built.attention, "weight_gradients", None)
+        told = tell() if tell else {}
+        code = f"attention_{built.number}.weight_gradients()"
+        return seen | {name: self.seen(tensor, f"{code}[{name!r}]") for name, tensor in told.items()}
+
+    def forward(self, problem: Problem) -> Tensor:
+        """Return the output as it is, with its history; the call is in no script."""
+        steps = list(self._done)
+        output = self._call(
+            Call(len(steps) + 1, self.built(problem).number, problem, False, self.case.path),
+            self.built(problem),
+            problem.query.dtype,
+        ).output.tensor
+        self._done = steps
+        return output
+
+    def seen(self, tensor: Tensor, code: str) -> Observed:
+        """Return a tensor as something to compare."""
+        return Observed(tensor, code, self._saw)
+
+    def upstream(self, problem: Problem, rows: Tensor | None = None) -> Tensor:
+        """Return numbers to multiply the output by, (B, L, D): small integers, and 0 outside `rows`, (B, L).
+
+        rows: by default those with a key in every head, and all if the policy for the others is "zeros".
+        """
+        if rows is None and self.claims.empty_row != "zeros":
+            rows = problem.allowed(self.claims.causal).any(-1).all(1)
+        batch, _, queries, _ = problem.shape
+        shape = (batch, queries, problem.config.d_model)
+        drawn = torch.randint(-2, 3, shape, generator=self.case.generator).to(problem.query)
+        return drawn if rows is None else drawn * rows.unsqueeze(-1).to(drawn)
 
     def answer(self, problem: Problem) -> Answer:
         """Return the right answer and its bound."""
         return oracle(problem, self.claims)
 
-    def _call(self, problem: Problem, need_weights: bool, path: str, differentiated: str | None = None) -> Observation:
-        build, attention = self._attention(problem)
-        number = len(self._done) + 1
+    def right_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
+        """Return the right gradients and their bounds, under the names of `gradients`."""
+        return sum_shared(problem, gradients(problem, self.claims, upstream))
+
+    def _saw(self, margin: float) -> None:
+        self.margin = max(self.margin, margin)
+
+    def _call(self, step: Call, built: Built, dtype: torch.dtype) -> Observation:
+        problem, number = step.problem, step.number
         given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
         versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
-        with self._step(Call(number, build, problem, need_weights, path, differentiated)), _guarded("the call"):
-            attention.train() if path.startswith("train") else attention.eval()
-            returned = attention(
+        randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
+        with self._step(step), _guarded("the call"), randomness:
+            if step.seed is not None:
+                torch.manual_seed(step.seed)
+            _ = built.attention.train() if MODES[step.path].training else built.attention.eval()
+            returned = built.attention(
                 problem.query,
                 problem.key,
                 problem.value,
                 mask=problem.mask,
                 is_causal=problem.is_causal,
-                need_weights=need_weights,
+                need_weights=step.need_weights,
             )
         for name, version in versions.items():
             tensor = given[name]
             if tensor is not None and tensor._version != version:
                 check = f"assert {name}_{number}._version == 0, 'changed in place'"
-                raise Violation(f"the call changed its {name} in place, which clause STA-1 forbids", (check,))
+                raise Violation(f"the call changed its {name} in place", (check,), family="STA")
         output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
         if output is None:
             check = f"assert isinstance(output_{number}, torch.Tensor)"
-            raise Violation(f"the call returned {returned!r:.200}, but should return Output(output, weights)", (check,))
-        batch, heads, queries, keys = problem.shape
-        self._check(f"output_{number}", output, problem.query, (batch, queries, problem.config.d_model))
-        if not need_weights or weights is None:
-            return Observation(Observed(output, f"output_{number}", self), None)
+            told = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
+            raise Violation(told, (check,), family="SHP")
+        _check(f"output_{number}", output, dtype, problem.query.device, problem.query.shape)
+        seen = self.seen(output, f"output_{number}")
+        if not step.need_weights or weights is None:
+            return Observation(seen, None)
         if self.claims.returns_weights:
-            self._check(f"weights_{number}", weights, problem.query, (batch, heads, queries, keys))
-        return Observation(Observed(output, f"output_{number}", self), Observed(weights, f"weights_{number}", self))
-
-    def _check(self, code: str, got: Any, like: Tensor, shape: tuple[int, ...]) -> None:
-        """Raise a Violation unless this is a plain tensor of this shape, and of the dtype and device of an input."""
-        if type(got) is not Tensor:
-            raise Violation(
-                f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
-                "Output(output, weights)",
-                (f"assert type({code}) is torch.Tensor, type({code})",),
-            )
-        wanted = {"shape": shape, "dtype": like.dtype, "device": like.device, "layout": torch.strided}
-        for name, value in wanted.items():
-            seen = getattr(got, name)
-            if seen != value:
-                shown = tuple(seen) if name == "shape" else seen
-                check = f"assert {code}.{name} == {value!r}, {code}.{name}"
-                raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,))
+            _check(f"weights_{number}", weights, dtype, problem.query.device, problem.shape)
+        return Observation(seen, self.seen(weights, f"weights_{number}"))
 
     @property
-    def steps(self) -> list[Build | Call]:
+    def steps(self) -> list[Step]:
         """What was done, in order; a step that raised is only there if it was the last."""
         return self._done if self._last is None else [*self._done, self._last]
 
     @contextmanager
-    def _step(self, step: Build | Call) -> Iterator[None]:
+    def _step(self, step: Step) -> Iterator[None]:
         self._last = step
         yield
         self._done.append(step)
         self._last = None
 
-    def _attention(self, problem: Problem) -> tuple[int, Attention]:
-        key = problem.config, id(problem.weights)
-        if key not in self._built:
-            attention = self.build(problem.config, problem.weights)
-            self._built[key] = self.steps[-1].number, attention
-        return self._built[key]
+
+def _check(code: str, got: Any, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> None:
+    """Raise a Violation unless this is a plain tensor of this shape, dtype and device."""
+    if type(got) is not Tensor:
+        told = f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
+        check = f"assert type({code}) is torch.Tensor, type({code})"
+        raise Violation(f"{told}Output(output, weights)", (check,), family="SHP")
+    wanted = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
+    for name, value in wanted.items():
+        seen = getattr(got, name)
+        if seen != value:
+            shown = tuple(seen) if name == "shape" else seen
+            check = f"assert {code}.{name} == {value!r}, {code}.{name}"
+            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")
 
 
 @contextmanager
@@ -213,14 +237,3 @@ def _guarded(what: str) -> Iterator[None]:
 def _told(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
-
-
-def _index_code(index: Any) -> str:
-    if isinstance(index, tuple):
-        return ", ".join(map(_index_code, index))
-    if isinstance(index, slice):
-        bounds = ("" if bound is None else str(bound) for bound in (index.start, index.stop))
-        return ":".join(bounds)
-    if isinstance(index, Tensor):
-        return repr(index.tolist())
-    return "..." if index is Ellipsis else repr(index)

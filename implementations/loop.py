@@ -34,7 +34,8 @@ class LoopAttention(nn.Module):
         if mask is not None and mask.dtype == torch.bool:
             allowed = mask
         elif mask is not None:
-            bias, allowed = mask, mask != float("-inf")
+            allowed = mask != float("-inf")
+            bias = mask.masked_fill(~allowed, 0.0)
         if is_causal:
             allowed = allowed & torch.ones(shape[2:], dtype=torch.bool, device=query.device).tril()
         bias, allowed = bias.expand(shape), allowed.expand(shape)
@@ -50,10 +51,8 @@ class LoopAttention(nn.Module):
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     """Softmax over the allowed keys, the last dimension; a row without one gets zeros, and no NaN in its gradient."""
-    lowest = scores.masked_fill(~allowed, float("-inf")).amax(-1, keepdim=True).detach()
-    shifted = (scores - lowest.clamp(min=torch.finfo(scores.dtype).min)).masked_fill(~allowed, float("-inf"))
-    raised = shifted.exp()
-    return raised / raised.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
+    empty = ~allowed.any(-1, keepdim=True)
+    return scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
 
 
 implementation = from_module(

@@ -6,7 +6,7 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapter
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -21,17 +21,29 @@ class Units:
     store: of the dtype itself, plus the oracle's.
     subnormal: half the smallest subnormal of the dtype, the error of storing a number that underflows.
     flush: smallest normal number of the accumulator, below which a result may be flushed to zero.
+    largest: the largest number of the dtype, where results of ordinary size may reach it (float16), else infinity.
     """
 
     accumulate: float
     store: float
     subnormal: float
     flush: float
+    largest: float
 
     def gamma(self, terms: int) -> float:
         """Relative error of a sum of products of `terms` terms in any order: n u / (1 - n u), infinite if n u >= 1."""
         error = terms * self.accumulate
         return error / (1 - error) if error < 1 else float("inf")
+
+    def gammas(self, terms: Tensor) -> Tensor:
+        """Return `gamma` of each number of a float64 tensor."""
+        error = terms * self.accumulate
+        return error / (1 - error).clamp(min=0.0)
+
+    def coarser(self, other: Units) -> Units:
+        """Return the coarser roundoff of each kind."""
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return Units(*(max(pair) for pair in pairs))
 
 
 def units_of(dtype: torch.dtype) -> Units:
@@ -44,6 +56,7 @@ def units_of(dtype: torch.dtype) -> Units:
         store=info.eps / 2 + oracle,
         subnormal=info.tiny * info.eps / 2,
         flush=torch.finfo(accumulator).tiny,
+        largest=info.max if dtype == torch.float16 else float("inf"),
     )
 
 
@@ -65,9 +78,9 @@ class Ball:
         """Stack along a new dimension."""
         return Ball(torch.stack([ball.mid for ball in balls], dim), torch.stack([ball.rad for ball in balls], dim))
 
-    def flatten(self, start: int) -> Ball:
-        """Join the dimensions from `start` on."""
-        return Ball(self.mid.flatten(start), self.rad.flatten(start))
+    def flatten(self, start: int, end: int = -1) -> Ball:
+        """Join the dimensions from `start` to `end`."""
+        return Ball(self.mid.flatten(start, end), self.rad.flatten(start, end))
 
     def sum(self, dim: int) -> Ball:
         """Sum over a dimension; the errors add up."""
@@ -78,12 +91,27 @@ class Ball:
         """The largest magnitude that the exact value can have."""
         return self.mid.abs() + self.rad
 
+    @property
+    def mT(self) -> Ball:
+        """The last two dimensions exchanged."""
+        return Ball(self.mid.mT, self.rad.mT)
+
+    def times(self, other: Ball, relative: Tensor | float) -> Ball:
+        """Return self @ other, computed with a relative error in each product.
+
+        relative: of the products of one row of `self`, one number or one for each row.
+        """
+        spread = self.rad + relative * self.size
+        return Ball(self.mid @ other.mid, self.mid.abs() @ other.rad + spread @ other.size)
+
     def __getitem__(self, index: Any) -> Ball:
         return Ball(self.mid[index], self.rad[index])
 
     def stored(self, units: Units) -> Ball:
-        """Round to the storage dtype; an error that overflowed says nothing, so it becomes infinite."""
+        """Round to the storage dtype; where the number or its error may overflow, nothing is known of it."""
         rad = self.rad + units.store * self.size + units.subnormal
+        if units.largest < float("inf"):
+            rad = rad.masked_fill(self.size >= units.largest, float("inf"))
         return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
 

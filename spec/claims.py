@@ -11,6 +11,8 @@ EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 MASK_FORMS = ("bool", "float")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
+COMPOSITIONS = ("compile", "export", "func", "autocast")
+EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,13 @@ class Claims:
     bias: which values of `Config.bias` can be built.
     dropout: `Config.dropout` is honoured in training.
     gradients: outputs can be differentiated.
+    grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
+    kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
+    decodes: the attention is a `mha.spec.Decoder` (clause INC-1).
+    composes: what it can be used in, "compile", "export", "func", "autocast" (the CMP clauses).
+    extras: "bias_kv", "zero_key", "length_first" (fields of `Config`), "unbatched" (inputs of two dimensions; PTH-5).
+    retiles: its order of summation depends on the problem's sizes or numbers; equal bits are then not asked for, but
+        results within twice the bound.
     dtypes, devices: where it runs.
     rounding: see `Rounding`.
     """
@@ -55,6 +64,12 @@ class Claims:
     bias: Collection[bool] = frozenset({True, False})
     dropout: bool = False
     gradients: bool = True
+    grouped_query: bool = False
+    kv_widths: bool = False
+    decodes: bool = False
+    composes: Collection[str] = frozenset()
+    extras: Collection[str] = frozenset()
+    retiles: bool = False
     dtypes: Collection[str] = frozenset({"float64", "float32"})
     devices: Collection[str] = frozenset({"cpu", "cuda"})
     rounding: Rounding = field(default_factory=Rounding)
@@ -62,6 +77,7 @@ class Claims:
     def __post_init__(self) -> None:
         """Raise ValueError for a word that the contract does not know."""
         known = {"masks": MASK_FORMS, "bias": (True, False), "dtypes": DTYPES, "devices": DEVICES}
+        known |= {"composes": COMPOSITIONS, "extras": EXTRAS}
         for name, values in known.items():
             claimed = getattr(self, name)
             if isinstance(claimed, str) or not set(claimed) <= set(values):

@@ -17,6 +17,9 @@ class Config:
     kdim, vdim: widths of key and value; None means `d_model`.
     bias: whether the four projections have a bias vector.
     dropout: probability in [0, 1] of dropping a weight in training.
+    bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, stand after those of the input, for every query.
+    zero_key: a key and a value of zeros stand after those, for every query.
+    length_first: tensors are (length, batch, width) instead of (batch, length, width).
     """
 
     d_model: int
@@ -26,6 +29,9 @@ class Config:
     vdim: int | None = None
     bias: bool = True
     dropout: float = 0.0
+    bias_kv: bool = False
+    zero_key: bool = False
+    length_first: bool = False
 
     @property
     def head_dim(self) -> int:

@@ -26,7 +26,8 @@ class Answer:
 
     output: (B, L, D); weights: (B, H, L, S); sums: (B, H, L), the sums of the rows of weights; context: (B, L, D), the
     heads' contexts before W_o; query: (B, H, L, d_k), key and value: (B, H, S, d_k), as projected, each key/value head
-    repeated for its query heads; empty: boolean (B, H, L), the rows without an allowed key.
+    repeated for its query heads; empty: boolean (B, H, L), the rows without an allowed key; highest: (B, H, L), the
+    largest score of each row, 0 where no key is allowed.
     """
 
     output: Ball
@@ -37,6 +38,7 @@ class Answer:
     key: Ball
     value: Ball
     empty: Tensor
+    highest: Tensor
 
 
 def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answer:
@@ -54,7 +56,9 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answ
     bias = None
     if problem.mask is not None and problem.mask.dtype != torch.bool:
         bias = problem.mask.detach().double().expand(problem.shape)
-    weights, sums, contexts = _attend(query, key, value, allowed, bias, tau, claims, units)
+    if config.bias_kv or config.zero_key:
+        key, value, allowed, bias = _extended(problem, key, value, allowed, bias)
+    weights, sums, contexts, highest = _attend(query, key, value, allowed, bias, tau, claims, units)
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (contexts.mid, contexts.rad)))
     return Answer(
         output=affine(context, given.w_o, given.b_o, units),
@@ -65,6 +69,7 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answ
         key=key,
         value=value,
         empty=~allowed.any(-1),
+        highest=highest,
     )
 
 
@@ -79,6 +84,24 @@ def _heads(projected: Ball, config: Config) -> Ball:
     return Ball(cut(projected.mid), cut(projected.rad))
 
 
+def _extended(
+    problem: Problem, key: Ball, value: Ball, allowed: Tensor, bias: Tensor | None
+) -> tuple[Ball, Ball, Tensor, Tensor | None]:
+    """Put the extra keys and values after the others; every query may attend to them, and no mask adds to them."""
+    config, given = problem.config, problem.weights
+    extras: list[list[Tensor | None]] = [[given.extra_k, given.extra_v]] if config.bias_kv else []
+    extras += [[given.w_k.new_zeros(len(given.w_k))] * 2] if config.zero_key else []
+    for pair in extras:
+        rows = [_heads(Ball.exact(row.expand(key.mid.shape[0], 1, -1)), config) for row in pair if row is not None]
+        key, value = (
+            Ball(torch.cat([old.mid, new.mid], 2), torch.cat([old.rad, new.rad], 2))
+            for old, new in zip((key, value), rows, strict=True)
+        )
+    grown = (0, len(extras))
+    allowed = torch.nn.functional.pad(allowed, grown, value=True)
+    return key, value, allowed, None if bias is None else torch.nn.functional.pad(bias, grown)
+
+
 def _attend(
     query: Ball,
     key: Ball,
@@ -88,8 +111,8 @@ def _attend(
     tau: float,
     claims: Claims,
     units: Units,
-) -> tuple[Ball, Ball, Ball]:
-    """Return weights (B, H, L, S), their sums (B, H, L) and contexts (B, H, L, d_k)."""
+) -> tuple[Ball, Ball, Ball, Tensor]:
+    """Return weights (B, H, L, S), their sums (B, H, L), contexts (B, H, L, d_k) and the largest scores (B, H, L)."""
     empty = ~allowed.any(-1, keepdim=True)
     if claims.empty_row == "uniform":
         allowed = allowed | empty
@@ -104,7 +127,8 @@ def _attend(
     # A row without a key would be -inf - -inf; any finite score serves, its weights are set below.
     score = score.masked_fill(~allowed, float("-inf")).masked_fill(empty, 0.0)
     log_weight = torch.log_softmax(score, -1).masked_fill(~allowed, float("-inf"))
-    gap = (score - _largest(score).unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
+    highest = _largest(score)
+    gap = (score - highest.unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
     # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
     steps = (3 * gap + claims.rounding.exp_error + 4) * own
     wobble = (error + steps).masked_fill(~allowed, 0.0)
@@ -126,12 +150,14 @@ def _attend(
     strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(~allowed, 0.0)
     apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
     apart = apart + (summing + cast).squeeze(-1) + underflow.sum(-1)
-    sums = Ball(weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0))
+    sums = Ball(
+        weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    )
     if claims.empty_row == "nan":
         contexts = Ball(contexts.mid.masked_fill(empty, float("nan")), contexts.rad)
         weight = weight.masked_fill(empty, float("nan"))
         sums = Ball(weight.sum(-1), sums.rad)
-    return Ball(weight, weight_rad), sums, contexts
+    return Ball(weight, weight_rad), sums, contexts, highest
 
 
 def _scores(
@@ -155,7 +181,12 @@ def _scores(
         error += stored * (score.abs() + bias.abs()) * (bias != 0)
     if rounding.softmax_in_float32:
         error += units_of(torch.float32).store * score.abs()
-    return score, error.masked_fill(~allowed, 0.0)
+    error = error.masked_fill(~allowed, 0.0)
+    if units.largest < float("inf"):
+        # One score that overflows takes its row with it.
+        overflows = allowed & (size / tau + score.abs() >= units.largest)
+        error = error.masked_fill(overflows.any(-1, keepdim=True) & allowed, float("inf"))
+    return score, error
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -48,6 +48,26 @@ class Attention(Protocol):
         ...
 
 
+class Decoder(Attention, Protocol):
+    """An attention that also takes one position at a time, and keeps the keys and values of those before (INC-1)."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Attend from the next position, causally.
+
+        query, key and value: (B, 1, D), of this position. cache: what the call for the position before gave back, None
+        for the first. Returns the output (B, 1, D), and the cache for the next position.
+        """
+        ...
+
+
+class Differentiable(Attention, Protocol):
+    """An attention that tells the gradients of its weights."""
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """Return what `backward` has left, by the names and in the shapes of `Weights`; zeros where nothing came."""
+        ...
+
+
 @runtime_checkable
 class Implementation(Protocol):
     """A way to compute multi-head attention, as the judge sees it."""

@@ -17,6 +17,7 @@ class Weights:
     w_q: (D, D), w_k: (n_kv_heads * d_k, kdim), w_v: (n_kv_heads * d_k, vdim), w_o: (D, D); head i owns the rows
     `i*d_k:(i+1)*d_k` of w_q, w_k and w_v, and the same columns of w_o (clause HED-1).
     b_q, b_k, b_v, b_o: one vector each, of the length of its matrix's first dimension, or None for all.
+    extra_k, extra_v: the projected key and value that `Config.bias_kv` adds, (n_kv_heads * d_k,), or None.
     """
 
     w_q: Tensor
@@ -27,6 +28,8 @@ class Weights:
     b_k: Tensor | None = None
     b_v: Tensor | None = None
     b_o: Tensor | None = None
+    extra_k: Tensor | None = None
+    extra_v: Tensor | None = None
 
     @staticmethod
     def random(config: Config, seed: int, dtype: torch.dtype = torch.float64) -> Weights:
@@ -42,19 +45,21 @@ class Weights:
             drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
             return drawn.div(max(columns, 1) ** 0.5).to(dtype)
 
-        def vector(rows: int) -> Tensor | None:
+        def vector(rows: int, present: bool) -> Tensor | None:
             drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2
-            return drawn.to(dtype) if config.bias else None
+            return drawn.to(dtype) if present else None
 
         return Weights(
             w_q=matrix(width, width),
             w_k=matrix(kv_width, max(config.key_width, 0)),
             w_v=matrix(kv_width, max(config.value_width, 0)),
             w_o=matrix(width, width),
-            b_q=vector(width),
-            b_k=vector(kv_width),
-            b_v=vector(kv_width),
-            b_o=vector(width),
+            b_q=vector(width, config.bias),
+            b_k=vector(kv_width, config.bias),
+            b_v=vector(kv_width, config.bias),
+            b_o=vector(width, config.bias),
+            extra_k=vector(kv_width, config.bias_kv),
+            extra_v=vector(kv_width, config.bias_kv),
         )
 
     def to(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> Weights:

@@ -67,13 +67,16 @@ class Case:
         """Make the tensors: rounded to the dtype first, so that implementation and oracle see the same numbers."""
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
-        weights, *made = make_inputs(self.regime, self.config, (self.B, self.L, self.S), generator)
+        weights, *made = make_inputs(self.regime, self.config, (self.B, self.L, self.S), generator, dtype)
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
         laid_out = [lay_out(layout, x.to(self.device, dtype)) for layout, x in zip(layouts, made, strict=True)]
         query, key, value = (laid_out[place] for place in SHARING[self.inputs])
         scores = (self.B, self.n_heads, self.L, self.S)
         mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator)
         if mask is not None:
-            mask = mask.to(self.device, dtype if mask.is_floating_point() else torch.bool)
+            if mask.is_floating_point():
+                # What is far below every score must be a number still.
+                mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)
+            mask = mask.to(self.device)
         problem = Problem(self.config, weights.to(dtype, self.device), query, key, value, mask, self.causal)
         return problem.change(**changes) if changes else problem

@@ -27,6 +27,8 @@ ALL_LAYOUTS = (*LAYOUTS, "mixed")
 MODERATE = ("normal", "integers", "duplicates")
 # The largest product of all sizes: what a case can teach, it teaches below this.
 VOLUME = 1 << 14
+# The longest L = S: a plain implementation holds as many numbers as its square.
+LONG_SQUARE = 2049
 # Sizes at and beside the edges of tiles.
 EDGES = (16, 17, 33, 65, 129, 257, 513)
 
@@ -38,7 +40,7 @@ class Domain:
     square: L = S in every case. masks: kinds of mask; the name of a kind that an implementation does not claim is
     left out, and so are causal=True and inputs="cross"; a domain left with nothing is not claimed.
     passes: forms of mask, "bool" or "float", that the property itself makes and passes.
-    dtypes: the property is only about these; empty means all.
+    dtypes: the property is only about these; empty means all. long: its keys are as many as the profile's long rows.
     """
 
     masks: tuple[str, ...] = ("none",)
@@ -52,6 +54,7 @@ class Domain:
     bias: tuple[bool, ...] = (True, False)
     passes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    long: bool = False
     min_B: int = 1
     min_L: int = 1
     min_S: int = 1
@@ -97,6 +100,8 @@ class Domain:
             name: _between(smallest, self.max_length, 1, 2, 3, *edges)
             for name, smallest in (("L", self.min_L), ("S", self.min_S))
         }
+        if self.long:
+            lengths = {"L": (1, 2, 33), "S": (longest, longest - 1, longest // 2 + 1)}
         return {
             "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 4),
             "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
@@ -117,6 +122,7 @@ class Domain:
         if self.square or row["inputs"] in ("self", "query_key"):
             fits = row["L"] ** 2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= VOLUME
             length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
+            length = min(row["S"], LONG_SQUARE) if self.long else length
             row = row | {"L": length, "S": length}
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 

@@ -22,16 +22,16 @@ TILES = (16, 32, 64, 128, 256, 512)
 def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> list[Case]:
     """Return cases in which every two levels of any two fields meet at least once, smallest first."""
     levels = domain.levels(longest)
-    rows = _pairwise(tuple(levels.items()))
+    rows = _pairwise(tuple(levels.items()), float("inf") if domain.long else VOLUME)
     cases = [domain.case(claims, dtype, device, {**dict(row), "seed": seed}) for seed, row in enumerate(rows)]
     return sorted(cases, key=lambda case: (case.B * case.n_heads * case.head_dim * case.L * case.S, repr(case)))
 
 
 @lru_cache(maxsize=256)
-def _pairwise(levels: tuple[tuple[str, tuple[Any, ...]], ...]) -> list[tuple[tuple[str, Any], ...]]:
+def _pairwise(levels: tuple[tuple[str, tuple[Any, ...]], ...], volume: float) -> list[tuple[tuple[str, Any], ...]]:
     names, columns = zip(*levels, strict=True)
     sizes = sum(name in SIZES for name in names)
-    rows = AllPairs([list(column) for column in columns], filter_func=lambda row: prod(row[:sizes]) <= VOLUME)
+    rows = AllPairs([list(column) for column in columns], filter_func=lambda row: prod(row[:sizes]) <= volume)
     return [tuple(zip(names, row, strict=True)) for row in rows]
 
 
@@ -46,6 +46,8 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
         "head_dim": st.integers(domain.min_head_dim, max(domain.min_head_dim, 8)),
         "B": st.integers(domain.min_B, domain.max_B),
     }
+    if domain.long:
+        fields |= {"L": st.integers(1, 40), "S": st.integers(longest // 2, longest)}
     levels = domain.levels(longest).items()
     fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
     fields["seed"] = st.integers(0, 2**16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,65 +11,73 @@ from torch import Tensor
 from mha.spec import Config, Weights
 
 Made = tuple[Weights, Tensor, Tensor, Tensor]
-# float32 holds 2^40 and its product with any weight drawn here; a score that large would say nothing.
-FAR = 2.0**40
+# How far from 1 the numbers of "tiny" and "huge" are: each dtype holds it, and its product with any weight drawn here.
+FAR = {torch.float16: 2.0**6}
+FARTHEST = 2.0**40
 
 
-def _integers(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+class Source(NamedTuple):
+    """What a regime draws from, and how far it may go."""
+
+    generator: torch.Generator
+    far: float
+
+
+def _integers(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Small integers: sums of them are exact in every dtype."""
     rounded = {name: tensor.sign() for name, tensor in weights.named()}
     return Weights(**rounded), query.round(), key.round(), value.round()
 
 
-def _uniform(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _uniform(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Zero queries: every key has the same score, so the context is a mean."""
     zeros = {name: tensor * 0 if name in ("w_q", "b_q") else tensor for name, tensor in weights.named()}
     return Weights(**zeros), query, key, value.round()
 
 
-def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """One key of each item wins by so much that the others' weights vanish beside it."""
     one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
     named = dict(weights.named()) | {"w_q": one, "w_k": one}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
-    winner = torch.randint(max(key.shape[1], 1), (key.shape[0], 1), generator=generator)
+    winner = torch.randint(max(key.shape[1], 1), (key.shape[0], 1), generator=source.generator)
     chosen = (torch.arange(key.shape[1]) == winner).unsqueeze(-1)
     return Weights(**named), torch.ones_like(query), 64.0 * chosen * torch.ones_like(key), value
 
 
-def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Scores in the hundreds and thousands: exp overflows unless the row's maximum is taken off first."""
     return weights, 30 * query, 30 * key, value
 
 
-def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """All scores of a row far from zero, and near each other."""
     return weights, query, key + 30.0, value
 
 
-def _duplicates(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _duplicates(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Only two different keys and values, repeated: ties everywhere."""
     pair = torch.arange(key.shape[1]) % 2
     return weights, query, key[:, pair], value[:, pair]
 
 
-def _heavy(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _heavy(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Heavy tails: a few numbers far larger than the rest."""
     return weights, query**3, key**3, value**3
 
 
-def _tiny(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _tiny(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Everything so small that the scores are almost equal."""
-    return weights, query / FAR, key / FAR, value / FAR
+    return weights, query / source.far, key / source.far, value / source.far
 
 
-def _huge(weights: Weights, query: Tensor, key: Tensor, value: Tensor, generator: torch.Generator) -> Made:
+def _huge(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """Values of very large magnitude."""
-    return weights, query, key, value * FAR
+    return weights, query, key, value * source.far
 
 
-REGIMES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, torch.Generator], Made]] = {
-    "normal": lambda weights, query, key, value, generator: (weights, query, key, value),
+REGIMES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, Source], Made]] = {
+    "normal": lambda weights, query, key, value, source: (weights, query, key, value),
     "integers": _integers,
     "uniform": _uniform,
     "selection": _selection,
@@ -81,8 +90,17 @@ REGIMES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, torch.Generator], 
 }
 
 
-def make_inputs(regime: str, config: Config, sizes: tuple[int, int, int], generator: torch.Generator) -> Made:
-    """Return weights, query (B, L, D), key (B, S, D) and value (B, S, D) of a regime, in float64 on the CPU."""
+def make_inputs(
+    regime: str,
+    config: Config,
+    sizes: tuple[int, int, int],
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float64,
+) -> Made:
+    """Return weights, query (B, L, D), key (B, S, D) and value (B, S, D) of a regime, in float64 on the CPU.
+
+    dtype: the one that must hold them.
+    """
     batch, queries, keys = sizes
 
     def normal(length: int, width: int) -> Tensor:
@@ -90,4 +108,4 @@ def make_inputs(regime: str, config: Config, sizes: tuple[int, int, int], genera
 
     seed = int(torch.randint(2**31, (1,), generator=generator))
     inputs = normal(queries, config.d_model), normal(keys, config.key_width), normal(keys, config.value_width)
-    return REGIMES[regime](Weights.random(config, seed), *inputs, generator)
+    return REGIMES[regime](Weights.random(config, seed), *inputs, Source(generator, FAR.get(dtype, FARTHEST)))

@@ -1,18 +1,26 @@
-"""NUM: accuracy."""
+"""NUM: accuracy; long rows (NUM-5) have a module of their own."""
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, Domain
-from mha.conformance.cases.masks import BOOLEAN, FLOAT
-from mha.conformance.expect import expect_close
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.expect import expect, expect_close, need
+from mha.conformance.observed import Observed
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
+from mha.spec import Problem
 
+HALF = ("bfloat16", "float16")
+WRONGS = ("mean", "zeros", "unmasked", "unscaled")
 ANYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, regimes=EVERYDAY, layouts=ALL_LAYOUTS)
 
 
-@checks("NUM-1", ANYTHING)
+@checks("NUM-1", ANYTHING, rejects=WRONGS, floor=0.3)
 def results_are_within_the_bound(attention: Trial, case: Case) -> None:
     problem = case.problem()
     answer, seen = attention.answer(problem), attention(problem)
@@ -21,8 +29,68 @@ def results_are_within_the_bound(attention: Trial, case: Case) -> None:
         expect_close(seen.weights, answer.weights, because="the oracle's value")
 
 
-@checks("NUM-2", Domain(dtypes=("float64",), regimes=("normal", "heavy"), min_head_dim=2, min_S=2))
+@checks(
+    "NUM-2",
+    Domain(dtypes=("float64",), regimes=("normal", "heavy"), min_head_dim=2, min_S=2),
+    rejects=("mean", "unscaled"),
+)
 def double_precision_is_double_throughout(attention: Trial, case: Case) -> None:
+    need(not attention.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")
     problem = case.problem()
     expected = attention.answer(problem).output
     expect_close(attention(problem).output, expected, because="the oracle's value; a float32 step would show here")
+
+
+@checks("NUM-3", Domain(dtypes=HALF, regimes=MODERATE, masks=("none", *FEW), causal=BOTH), rejects=("noise", "zeros"))
+def half_precision_is_no_worse_than_the_plain_formula(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    right, seen = attention.answer(problem), attention(problem).output
+    filled = (~right.empty).all(1)
+    plain = _root_mean_square(
+        plain_formula(problem, problem.allowed(attention.claims.causal)), right.output.mid, filled
+    )
+    error = _root_mean_square(seen.tensor, right.output.mid, filled)
+    # Below one rounding of the result, "twice as large" tells luck, not method.
+    least = torch.finfo(seen.tensor.dtype).eps * _root_mean_square(right.output.mid, torch.zeros(()), filled)
+    _expect_no_worse(seen, error, max(plain, least))
+
+
+def _expect_no_worse(seen: Observed, error: float, plain: float) -> None:
+    told = f"the root mean square error of {seen.code} is {error:.3g}, more than twice the {plain:.3g} of the plain "
+    expect(error <= 2 * plain, f"{told}formula in the same dtype")
+
+
+def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
+    """Return softmax(q k^T / sqrt(d_k)) v between its projections, step by step in the dtype of the inputs."""
+    given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
+    q = F.linear(problem.query, given.w_q, given.b_q).unflatten(-1, heads).transpose(1, 2)
+    k = F.linear(problem.key, given.w_k, given.b_k).unflatten(-1, heads).transpose(1, 2)
+    v = F.linear(problem.value, given.w_v, given.b_v).unflatten(-1, heads).transpose(1, 2)
+    scores = (q @ k.mT / heads[1] ** 0.5).masked_fill(~allowed, float("-inf"))
+    return F.linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), given.w_o, given.b_o)
+
+
+def _root_mean_square(x: Tensor, right: Tensor, rows: Tensor) -> float:
+    error = (x.double() - right)[rows]
+    return float(error.square().mean().sqrt()) if error.numel() else 0.0
+
+
+@checks(
+    "NUM-4",
+    Domain(dtypes=("float16",), masks=BOOLEAN, causal=BOTH, regimes=("normal", "large")),
+    rejects=WRONGS,
+    floor=0.3,
+)
+def masks_work_in_half_precision(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    because = "the oracle's value; a fill such as -1e9 is no float16 number"
+    expect_close(attention(problem).output, attention.answer(problem).output, because=because)
+
+
+@checks(
+    "NUM-6", Domain(masks=("none", *FEW), regimes=("tiny", "huge", "heavy"), causal=BOTH), rejects=("zeros", "noise")
+)
+def very_small_and_very_large_inputs(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    seen, answer = attention(problem), attention.answer(problem)
+    expect_close(seen.output, answer.output, because=f"the oracle's value for {case.regime} inputs")

@@ -10,7 +10,7 @@ from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_equal
 from mha.conformance.properties.changes import expect_unread
 from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.trial import INPUTS, Trial
 from mha.conformance.violation import Refusal
 from mha.spec import Problem, causal_mask, join_causal
 
@@ -23,7 +23,12 @@ def _causal(attention: Trial, problem: Problem) -> torch.Tensor:
     return causal_mask(problem.query.shape[1], problem.key.shape[1], alignment, problem.query.device)
 
 
-@checks("CAU-1", Domain(masks=("none", *BOOLEAN), causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE))
+@checks(
+    "CAU-1",
+    Domain(masks=("none", *BOOLEAN), causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE),
+    rejects=("unmasked", "noise"),
+    floor=0.3,
+)
 def later_positions_have_no_influence(attention: Trial, case: Case) -> None:
     problem = case.problem()
     later = (~_causal(attention, problem)).expand(case.B, -1, -1)
@@ -68,11 +73,15 @@ def causal_flag_and_mask_join(attention: Trial, case: Case) -> None:
     "CAU-5",
     Domain(causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE, paths=WITH_GRADIENT, regimes=MODERATE),
     needs="gradients",
+    rejects=("unmasked",),
 )
 def later_positions_have_no_gradient(attention: Trial, case: Case) -> None:
     problem = case.problem()
     last = int(torch.randint(problem.query.shape[1] - 1, (1,), generator=case.generator))
-    rows = (slice(None), slice(None, last + 1))
-    for name, gradient in attention.gradients(problem, rows).items():
+    rows = (torch.arange(problem.query.shape[1], device=problem.query.device) <= last).expand(case.B, -1)
+    upstream = attention.upstream(problem, rows)
+    for name, gradient in attention.gradients(problem, upstream).items():
+        if name not in INPUTS:
+            continue
         later = gradient[:, slice(last + 1, None)]
         expect_equal(later, 0.0, because=f"{name} after position {last} cannot move the outputs up to it")

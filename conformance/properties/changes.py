@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from mha.conformance.expect import expect, expect_equal
-from mha.conformance.trial import Observation, Observed, Trial
+from mha.conformance.expect import expect, expect_close, expect_unchanged
+from mha.conformance.observed import Observation, Observed
+from mha.conformance.trial import Trial
 from mha.spec import Problem
 
 
@@ -55,8 +58,9 @@ def expect_unread(attention: Trial, problem: Problem, hidden: Tensor, generator:
     unseeing = (hidden | ~replaced.unsqueeze(1)).all(-1)
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
     if torch.rand((), generator=generator) < 0.5:
-        noise = 1e30 * noise
-    base = attention(problem).output
+        # As large as leaves the projections finite.
+        noise = noise * (1e3 if problem.query.dtype == torch.float16 else 1e30)
+    base, bound = attention(problem).output, attention.answer(problem).output
     for whole in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
         other = torch.where(replaced.unsqueeze(-1), noise.to(whole), whole)
         swap = {id(whole): other}
@@ -69,4 +73,34 @@ def expect_unread(attention: Trial, problem: Problem, hidden: Tensor, generator:
             gone = replaced[index].nonzero().flatten().tolist()
             if len(kept) and gone:
                 because = f"only {' and '.join(names)} changed, at {gone} of item {index}, {why}"
-                expect_equal(changed[index, kept], base[index, kept], because=because)
+                reach = partial(bound.__getitem__, (index, kept))
+                expect_unchanged(attention, changed[index, kept], base[index, kept], bound=reach, because=because)
+
+
+def expect_gradients(
+    attention: Trial, problem: Problem, rows: Tensor | None, because: str, names: tuple[str, ...] = ()
+) -> None:
+    """The gradients are the right ones within their bounds; in half precision, where those say little, finite.
+
+    rows: boolean (B, L), the rows of the output to differentiate; all unless given. names: all that there are unless
+    given.
+    """
+    upstream = attention.upstream(problem, rows)
+    seen = attention.gradients(problem, upstream)
+    half = problem.query.dtype in (torch.bfloat16, torch.float16)
+    right = {} if half else attention.right_gradients(problem, upstream)
+    for name, gradient in seen.items():
+        if names and name not in names:
+            continue
+        if half:
+            expect_finite(gradient, because)
+        else:
+            expect_close(gradient, right[name], because=f"the gradient, {because}")
+
+
+def expect_finite(got: Observed, because: str) -> None:
+    """No element is NaN or infinite."""
+    wild = (~got.tensor.isfinite()).nonzero()
+    if len(wild):
+        at = got[tuple(wild[0].tolist())]
+        expect(False, f"{at.code} is {float(at.tensor)}, {because}", f"assert {at.code}.isfinite(), {at.code}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -9,23 +11,24 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, Domain
-from mha.conformance.expect import expect, expect_agree, expect_close, expect_raises
+from mha.conformance.expect import expect, expect_agree, expect_close, expect_raises, need
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Config, Weights
 
+UNCHECKED = ("unchecked",)
 # Nothing but the configuration matters here.
 CONSTRUCTION = Domain(regimes=("normal",), layouts=DENSE, paths=("eval",), need_weights=(False,), inputs=("self",))
 
 
-def _refused(attention: Trial, config: Config, because: str) -> None:
+def _refused(attention: Trial, config: Config, because: str) -> BaseException:
     weights = Weights.random(config, attention.case.seed).to(
         getattr(torch, attention.case.dtype), attention.case.device
     )
-    expect_raises(partial(attention.build, config, weights), because=because)
+    return expect_raises(partial(attention.build, config, weights), because=because)
 
 
-@checks("CFG-1", replace(CONSTRUCTION, min_heads=2))
+@checks("CFG-1", replace(CONSTRUCTION, min_heads=2), rejects=UNCHECKED)
 def indivisible_width_is_refused(attention: Trial, case: Case) -> None:
     excess = 1 + case.seed % (case.n_heads - 1)
     for width in (case.n_heads * case.head_dim + excess, excess):
@@ -33,7 +36,20 @@ def indivisible_width_is_refused(attention: Trial, case: Case) -> None:
         _refused(attention, config, f"n_heads ({config.n_heads}) does not divide d_model ({config.d_model})")
 
 
-@checks("CFG-3", CONSTRUCTION)
+@checks("CFG-2", replace(CONSTRUCTION, min_heads=2), rejects=UNCHECKED)
+def refusal_names_both_numbers(attention: Trial, case: Case) -> None:
+    width = case.n_heads * case.head_dim + 1 + case.seed % (case.n_heads - 1)
+    config = Config(width, case.n_heads, bias=case.bias)
+    error = _refused(attention, config, f"n_heads ({config.n_heads}) does not divide d_model ({config.d_model})")
+    told = f"{type(error).__name__}: {error}"
+    numbers = {str(config.d_model), str(config.n_heads)} <= set(re.findall(r"\d+", str(error)))
+    expect(
+        isinstance(error, ValueError) and numbers,
+        f"the refusal is {told[:200]!r}, but should be a ValueError that has {config.d_model} and {config.n_heads}",
+    )
+
+
+@checks("CFG-3", CONSTRUCTION, rejects=UNCHECKED)
 def non_positive_sizes_are_refused(attention: Trial, case: Case) -> None:
     width, heads = case.config.d_model, case.n_heads
     wrong = ((width, 0), (0, heads), (width, -heads), (-width, heads), (-width, -heads), (0, 0))
@@ -42,7 +58,7 @@ def non_positive_sizes_are_refused(attention: Trial, case: Case) -> None:
         _refused(attention, config, f"d_model ({d_model}) and n_heads ({n_heads}) must be positive")
 
 
-@checks("CFG-4", CONSTRUCTION)
+@checks("CFG-4", CONSTRUCTION, rejects=("zeros", "mean", "noise"))
 def every_divisor_is_accepted(attention: Trial, case: Case) -> None:
     problem = case.problem()
     width = problem.config.d_model
@@ -55,8 +71,7 @@ def every_divisor_is_accepted(attention: Trial, case: Case) -> None:
 
 @checks("CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)))
 def no_bias_equals_zero_biases(attention: Trial, case: Case) -> None:
-    if set(attention.claims.bias) != {True, False}:
-        return
+    need(set(attention.claims.bias) == {True, False}, "needs the claim bias={True, False}")
     plain = case.problem()
     weights = plain.weights
     zeros = {
@@ -64,7 +79,7 @@ def no_bias_equals_zero_biases(attention: Trial, case: Case) -> None:
     }
     config = Config(plain.config.d_model, plain.config.n_heads, bias=True)
     zeroed = plain.change(config=config, **zeros)
-    few, many = (_parameters(attention.build(problem.config, problem.weights)) for problem in (plain, zeroed))
+    few, many = (_parameters(attention.built(problem).attention) for problem in (plain, zeroed))
     if few is not None and many is not None:
         taken = sum(len(zero) for zero in zeros.values())
         expect(
@@ -76,6 +91,13 @@ def no_bias_equals_zero_biases(attention: Trial, case: Case) -> None:
     bounds = attention.answer(plain).output, attention.answer(zeroed).output
     with_zeros = attention(zeroed).output
     expect_agree(attention(plain).output, with_zeros, bounds=bounds, because="what zero biases give")
+
+
+@checks("CFG-6", CONSTRUCTION, needs="dropout", rejects=UNCHECKED)
+def impossible_dropout_is_refused(attention: Trial, case: Case) -> None:
+    for dropout in (-0.1, 1.5, math.nan, -math.inf, math.inf):
+        config = replace(case.config, dropout=dropout)
+        _refused(attention, config, f"dropout ({dropout}) is no probability")
 
 
 def _parameters(built: object) -> int | None:

@@ -10,15 +10,22 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import EMPTY
-from mha.conformance.expect import expect, expect_close, expect_raises
+from mha.conformance.expect import expect, expect_close, expect_raises, need
+from mha.conformance.observed import Observed
+from mha.conformance.properties.changes import expect_gradients
 from mha.conformance.registry import checks
-from mha.conformance.trial import Observed, Trial
+from mha.conformance.trial import Trial
 from mha.spec import Problem
 from mha.spec.bounds import Ball
 from mha.spec.claims import Alignment
 
 
-@checks("MSK-8", Domain(masks=EMPTY, causal=BOTH, paths=("eval",), need_weights=(False,)))
+@checks(
+    "MSK-8",
+    Domain(masks=EMPTY, causal=BOTH, paths=("eval",), need_weights=(False,)),
+    after="HED-1",
+    rejects=("unmasked", "noise"),
+)
 def empty_rows_follow_the_declared_policy(attention: Trial, case: Case) -> None:
     problem = case.problem()
     policy, answer = attention.claims.empty_row, attention.answer(problem)
@@ -37,11 +44,18 @@ def empty_rows_follow_the_declared_policy(attention: Trial, case: Case) -> None:
                 _expect_rows(answer.empty.unsqueeze(-1), seen.weights, answer.weights, told)
 
 
+@checks(
+    "MSK-8", Domain(masks=("empty_rows",), inputs=("cross", "self"), max_length=3), level="SHOULD", limit=2, rejects=()
+)
+def empty_rows_give_zeros(attention: Trial, case: Case) -> None:
+    policy = attention.claims.empty_row
+    expect(policy == "zeros", f"the declared policy is {policy!r}, but should be 'zeros'")
+
+
 @checks("MSK-9", Domain(masks=EMPTY, causal=BOTH))
 def empty_rows_leave_other_rows_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    if attention.claims.empty_row == "error":
-        return
+    need(attention.claims.empty_row != "error", "the declared policy is 'error'")
     filled, full = _filled(problem, attention.claims.causal)
     bounds = attention.answer(filled), attention.answer(problem)
     base, seen = attention(filled), attention(problem)
@@ -54,23 +68,18 @@ def empty_rows_leave_other_rows_alone(attention: Trial, case: Case) -> None:
 
 
 @checks(
-    "MSK-9", Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, paths=WITH_GRADIENT, regimes=MODERATE), needs="gradients"
+    "MSK-9",
+    Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, paths=WITH_GRADIENT, regimes=MODERATE),
+    needs="gradients",
+    after="HED-1",
+    rejects=("wild", "unmasked"),
 )
 def empty_rows_leave_other_gradients_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    if attention.claims.empty_row == "error":
-        return
+    need(attention.claims.empty_row != "error", "the declared policy is 'error'")
     _, full = _filled(problem, attention.claims.causal)
-    if not bool(full.any()):
-        return
-    items, rows = full.nonzero().T.tolist()
-    others = (items, rows)
-    for gradient in attention.gradients(problem, others).values():
-        wild = (~gradient.tensor.isfinite()).nonzero()
-        if len(wild):
-            at = gradient[tuple(wild[0].tolist())]
-            message = f"{at.code} is {float(at.tensor)}, though the rows differentiated all have keys"
-            expect(False, message, f"assert {at.code}.isfinite(), {at.code}")
+    need(bool(full.any()), "every row is empty")
+    expect_gradients(attention, problem, full, "with only rows differentiated that have keys")
 
 
 def _filled(problem: Problem, alignment: Alignment | None) -> tuple[Problem, Tensor]:

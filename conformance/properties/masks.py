@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -9,21 +10,39 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal, expect_raises
+from mha.conformance.expect import (
+    expect,
+    expect_agree,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    need,
+)
 from mha.conformance.properties.changes import expect_unread, select_keys, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import to_convention
+from mha.spec.bounds import Ball
 
 
-@checks("MSK-1", Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE))
+def _part(ball: Ball, index: tuple[int, list[int]]) -> Ball:
+    return ball[index]
+
+
+@checks("MSK-1", Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE), rejects=("unmasked", "noise"), floor=0.3)
 def masked_keys_have_no_influence(attention: Trial, case: Case) -> None:
     problem = case.problem()
     hidden = ~problem.allowed(None).any(1)
     expect_unread(attention, problem, hidden, case.generator, "which the mask hides from this query")
 
 
-@checks("MSK-2", Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, need_weights=(True,)), needs="returns_weights")
+@checks(
+    "MSK-2",
+    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, need_weights=(True,)),
+    needs="returns_weights",
+    rejects=("unmasked",),
+)
 def masked_weights_are_zero(attention: Trial, case: Case) -> None:
     problem = case.problem()
     weights = weights_of(attention(problem))
@@ -34,7 +53,7 @@ def masked_weights_are_zero(attention: Trial, case: Case) -> None:
         expect_equal(weights[at], 0.0, because=because)
 
 
-@checks("MSK-3", Domain(masks=("keys",), min_S=2, layouts=DENSE))
+@checks("MSK-3", Domain(masks=("keys",), min_S=2, layouts=DENSE), rejects=("unmasked", "noise"))
 def masking_equals_deleting(attention: Trial, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
@@ -67,10 +86,10 @@ def broadcast_mask_equals_expanded(attention: Trial, case: Case) -> None:
         "in memory, keys before queries": expanded.mT.contiguous().mT,
         "as a part of a larger tensor": torch.nn.functional.pad(expanded, (0, 1))[..., :-1],
     }
-    base = attention(problem).output
+    base, bound = attention(problem).output, lambda: attention.answer(problem).output
     for form, same in forms.items():
         seen = attention(problem.change(mask=same)).output
-        expect_equal(seen, base, because=f"the mask expanded {form} is the same mask")
+        expect_unchanged(attention, seen, base, bound=bound, because=f"the mask expanded {form} is the same mask")
 
 
 @checks("MSK-5", Domain(masks=("keys", "queries", "head_keys", "heads", "query_bias", "head_bias"), causal=BOTH))
@@ -90,7 +109,11 @@ def mask_of_fewer_dimensions_is_broadcast(attention: Trial, case: Case) -> None:
         expect_agree(seen, base, bounds=(bound, bound), because=because)
 
 
-@checks("MSK-6", Domain(masks=("items", "heads", "full"), causal=BOTH, regimes=MODERATE, min_S=2, layouts=DENSE))
+@checks(
+    "MSK-6",
+    Domain(masks=("items", "heads", "full"), causal=BOTH, regimes=MODERATE, min_S=2, layouts=DENSE),
+    rejects=("unmasked", "noise"),
+)
 def mask_entry_acts_on_its_place_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
@@ -99,8 +122,7 @@ def mask_entry_acts_on_its_place_alone(attention: Trial, case: Case) -> None:
     allowed = problem.change(mask=mask).allowed(attention.claims.causal)
     # One key of a row with several, for all heads where the mask is shared by them.
     spare = (mask & (allowed & (allowed.sum(-1, keepdim=True) > 1))[:, :heads]).nonzero()
-    if not len(spare):
-        return
+    need(len(spare) > 0, "every row has one key only")
     entry = spare[int(torch.randint(len(spare), (1,), generator=case.generator))].tolist()
     item, head, row, key = entry
     cut = mask.clone()
@@ -108,11 +130,13 @@ def mask_entry_acts_on_its_place_alone(attention: Trial, case: Case) -> None:
     before, after = problem.change(mask=mask), problem.change(mask=cut)
     base, seen = attention(before).output, attention(after).output
     because = f"only the mask entry {tuple(entry)} changed, of another query"
+    answers = attention.answer(before).output, attention.answer(after).output
     for other in range(case.B):
         rows = [index for index in range(case.L) if (other, index) != (item, row)]
         if rows:
-            expect_equal(seen[other, rows], base[other, rows], because=because)
-    answers = attention.answer(before).output, attention.answer(after).output
+            kept, old = seen[other, rows], base[other, rows]
+            bound = partial(_part, answers[1], (other, rows))
+            expect_unchanged(attention, kept, old, bound=bound, because=because)
     must_move = (answers[0].mid - answers[1].mid).abs()[item, row] > (answers[0].rad + answers[1].rad)[item, row]
     moved = seen.tensor[item, row] != base.tensor[item, row]
     expect(
@@ -122,7 +146,7 @@ def mask_entry_acts_on_its_place_alone(attention: Trial, case: Case) -> None:
     )
 
 
-@checks("MSK-7", Domain(min_S=2, layouts=DENSE, passes=("bool",)))
+@checks("MSK-7", Domain(min_S=2, layouts=DENSE, passes=("bool",)), rejects=("unmasked", "noise"), floor=0.3)
 def every_position_can_be_masked(attention: Trial, case: Case) -> None:
     problem = case.problem()
     keys = problem.key.shape[1]
@@ -132,6 +156,30 @@ def every_position_can_be_masked(attention: Trial, case: Case) -> None:
         masked = problem.change(mask=~hidden.view(1, 1, 1, keys))
         rows = hidden.expand(case.B, problem.query.shape[1], keys)
         expect_unread(attention, masked, rows, case.generator, "the one key that the mask hides")
+
+
+@checks(
+    "MSK-10", Domain(masks=BOOLEAN, regimes=MODERATE, inputs=("cross",), min_S=2, layouts=DENSE), rejects=("unmasked",)
+)
+def nan_behind_a_mask_stays_there(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    hidden = ~problem.allowed(None).any(1)
+    gone, read = hidden.all(1), ~hidden.any(1)
+    need(bool(gone.any() or read.any()), "every key is masked for some queries only")
+    base, bound = attention(problem).output, lambda: attention.answer(problem).output
+    for name in ("key", "value"):
+        whole = getattr(problem, name)
+        for number in (math.nan, math.inf, -math.inf):
+            if bool(gone.any()):
+                seen = attention(problem.change(**{name: whole.masked_fill(gone.unsqueeze(-1), number)})).output
+                because = f"only masked keys have {number} in their {name}"
+                expect_unchanged(attention, seen, base, bound=bound, because=because)
+        items = read.any(1)
+        if bool(items.any()):
+            seen = attention(problem.change(**{name: whole.masked_fill(read.unsqueeze(-1), math.nan)})).output
+            reached = seen.tensor[items].isnan().flatten(1).any(1)
+            message = f"{seen.code} has no NaN, though every query may attend to a key whose {name} is NaN"
+            expect(bool(reached.all()), message, f"assert {seen.code}.isnan().any()")
 
 
 @checks("MSK-11", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool", "float")))
@@ -144,14 +192,14 @@ def additive_and_boolean_masks_agree(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=(bound, bound), because="what the boolean form of the mask gives")
 
 
-@checks("MSK-11", Domain(masks=FLOAT, regimes=MODERATE, min_S=2))
+@checks("MSK-11", Domain(masks=FLOAT, regimes=MODERATE, min_S=2), after="HED-1", rejects=("unmasked", "zeros"))
 def additive_mask_is_a_bias_on_the_scores(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).output
     expect_close(attention(problem).output, expected, because="the mask's finite numbers are added to the scores")
 
 
-@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks")
+@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks", rejects=("unchecked",))
 def masks_of_a_wrong_shape_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     batch, heads, queries, keys = sizes = problem.shape
@@ -170,7 +218,7 @@ def masks_of_a_wrong_shape_are_refused(attention: Trial, case: Case) -> None:
             expect_raises(partial(attention, problem.change(mask=mask)), because=because)
 
 
-@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks")
+@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks", rejects=("unchecked",))
 def masks_of_an_unclaimed_dtype_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     dtypes = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}

@@ -9,7 +9,7 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
-from mha.conformance.expect import expect_agree, expect_raises, expect_shape
+from mha.conformance.expect import expect_agree, expect_close, expect_raises, expect_shape
 from mha.conformance.properties.changes import weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -21,22 +21,22 @@ SOME_MASKS = ("none", "all", *FEW, "bias")
 ANY_MASK = ("none", "all", *BOOLEAN, *FLOAT)
 
 
-@checks("SHP-1", Domain(masks=SOME_MASKS, regimes=PLAIN))
+@checks("SHP-1", Domain(masks=SOME_MASKS, regimes=PLAIN), rejects=())
 def output_has_the_shape_of_the_query(attention: Trial, case: Case) -> None:
     expect_shape(attention(case.problem()).output, (case.B, case.L, case.config.d_model))
 
 
-@checks("SHP-2", Domain(masks=SOME_MASKS, regimes=PLAIN, need_weights=(True,)), needs="returns_weights")
+@checks("SHP-2", Domain(masks=SOME_MASKS, regimes=PLAIN, need_weights=(True,)), needs="returns_weights", rejects=())
 def weights_are_per_head(attention: Trial, case: Case) -> None:
     expect_shape(weights_of(attention(case.problem())), (case.B, case.n_heads, case.L, case.S))
 
 
-@checks("SHP-3", Domain(masks=ANY_MASK, causal=BOTH, regimes=PLAIN))
+@checks("SHP-3", Domain(masks=ANY_MASK, causal=BOTH, regimes=PLAIN), rejects=())
 def dtype_and_device_are_those_of_the_inputs(attention: Trial, case: Case) -> None:
     attention(case.problem())  # a trial checks the dtype and the device of whatever a call returns
 
 
-@checks("SHP-4", Domain(masks=SOME_MASKS, regimes=PLAIN, max_length=2, max_B=2))
+@checks("SHP-4", Domain(masks=SOME_MASKS, regimes=PLAIN, max_length=2, max_B=2), rejects=())
 def sizes_of_one_stay(attention: Trial, case: Case) -> None:
     seen = attention(case.problem())
     expect_shape(seen.output, (case.B, case.L, case.config.d_model))
@@ -44,7 +44,23 @@ def sizes_of_one_stay(attention: Trial, case: Case) -> None:
         expect_shape(seen.weights, (case.B, case.n_heads, case.L, case.S))
 
 
-@checks("SHP-6", Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5))
+@checks("SHP-5", Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross", "self"), max_length=5), rejects=("noise",))
+def empty_inputs_give_empty_outputs(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    no_items = problem.map_inputs(lambda x: x[:0])
+    no_queries = problem.map_inputs(lambda x: x[:, :0])
+    if problem.query is not problem.key:
+        no_queries = problem.change(query=problem.query[:, :0])
+    for empty in (no_items, no_queries):
+        expect_shape(attention(empty).output, tuple(empty.query.shape))
+    policy = attention.claims.empty_row
+    if problem.query is not problem.key and policy in ("zeros", "nan"):
+        no_keys = problem.map_inputs(lambda x: x if x is problem.query else x[:, :0])
+        seen, answer = attention(no_keys).output, attention.answer(no_keys).output
+        expect_close(seen, answer, because=f"the policy {policy!r} for rows without a key, here with S = 0")
+
+
+@checks("SHP-6", Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5), rejects=("unchecked",))
 def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     width, zeros = case.config.d_model, problem.query.new_zeros

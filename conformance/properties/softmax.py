@@ -16,7 +16,12 @@ from mha.spec.bounds import Ball
 MASKS = ("none", *BOOLEAN, *FLOAT)
 
 
-@checks("SMX-1", Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights")
+@checks(
+    "SMX-1",
+    Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)),
+    needs="returns_weights",
+    rejects=("noise", "zeros"),
+)
 def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
     problem = case.problem()
     answer, weights = attention.answer(problem), weights_of(attention(problem))
@@ -29,7 +34,13 @@ def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
     expect_close(weights.row_sums(), answer.sums, because="a row of weights sums to 1")
 
 
-@checks("SMX-2", Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)), needs="returns_weights")
+@checks(
+    "SMX-2",
+    Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)),
+    needs="returns_weights",
+    rejects=("mean", "zeros", "unmasked", "unscaled"),
+    floor=0.3,
+)
 def weights_are_the_softmax_over_keys(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).weights
@@ -48,21 +59,28 @@ def shift_of_all_scores_changes_nothing(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because="what another key bias gives, which adds q.b_k to every score")
 
 
-@checks("SMX-4", Domain(masks=("none", *FEW), regimes=("large", "offset", "selection")))
+@checks("SMX-4", Domain(masks=("none", *FEW), regimes=("large", "offset", "selection")), rejects=("noise", "zeros"))
 def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
     problem = case.problem()
     factor = 2.0 ** (case.seed % 6)
-    problem = problem.change(w_q=problem.weights.w_q * factor)
+    problem = passing_heads(problem.change(w_q=problem.weights.w_q * factor))
+    weights = problem.weights
+    if weights.b_v is not None:
+        # Every value is 1, so that a context is the sum of its weights, which need not be returned.
+        problem = problem.change(w_v=weights.w_v * 0, b_v=torch.ones_like(weights.b_v))
     seen = attention(problem, need_weights=attention.claims.returns_weights)
     output = seen.output
     message = f"{output.code} has numbers that are not finite, though the inputs are"
     expect(bool(output.tensor.isfinite().all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
+    answer = attention.answer(problem)
+    if weights.b_v is not None:
+        expect_close(output, answer.output, because="a sum of weights, each times 1, is 1, however large the scores")
     if seen.weights is not None:
-        sums = attention.answer(problem).sums
+        sums = answer.sums
         expect_close(seen.weights.row_sums(), sums, because="a row sums to 1, however large its scores")
 
 
-@checks("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, regimes=EVERYDAY))
+@checks("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, regimes=EVERYDAY), rejects=("noise", "zeros"))
 def context_is_among_the_values(attention: Trial, case: Case) -> None:
     problem = passing_heads(case.problem())
     answer, seen = attention.answer(problem), attention(problem).output
@@ -77,7 +95,9 @@ def context_is_among_the_values(attention: Trial, case: Case) -> None:
     expect_close(seen, Ball(nearest, answer.output.rad), because=because)
 
 
-@checks("SMX-6", Domain(min_head_dim=2, min_heads=2, min_S=2, regimes=("normal", "integers")))
+@checks(
+    "SMX-6", Domain(min_head_dim=2, min_heads=2, min_S=2, regimes=("normal", "integers")), rejects=("unscaled", "mean")
+)
 def scores_are_scaled_by_the_root_of_head_dim(attention: Trial, case: Case) -> None:
     problem = case.problem()
     if attention.claims.returns_weights:

@@ -11,9 +11,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calls import Call, by_name
-from mha.implementations.adapters.loading import load
+from mha.implementations.adapters.loading import load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
+
+PARAMETERS = {f"w_{role}": f"{role}_proj" for role in "qkvo"}
 
 
 def from_kernel(
@@ -59,7 +61,8 @@ class KernelImplementation:
         config.validate()
         module = KernelAttention(config, self.kernel, self.layout, self.call, self.claims)
         module.to(device=device, dtype=dtype)
-        load(self.name, module, {f"w_{role}": f"{role}_proj" for role in "qkvo"}, weights)
+        load(self.name, module, PARAMETERS, weights)
+        module.rows = {name: len(tensor) for name, tensor in weights.named()}
         return module
 
 
@@ -69,6 +72,7 @@ class KernelAttention(nn.Module):
     def __init__(self, config: Config, kernel: Callable[..., Any], layout: str, call: Call, claims: Claims) -> None:
         super().__init__()
         self.config, self.kernel, self.layout, self.call, self.claims = config, kernel, layout, call, claims
+        self.rows: dict[str, int] = {}
         kv_width = config.kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.k_proj = nn.Linear(config.key_width, kv_width, bias=config.bias)
@@ -94,3 +98,7 @@ class KernelAttention(nn.Module):
         ]
         context, weights = self.call(self.kernel, *heads, mask=mask, is_causal=is_causal, need_weights=need_weights)
         return Output(self.o_proj(rearrange(context, f"{self.layout} -> b l (h d)")), weights)
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the weights; see `mha.spec.Differentiable`."""
+        return weight_gradients(self, PARAMETERS, self.rows)

@@ -24,8 +24,8 @@ def load(label: str, module: nn.Module, parameters: Mapping[str, str], weights: 
     for key, path in parameters.items():
         kind, _, role = key.partition("_")
         roles = STACKED.get(role, (role,))
-        if kind not in ("w", "b") or not set(roles) <= {"q", "k", "v", "o"}:
-            known = "w_q, w_k, w_v, w_o, w_qkv, w_kv, and the same with b_"
+        if not set(roles) <= ({"k", "v"} if kind == "extra" else {"q", "k", "v", "o"} if kind in ("w", "b") else set()):
+            known = "w_q, w_k, w_v, w_o, w_qkv, w_kv, the same with b_, extra_k and extra_v"
             raise ImplementationError(f"{label}: parameters has the key {key!r}; the known keys are {known}")
         if not isinstance(path, str):
             raise ImplementationError(f"{label}: parameters[{key!r}] must be a dotted name, but is {path!r}")
@@ -77,7 +77,31 @@ def _fill(
 def _copy(label: str, what: str, target: object, value: Tensor) -> None:
     if not isinstance(target, Tensor):
         raise ImplementationError(f"{label}: {what} is missing, though the weights have it; see Claims.bias")
-    if target.shape != value.shape:
+    if target.squeeze().shape != value.squeeze().shape:
         raise ImplementationError(f"{label}: {what} has {tuple(target.shape)}, but should have {tuple(value.shape)}")
     with torch.no_grad():
-        target.copy_(value)
+        target.copy_(value.view_as(target))
+
+
+def weight_gradients(module: nn.Module, parameters: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, Tensor]:
+    """Collect the gradients of what `load` has filled, by the names of `Weights`; zeros where there is none.
+
+    rows: the length of the first dimension of each weight that was loaded.
+    """
+    found: dict[str, Tensor] = {}
+    for key, path in parameters.items():
+        kind, _, role = key.partition("_")
+        target = _find("", module, path)
+        layers = list(target) if isinstance(target, nn.ModuleList) else [target]
+        stacked = {kind: layers}
+        if isinstance(target, nn.Module):
+            stacked = {
+                kind: [getattr(layer, word) for layer in layers] for kind, word in (("w", "weight"), ("b", "bias"))
+            }
+        for kind, tensors in stacked.items():
+            names = [name for part in STACKED.get(role, (role,)) if (name := f"{kind}_{part}") in rows]
+            if names:
+                whole = torch.cat([torch.zeros_like(t) if t.grad is None else t.grad for t in tensors])
+                parts = whole.view(-1, *whole.shape[-1:] if kind == "w" else ()).split([rows[name] for name in names])
+                found |= dict(zip(names, parts, strict=True))
+    return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calls import Call, by_name
-from mha.implementations.adapters.loading import load
+from mha.implementations.adapters.loading import load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
@@ -25,6 +25,9 @@ CONSTRUCTOR_WORDS = {
     "n_kv_heads": ("n_kv_heads", "num_kv_heads"),
     "kdim": ("kdim",),
     "vdim": ("vdim",),
+    "bias_kv": ("bias_kv", "add_bias_kv"),
+    "zero_key": ("zero_key", "add_zero_attn"),
+    "length_first": ("length_first", "batch_first"),
 }
 
 
@@ -43,10 +46,10 @@ def from_module(
 ) -> ModuleImplementation:
     """Adapt a module class, or a `functools.partial` of one, to the contract.
 
-    constructor: called with d_model and n_heads, and with bias, dropout, n_kv_heads, kdim and vdim where it takes them.
+    constructor: called with d_model and n_heads, and with the other fields of `Config` where it takes them.
     parameters: where the weights are loaded: "w_q", "w_k", "w_v" and "w_o" to the dotted name of a linear layer, of a
         list of one layer per head, or of a parameter; "w_qkv" or "w_kv" for projections stacked in that order; "b_..."
-        for a bias that is no part of a layer.
+        for a bias that is no part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds.
     mask: the module's convention for boolean masks, "keep" (True = may attend), "drop" (True = may not), "additive"
         (0 or -infinity is added), or None where it takes no mask.
     call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
@@ -82,20 +85,23 @@ class ModuleImplementation:
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights; what the constructor raises is its refusal of `config`."""
-        module = self.constructor(**{word: getattr(config, field) for field, word in self.words.items()})
-        module = module.to(device=device, dtype=dtype)
+        options = {word: getattr(config, field) for field, word in self.words.items()}
+        if "batch_first" in self.words.values():
+            options["batch_first"] = not config.length_first
+        module = self.constructor(**options).to(device=device, dtype=dtype)
         load(self.name, module, self.parameters, weights)
-        return ModuleAttention(module, self.call)
+        return ModuleAttention(module, self.call, self.parameters, weights)
 
 
-@dataclass(frozen=True, eq=False)
-class ModuleAttention:
+class ModuleAttention(nn.Module):
     """A module with its weights; `module` is the user's own object."""
 
-    module: nn.Module
-    call: Call
+    def __init__(self, module: nn.Module, call: Call, parameters: Mapping[str, str], weights: Weights) -> None:
+        super().__init__()
+        self.module, self.call, self.parameter_names = module, call, parameters
+        self.rows = {name: len(tensor) for name, tensor in weights.named()}
 
-    def __call__(
+    def forward(
         self,
         query: Tensor,
         key: Tensor,
@@ -108,15 +114,9 @@ class ModuleAttention:
         """Call the module in its own convention."""
         return self.call(self.module, query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights)
 
-    def train(self) -> ModuleAttention:
-        """Switch the module to training mode."""
-        self.module.train()
-        return self
-
-    def eval(self) -> ModuleAttention:
-        """Switch the module to evaluation mode."""
-        self.module.eval()
-        return self
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the weights; see `mha.spec.Differentiable`."""
+        return weight_gradients(self.module, self.parameter_names, self.rows)
 
 
 def _constructor_words(label: str, constructor: Callable[..., Any]) -> dict[str, str]:

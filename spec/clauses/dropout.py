@@ -49,7 +49,9 @@ CLAUSES: tuple[Clause, ...] = (
         id="DRP-3",
         level="MUST",
         title="Dropout follows the seed",
-        statement="The same seed gives the same result, and another seed another. p = 1 does not give NaN.",
+        statement=(
+            "The same seed gives the same result and, for 0 < p < 1, another seed another. p = 1 does not give NaN."
+        ),
         why=(
             "A run must be repeatable from its seed, and activation checkpointing must draw the same pattern when it "
             "recomputes. A pattern that never changes drops the same weights for ever."

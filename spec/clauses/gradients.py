@@ -48,7 +48,9 @@ CLAUSES: tuple[Clause, ...] = (
         id="GRD-3",
         level="MUST",
         title="Masked keys and values get no gradient",
-        statement="The gradient with respect to a masked key or value is exactly 0.",
+        statement=(
+            "The gradient with respect to a masked key or value is exactly 0. (Rows without any allowed key: MSK-8.)"
+        ),
         why=(
             "A gradient there trains the embedding of the padding, and makes the step that a batch causes depend on "
             "how far it was padded."
@@ -67,15 +69,19 @@ CLAUSES: tuple[Clause, ...] = (
         id="GRD-4",
         level="MUST",
         title="Gradients are finite where outputs are",
-        statement="Gradients are finite wherever the outputs are, batches with empty rows included.",
+        statement=(
+            "Gradients are finite wherever the outputs are, batches with empty rows included; in float16 and bfloat16, "
+            "only where the gradients themselves are in the range of the dtype."
+        ),
         why=(
             "One NaN spoils the norm that all gradients are clipped by, and then every parameter, while the loss "
             "printed for that step is still a number."
         ),
         source="Defect class: NaN gradients behind a finite output (pytorch/pytorch#41508)",
         differs=(
-            "Replacing NaN after the softmax (`nan_to_num`, or slicing the row away) mends the output but not the "
-            "gradient, since 0 * NaN is NaN in the backward pass."
+            "`nan_to_num` after the softmax mends the output but, where -infinity was added to the scores, not the "
+            "gradient, since 0 * NaN is NaN in the backward pass. Slicing the row away leaves NaN in the gradient of "
+            "the values, whether the scores were added to or filled."
         ),
         violation=(
             "`(scores + mask).softmax(-1).nan_to_num()` with an additive mask and an empty row: the output is finite, "

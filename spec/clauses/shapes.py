@@ -74,8 +74,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Sizes of one keep their dimension",
         statement="B = 1, L = 1 and S = 1 work, in every combination, and no dimension is squeezed away.",
         why=(
-            "One query is a step of decoding, one item a request, one key the first token. Training has none of these, "
-            "so a dimension that vanishes there fails only in production."
+            "One query is a step of decoding, one item a request, one key the first token. Training batches seldom "
+            "have any of these, so a dimension that vanishes there fails in production."
         ),
         source="Defect class: `squeeze()` without a dimension, and special cases for one query or one item",
         differs="",

@@ -51,8 +51,8 @@ CLAUSES: tuple[Clause, ...] = (
             "to every key of a row.)"
         ),
         why=(
-            "No gradient holds the common level of a row's scores (GRD-7), so it drifts in training. Code that depends "
-            "on it works until the level has moved far enough."
+            "No gradient holds the common level of a row's scores (GRD-7), so it may drift in training. Code that "
+            "depends on it works until the level has moved far enough."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: the softmax is invariant to a shift of its argument",
         differs=(

@@ -28,8 +28,8 @@ CLAUSES: tuple[Clause, ...] = (
         source="Defect class: output buffers kept between calls, identity shortcuts that return the input",
         differs="",
         violation=(
-            "`torch.matmul(weights, v, out=self.buffer)`, returned as the result: the outputs of two calls are one "
-            "tensor."
+            "`torch.matmul(context, w_o.T, out=self.buffer)`, returned as the output: under `no_grad`, the outputs of "
+            "two calls are one tensor."
         ),
     ),
     Clause(

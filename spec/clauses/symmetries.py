@@ -80,7 +80,7 @@ CLAUSES: tuple[Clause, ...] = (
         id="EQV-5",
         level="MUST",
         title="A zero query averages the values",
-        statement="A query projection of zero gives the mean of the allowed values.",
+        statement="Under a boolean mask or none, a query projection of zero gives the mean of the allowed values.",
         why=(
             "The answer can be worked out by hand, and a count that includes padding shows at once. A layer whose "
             "query projection starts at zero begins its training in this state."

@@ -1,0 +1,140 @@
+"""What a trial does and sees: its steps, in order, and the tensors that came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mha.spec import Config, Problem, Weights
+from mha.spec.bounds import Ball
+
+
+class Mode(NamedTuple):
+    """The modes of module and gradients in a call: `enter` makes the context on a device, `code` writes it."""
+
+    training: bool
+    enter: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()
+    code: str = ""
+
+
+MODES = {
+    "eval": Mode(False),
+    "train": Mode(True),
+    "no_grad": Mode(False, lambda device: torch.no_grad(), "torch.no_grad()"),
+    "inference": Mode(False, lambda device: torch.inference_mode(), "torch.inference_mode()"),
+    "train_no_grad": Mode(True, lambda device: torch.no_grad(), "torch.no_grad()"),
+    "autocast": Mode(
+        False, lambda device: torch.autocast(device, torch.bfloat16), "torch.autocast({device!r}, torch.bfloat16)"
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """A tensor that the implementation gave; `code` is the expression that names it in a script.
+
+    saw: told the largest error/bound of each comparison with a bound.
+    """
+
+    tensor: Tensor
+    name: str
+    saw: Callable[[float], None]
+    index: tuple[Any, ...] = ()
+
+    @property
+    def code(self) -> str:
+        """The name, and the index if it is a part."""
+        return f"{self.name}[{', '.join(map(index_code, self.index))}]" if self.index else self.name
+
+    def __getitem__(self, index: Any) -> Observed:
+        part = index if isinstance(index, tuple) else (index,)
+        if all(isinstance(place, int) for place in self.index):
+            return replace(self, tensor=self.tensor[index], index=self.index + part)
+        return Observed(self.tensor[index], self.code, self.saw, part)
+
+    def detached(self) -> Observed:
+        """The same without its history, for comparing."""
+        return replace(self, tensor=self.tensor.detach())
+
+    def map(self, change: Callable[[Tensor], Tensor], code: str) -> Observed:
+        """The tensor changed; `code` is the change, with {} for the tensor."""
+        return Observed(change(self.tensor), code.format(self.code), self.saw)
+
+    def row_sums(self) -> Observed:
+        """The sums over the last dimension, taken in float64."""
+        return self.map(lambda x: x.double().sum(-1), "{}.double().sum(-1)")
+
+    def as_ball(self) -> Ball:
+        """The tensor as exact numbers."""
+        return Ball.exact(self.tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What one call gave; `weights` is None where none were asked for, or none came."""
+
+    output: Observed
+    weights: Observed | None
+
+
+@dataclass(frozen=True, eq=False)
+class Build:
+    """One construction: what the implementation was built from."""
+
+    number: int
+    config: Config
+    weights: Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """An attention made from another: `code` is the expression, with {} for the other."""
+
+    number: int
+    origin: int
+    code: str
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call: of which attention, with what, in which mode.
+
+    seed: set before the call, if any. upstream: what the output was multiplied by for `backward`, and wanted: the
+    names of the inputs whose gradients were asked for, if any were.
+    """
+
+    number: int
+    build: int
+    problem: Problem
+    need_weights: bool
+    path: str
+    seed: int | None = None
+    upstream: Tensor | None = None
+    wanted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """A line of script that is neither."""
+
+    code: str
+
+
+Step = Build | Derived | Call | Said
+
+
+def index_code(index: Any) -> str:
+    """Return an index as code."""
+    if isinstance(index, tuple):
+        return ", ".join(map(index_code, index))
+    if isinstance(index, slice):
+        bounds = ("" if bound is None else str(bound) for bound in (index.start, index.stop))
+        return ":".join(bounds)
+    if isinstance(index, Tensor):
+        return repr(index.tolist())
+    return "..." if index is Ellipsis else repr(index)

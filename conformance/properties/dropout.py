@@ -1,0 +1,149 @@
+"""DRP: dropout. What can fail by chance says how often: at most once in 10^9 runs.
+
+Each test below fails a correct implementation with a probability of at most `FALSE_ALARM`, and a run has fewer than a
+hundred of them for each implementation. Their power, at 10^5 draws and p = 0.5: a probability that is wrong by 0.014
+is caught with probability 0.99 (see `smallest_error`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.expect import expect, expect_close, expect_equal, need
+from mha.conformance.properties.changes import passing_heads, weights_of
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec import Problem
+
+FALSE_ALARM = 1e-11
+DRAWS = 1 << 16
+PROBABILITIES = (0.5, 0.1, 0.9)
+TRAINING = ("train",)
+TRAIN = Domain(masks=("none",), regimes=("normal",), layouts=DENSE, paths=TRAINING, need_weights=(False,))
+
+
+def _dropping(problem: Problem, dropout: float) -> Problem:
+    return problem.change(config=replace(problem.config, dropout=dropout))
+
+
+@checks(
+    "DRP-1",
+    Domain(masks=("none", *FEW, "bias"), causal=BOTH),
+    needs="dropout",
+    after="HED-1",
+    rejects=("zeros", "noise"),
+)
+def evaluation_and_zero_drop_nothing(attention: Trial, case: Case) -> None:
+    training = case.path.startswith("train")
+    dropout = 0.0 if training else PROBABILITIES[case.seed % 3]
+    problem = _dropping(case.problem(), dropout)
+    told = f"the oracle's value without dropout, on the path {case.path!r} with p = {dropout}"
+    expect_close(attention(problem).output, attention.answer(problem).output, because=told)
+
+
+def _ones(attention: Trial, case: Case, dropout: float, keys: int) -> torch.Tensor:
+    """Return what comes out where every weight is 1/keys and every value 1, for one head of width 1."""
+    one = replace(case, n_heads=1, head_dim=1, B=1, L=DRAWS, S=keys, inputs="cross")
+    if not attention.claims.cross_attention:
+        one = replace(one, inputs="self", B=DRAWS // keys, L=keys)
+    problem = passing_heads(_dropping(one.problem(), dropout))
+    named = {name: tensor * 0 for name, tensor in problem.weights.named() if name in ("w_q", "b_q", "w_v")}
+    b_v = problem.weights.b_v
+    assert b_v is not None
+    problem = problem.change(**named, b_v=torch.ones_like(b_v))
+    return attention(problem, seed=case.seed).output.tensor.double().flatten()
+
+
+@checks(
+    "DRP-2", replace(TRAIN, bias=(True,), dtypes=("float32", "float64")), needs="dropout", rejects=("zeros",), limit=4
+)
+def what_is_dropped_is_a_share_p_and_the_rest_is_rescaled(attention: Trial, case: Case) -> None:
+    """With one key, an output is 0 with probability p, and 1/(1-p) otherwise: an exact binomial test."""
+    dropout = PROBABILITIES[case.seed % 3]
+    seen = _ones(attention, case, dropout, 1)
+    dropped = seen == 0
+    kept = seen[~dropped]
+    reach = 8 * torch.finfo(getattr(torch, case.dtype)).eps / (1 - dropout)
+    wild = (kept - 1 / (1 - dropout)).abs() > reach
+    expect(
+        not bool(wild.any()),
+        f"with p = {dropout}, one key and a value of 1, an output is {float(kept[wild][:1].sum()):.6g}, but should be "
+        f"0 or 1/(1 - p) = {1 / (1 - dropout):.6g}",
+    )
+    count, trials = int(dropped.sum()), dropped.numel()
+    chance = binomial_tail(count, trials, dropout)
+    told = f"with p = {dropout}, {count} of {trials} outputs are dropped: so far from the share p by chance only with "
+    expect(chance > FALSE_ALARM, f"{told}probability {chance:.3g}, less than {FALSE_ALARM}")
+
+
+@checks(
+    "DRP-2", replace(TRAIN, bias=(True,), dtypes=("float32", "float64")), needs="dropout", rejects=("zeros",), limit=4
+)
+def the_mean_over_many_draws_is_the_output_without_dropout(attention: Trial, case: Case) -> None:
+    """With several keys: Hoeffding's inequality for the mean of numbers between 0 and 1/(1-p)."""
+    dropout, keys = PROBABILITIES[case.seed % 3], 2 + case.seed % 5
+    seen = _ones(attention, case, dropout, keys)
+    mean, reach = float(seen.mean()), hoeffding(seen.numel(), 1 / (1 - dropout))
+    told = f"with p = {dropout}, the mean of {seen.numel()} outputs is {mean:.6g}, but should be 1 within {reach:.3g}, "
+    expect(abs(mean - 1) <= reach, f"{told}which chance leaves with probability {FALSE_ALARM} only")
+
+
+def hoeffding(draws: int, width: float) -> float:
+    """How far the mean of independent numbers in an interval of this width strays with probability `FALSE_ALARM`."""
+    return width * math.sqrt(math.log(2 / FALSE_ALARM) / (2 * draws))
+
+
+def binomial_tail(count: int, trials: int, p: float) -> float:
+    """Twice the probability of a count at least this far on its side of the mean, exactly, or 1 if that is more."""
+    upper = count > trials * p
+    counts = torch.arange(count, trials + 1) if upper else torch.arange(count + 1)
+    logs = torch.distributions.Binomial(trials, torch.tensor(p, dtype=torch.float64)).log_prob(counts.double())
+    return min(1.0, 2 * float(logs.logsumexp(0).exp()))
+
+
+SEEDED = Domain(
+    masks=("none", "padding"), regimes=MODERATE, layouts=DENSE, paths=TRAINING, min_L=8, min_S=8, min_heads=4
+)
+
+
+@checks("DRP-3", SEEDED, needs="dropout")
+def the_seed_decides_what_is_dropped(attention: Trial, case: Case) -> None:
+    problem = _dropping(case.problem(), 0.5)
+    first, again, other = (attention(problem, seed=seed).output for seed in (1, 1, 2))
+    expect_equal(again, first, because="the seed is the same")
+    # 256 weights or more are each dropped or kept: that two seeds agree in all has the probability 2^-256.
+    moved = not torch.equal(first.tensor, other.tensor)
+    expect(
+        moved,
+        f"{other.code} is {first.code}, though the seed is another",
+        f"assert not {first.code}.equal({other.code})",
+    )
+
+
+@checks("DRP-3", Domain(masks=("none", *FEW), regimes=MODERATE, paths=TRAINING), needs="dropout", rejects=())
+def dropping_everything_is_not_nan(attention: Trial, case: Case) -> None:
+    problem = _dropping(case.problem(), 1.0)
+    seen = attention(problem, seed=1).output
+    expect(
+        not bool(seen.tensor.isnan().any()), f"{seen.code} has NaN with p = 1", f"assert not {seen.code}.isnan().any()"
+    )
+
+
+@checks(
+    "DRP-4",
+    Domain(masks=("none", *BOOLEAN, *FLOAT), regimes=MODERATE, paths=TRAINING, need_weights=(True,)),
+    needs="dropout",
+    after="HED-1",
+    rejects=("zeros", "mean", "noise"),
+)
+def returned_weights_are_those_before_dropout(attention: Trial, case: Case) -> None:
+    need(attention.claims.returns_weights, "needs the claim returns_weights")
+    problem = _dropping(case.problem(), 0.5)
+    weights = weights_of(attention(problem, seed=1))
+    expect_close(weights, attention.answer(problem).weights, because="the weights before dropout")

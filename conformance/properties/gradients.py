@@ -1,0 +1,205 @@
+"""GRD: gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
+from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal, need
+from mha.conformance.properties.accuracy import HALF, plain_formula
+from mha.conformance.properties.changes import expect_finite, expect_gradients
+from mha.conformance.registry import checks
+from mha.conformance.trial import INPUTS, Trial
+
+MASKS = ("none", *BOOLEAN, *FLOAT)
+WRONGS = ("mean", "zeros", "unmasked", "unscaled")
+# Of the regimes, those in which a gradient is neither lost nor out of range.
+STEADY = ("normal", "integers", "large", "offset", "duplicates", "heavy", "selection", "uniform")
+BOUNDED = ("float64", "float32")
+
+
+@checks(
+    "GRD-1",
+    Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=WRONGS,
+    floor=0.3,
+)
+def gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
+    expect_gradients(attention, case.problem(), None, "as the formulas have it")
+
+
+@checks(
+    "GRD-1",
+    Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=HALF),
+    needs="gradients",
+    after="HED-1",
+    level="SHOULD",
+    rejects=("wild", "noise"),
+)
+def half_precision_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    need(bool(attention.answer(problem).empty.logical_not().all()), "a row is empty")
+    upstream = attention.upstream(problem)
+    seen, right = attention.gradients(problem, upstream), attention.right_gradients(problem, upstream)
+    copied = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+    output = plain_formula(copied, problem.allowed(attention.claims.causal))
+    (output * upstream).sum().backward()
+    for name in (name for name in INPUTS if name in seen):
+        plain, value = getattr(copied, name).grad, right[name].mid
+        error, allowed = _root_mean_square(seen[name].tensor, value), _root_mean_square(plain, value)
+        least = torch.finfo(plain.dtype).eps * _root_mean_square(value, torch.zeros_like(value))
+        told = f"the root mean square error of {seen[name].code} is {error:.3g}, more than twice the {allowed:.3g} of "
+        expect(error <= 2 * max(allowed, least), f"{told}the plain formula in the same dtype")
+
+
+def _root_mean_square(x: Tensor, right: Tensor) -> float:
+    return float((x.double() - right).square().mean().sqrt())
+
+
+@checks(
+    "GRD-2",
+    Domain(
+        masks=("none", "queries", "bias"),
+        causal=BOTH,
+        regimes=("normal",),
+        layouts=DENSE,
+        inputs=("cross", "self"),
+        paths=WITH_GRADIENT,
+        dtypes=("float64",),
+        max_length=3,
+        max_heads=2,
+    ),
+    needs="gradients",
+    rejects=("wild",),
+    limit=12,
+)
+def gradcheck_passes(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    inputs = [x.detach().clone().requires_grad_() for x in (problem.query, problem.key, problem.value)]
+    if case.inputs == "self":
+        inputs = inputs[:1]
+
+    def output(*given: Tensor) -> Tensor:
+        parts = given * 3 if len(given) == 1 else given
+        return attention.forward(problem.change(**dict(zip(INPUTS, parts, strict=True))))
+
+    try:
+        torch.autograd.gradcheck(output, inputs, fast_mode=False)
+    except RuntimeError as error:
+        told = " ".join(str(error).split())
+        expect(False, f"torch.autograd.gradcheck fails: {told[:300]}")
+
+
+@checks(
+    "GRD-3",
+    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, regimes=EVERYDAY, inputs=("cross", "memory"), paths=WITH_GRADIENT),
+    needs="gradients",
+    rejects=("unmasked",),
+)
+def masked_keys_have_no_gradient(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    gone = (~problem.allowed(None)).all(1).all(1)
+    need(bool(gone.any()), "no key is masked for every query")
+    seen = attention.gradients(problem, attention.upstream(problem))
+    for name in (name for name in ("key", "value") if name in seen):
+        for index in range(case.B):
+            keys = gone[index].nonzero().flatten()
+            if len(keys):
+                because = f"keys {keys.tolist()} of item {index} are masked for every query and head"
+                expect_equal(seen[name][index, keys], 0.0, because=because)
+
+
+@checks(
+    "GRD-4",
+    Domain(masks=("none", *EMPTY, *FEW, *FLOAT), causal=BOTH, regimes=STEADY, paths=WITH_GRADIENT),
+    needs="gradients",
+    rejects=("wild",),
+)
+def gradients_are_finite_where_outputs_are(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    need(case.dtype not in HALF or case.regime in MODERATE, "a gradient may be out of the dtype's range")
+    need(
+        attention.claims.empty_row in ("zeros", "uniform") or not bool(attention.answer(problem).empty.any()),
+        "a row is empty, and its output is not finite",
+    )
+    every = torch.ones(case.B, case.L, device=problem.query.device)
+    for gradient in attention.gradients(problem, attention.upstream(problem, every)).values():
+        expect_finite(gradient, "though every output is finite")
+
+
+@checks(
+    "GRD-5",
+    Domain(masks=("none", *FEW), causal=BOTH, inputs=("cross",), regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    rejects=("erratic",),
+)
+def any_subset_of_inputs_has_the_same_gradients(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    upstream = attention.upstream(problem)
+    subset = [name for place, name in enumerate(INPUTS) if (1 + case.seed % 6) >> place & 1]
+    bounds = attention.right_gradients(problem, upstream)
+    every, some = attention.gradients(problem, upstream), attention.gradients(problem, upstream, subset)
+    for name, gradient in some.items():
+        because = f"with requires_grad on {' and '.join(subset)} alone, as with all"
+        expect_agree(gradient, every[name], bounds=(bounds[name], bounds[name]), because=because)
+
+
+@checks("GRD-5", Domain(masks=("none", *FEW), causal=BOTH, paths=("eval",)), needs="gradients")
+def recording_changes_no_output(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    bound = attention.answer(problem).output
+    recorded = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+    base = attention(recorded).output
+    for path in ("no_grad", "inference"):
+        seen = attention(problem, path=path).output
+        expect_agree(seen, base, bounds=(bound, bound), because=f"{path!r} against what a recorded call gives")
+
+
+@checks(
+    "GRD-6",
+    Domain(masks=FLOAT, causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("unmasked", "zeros", "unscaled"),
+)
+def an_additive_mask_has_the_right_gradient(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    upstream = attention.upstream(problem)
+    gradient = attention.gradients(problem, upstream)["mask"]
+    expected = attention.right_gradients(problem, upstream)["mask"]
+    expect_close(gradient, expected, because="the gradient of the scores, summed over what the mask is broadcast to")
+
+
+@checks(
+    "GRD-7",
+    Domain(masks=("none", *FEW), causal=BOTH, bias=(True,), regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("wild",),
+)
+def the_key_bias_has_no_gradient(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    upstream = attention.upstream(problem)
+    seen = attention.gradients(problem, upstream)
+    need("b_k" in seen, "the attention does not tell the gradients of its weights (weight_gradients)")
+    expected = attention.right_gradients(problem, upstream)["b_k"]
+    expect_close(seen["b_k"], expected, because="it adds the same to every score of a row, which the softmax cancels")
+
+
+@checks(
+    "GRD-7",
+    Domain(masks=("full_bias",), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    rejects=("wild",),
+)
+def the_gradients_of_a_row_of_scores_sum_to_zero(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    upstream = attention.upstream(problem)
+    gradient = attention.gradients(problem, upstream)["mask"]
+    bound = attention.right_gradients(problem, upstream)["mask"].sum(-1)
+    expect_close(gradient.row_sums(), bound, because="what all scores of a row share, the softmax cancels")

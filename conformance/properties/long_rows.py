@@ -1,0 +1,51 @@
+"""NUM-5: rows of many keys, of which some are compared with the oracle."""
+
+from __future__ import annotations
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, MODERATE, Domain
+from mha.conformance.expect import expect_close
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec import Problem, join_causal
+from mha.spec.claims import Alignment
+
+SAMPLED_ROWS = 4
+LONG = Domain(
+    masks=("none", "padding", "key_bias"),
+    causal=BOTH,
+    regimes=MODERATE,
+    layouts=("contiguous", "sliced"),
+    paths=("eval", "train"),
+    need_weights=(False,),
+    inputs=("cross", "self"),
+    long=True,
+    min_heads=2,
+    max_heads=2,
+    min_head_dim=2,
+    max_B=2,
+)
+
+
+@checks("NUM-5", LONG, after="HED-1", rejects=("mean", "zeros", "unscaled"), limit=8)
+def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    queries = problem.query.shape[1]
+    rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values
+    rows[-1] = queries - 1
+    seen = attention(problem).output[:, rows]
+    answer = attention.answer(_sampled(problem, rows, attention.claims.causal)).output
+    expect_close(seen, answer, because=f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys")
+
+
+def _sampled(problem: Problem, rows: torch.Tensor, alignment: Alignment | None) -> Problem:
+    """Return the problem of some of the queries; the oracle then needs memory linear in the number of keys."""
+    queries, keys = problem.query.shape[1], problem.key.shape[1]
+    mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, rows]
+    if problem.is_causal:
+        offset = keys - queries if alignment == "bottom_right" else 0
+        places = (rows + offset).to(problem.query.device).unsqueeze(1)
+        mask = join_causal(mask, torch.arange(keys, device=problem.query.device) <= places)
+    return problem.change(query=problem.query[:, rows], mask=mask, is_causal=False)

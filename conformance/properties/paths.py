@@ -1,0 +1,122 @@
+"""PTH: one result, whichever code runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, USUAL, Domain
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.expect import expect_agree, expect_close, need
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.conformance.violation import Refusal
+from mha.spec import Problem, Weights, causal_mask, join_causal, to_convention
+
+ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)
+ONE_PATH = ("eval",)
+
+
+def _refuses(attention: Trial, problem: Problem) -> bool:
+    """Whether the declared policy makes every call with this problem raise, as MSK-8 tests."""
+    return attention.claims.empty_row == "error" and bool(attention.answer(problem).empty.any())
+
+
+@checks("PTH-1", Domain(masks=ANY_MASK, causal=BOTH, need_weights=(False,)), needs="returns_weights")
+def asking_for_weights_changes_no_output(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    need(not _refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
+    bound = attention.answer(problem).output
+    without, with_weights = (attention(problem, need_weights=asked).output for asked in (False, True))
+    because = f"what the call with need_weights=True gives on the path {case.path!r}"
+    expect_agree(without, with_weights, bounds=(bound, bound), because=because)
+
+
+@checks("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, paths=ONE_PATH))
+def modes_change_no_output(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    need(not _refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
+    bound, base = attention.answer(problem).output, attention(problem).output
+    for path in PATHS[1:]:
+        seen = attention(problem, path=path).output
+        expect_agree(seen, base, bounds=(bound, bound), because=f"{path!r} against what {case.path!r} gives")
+
+
+@checks("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), regimes=USUAL))
+def forms_of_one_mask_agree(attention: Trial, case: Case) -> None:
+    problem, claims = case.problem(), attention.claims
+    assert problem.mask is not None
+    padding = torch.arange(case.S) < 1 + torch.randint(case.S, (case.B, 1, 1, 1), generator=case.generator)
+    # The first key of a row stays: an empty row is for MSK-8.
+    first = torch.arange(case.S) == 0
+    masks = [problem.mask, (problem.mask | first) & padding.to(problem.mask.device)]
+    for mask in masks if not problem.is_causal else masks[1:]:
+        forms = {"boolean": problem.change(mask=mask | first)}
+        forms["expanded"] = problem.change(
+            mask=(mask | first).expand(problem.shape if claims.per_head_mask else (-1,) * 4)
+        )
+        if problem.is_causal:
+            assert claims.causal is not None
+            causal = causal_mask(case.L, case.S, claims.causal, problem.query.device)
+            forms["with the causal flag written out"] = problem.change(
+                mask=join_causal(mask | first, causal), is_causal=False
+            )
+        if "float" in claims.masks:
+            forms |= {
+                f"{form}, of 0 and -infinity": same.change(
+                    mask=to_convention(same.mask, "additive", problem.query.dtype)
+                )
+                for form, same in list(forms.items())
+                if same.mask is not None
+            }
+        bound = attention.answer(forms["boolean"]).output
+        base = attention(forms.pop("boolean")).output
+        for form, same in forms.items():
+            seen = attention(same).output
+            expect_agree(seen, base, bounds=(bound, bound), because=f"the mask {form} is the same mask")
+
+
+@checks(
+    "PTH-4",
+    Domain(masks=(*BOOLEAN, *FLOAT), causal=(True,), square=True, min_L=2, min_S=2, regimes=MODERATE),
+    after="HED-1",
+    rejects=("unmasked", "noise"),
+)
+def a_hint_never_overrides_the_mask(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    try:
+        seen = attention(problem).output
+    except Refusal:
+        return  # the clause allows the two together to be refused
+    expect_close(seen, attention.answer(problem).output, because="both the mask and the causal flag count")
+
+
+EXTRA = Domain(
+    regimes=MODERATE, layouts=DENSE, masks=("none", "queries", "padding"), causal=BOTH, need_weights=(False,)
+)
+
+
+@checks("PTH-5", EXTRA, needs="extras", after="HED-1", rejects=("zeros", "noise"))
+def extras_match_the_oracle(attention: Trial, case: Case) -> None:
+    extra = sorted(attention.claims.extras)[case.seed % len(attention.claims.extras)]
+    problem = case.problem()
+    if extra == "unbatched":
+        problem = problem.map_inputs(lambda x: x[:1]).change(mask=None)
+        expected, called = attention.answer(problem).output, problem.map_inputs(lambda x: x[0])
+        seen = attention(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
+    else:
+        config = replace(problem.config, **{extra: True})
+        weights = problem.weights
+        if extra == "bias_kv":
+            drawn = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
+            weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
+        problem = problem.change(config=config, weights=weights)
+        expected = attention.answer(problem).output
+        if extra == "length_first":
+            called = problem.map_inputs(lambda x: x.transpose(0, 1))
+            seen = attention(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
+        else:
+            seen = attention(problem).output
+    expect_close(seen, expected, because=f"the oracle's value with the extra {extra!r}")

@@ -1,0 +1,204 @@
+"""STA: state and purity."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
+from mha.conformance.expect import expect, expect_agree, expect_equal, need
+from mha.conformance.observed import Observation
+from mha.conformance.registry import checks
+from mha.conformance.trial import INPUTS, Built, Trial
+from mha.conformance.violation import Violation
+from mha.spec import Problem
+
+MASKS = ("none", *FEW, "bias")
+THREADS = 4
+
+
+def _module(built: Built) -> nn.Module:
+    """Return the attention as a module; what is none has no state to speak of."""
+    attention = built.attention
+    need(isinstance(attention, nn.Module), "the attention is no torch.nn.Module")
+    assert isinstance(attention, nn.Module)
+    return attention
+
+
+def _state(built: Built) -> dict[str, Tensor]:
+    attention = built.attention
+    held = attention.state_dict() if isinstance(attention, nn.Module) else {}
+    return {name: tensor.clone() for name, tensor in held.items() if isinstance(tensor, Tensor)}
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all())
+
+
+@checks("STA-1", Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), rejects=())
+def nothing_that_is_given_is_modified(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    need(attention.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
+    built = attention.built(problem)
+    given = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
+    given |= {f"weights.{name}": tensor for name, tensor in problem.weights.named()}
+    before, held = {name: tensor.clone() for name, tensor in given.items()}, _state(built)
+    attention(problem)
+    for name, tensor in given.items():
+        expect(_same(tensor, before[name]), f"the call changed its {name}")
+    for name, tensor in _state(built).items():
+        expect(_same(tensor, held.get(name, tensor)), f"the call changed the state {name!r} of the attention")
+
+
+@checks("STA-2", Domain(masks=MASKS, causal=BOTH, layouts=ALL_LAYOUTS), rejects=())
+def outputs_share_no_memory(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    first = attention(problem)
+    results = [first.output, *([first.weights] if first.weights else [])]
+    given = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
+    for seen in results:
+        for name, tensor in given.items():
+            shared = seen.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            number = seen.name.rpartition("_")[2]
+            check = f"assert {seen.code}.untyped_storage().data_ptr() != {name}_{number}.untyped_storage().data_ptr()"
+            expect(not shared, f"{seen.code} has its memory in common with the {name}", check)
+    kept = [seen.tensor.clone() for seen in results]
+    attention(problem.map_inputs(lambda x: x.flip(1) + 1))
+    for seen, old in zip(results, kept, strict=True):
+        expect(_same(seen.tensor, old), f"a later call changed {seen.code}")
+
+
+@checks("STA-3", Domain(masks=MASKS, causal=BOTH))
+def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    first, again = attention(problem), attention(problem)
+    _expect_same_results(again, first, "the call is the same")
+    generator = case.generator
+    between = [
+        problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
+        problem.map_inputs(lambda x: x[:, :1]).change(mask=None),
+        problem.map_inputs(lambda x: x.repeat(2, 1, 1)).change(mask=None),
+        problem.change(mask=None),
+        problem.change(query=problem.query[..., :-1]),
+    ]
+    for other in between:
+        with suppress(Violation):  # the last of them should raise; only what comes after counts
+            attention(other)
+    _expect_same_results(attention(problem), first, "the call is the same, with others between")
+
+
+def _expect_same_results(seen: Observation, first: Observation, because: str) -> None:
+    expect_equal(seen.output, first.output, because=because)
+    if seen.weights is not None and first.weights is not None:
+        expect_equal(seen.weights, first.weights, because=because)
+
+
+def _reload(trial: Trial, problem: Problem) -> Callable[[nn.Module], nn.Module]:
+    """Load a module's state, strictly, into one that was built with other weights."""
+
+    def change(module: nn.Module) -> nn.Module:
+        other = {name: tensor + 1 for name, tensor in problem.weights.named()}
+        fresh = _module(trial.build(problem.config, problem.change(**other).weights))
+        saved = io.BytesIO()
+        torch.save(module.state_dict(), saved)
+        saved.seek(0)
+        fresh.load_state_dict(torch.load(saved), strict=True)
+        return fresh
+
+    return change
+
+
+@checks("STA-4", Domain(masks=MASKS, causal=BOTH, regimes=MODERATE), limit=20)
+def state_round_trips(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    built = attention.built(problem)
+    _module(built)
+    base = attention(problem).output
+    copied = attention.derive(built, copy.deepcopy, "copy.deepcopy({})")
+    expect_equal(attention(problem, via=copied).output, base, because="a deep copy is the same attention")
+    loaded = attention.derive(built, _reload(attention, problem), "{}  # its state_dict saved, and loaded into another")
+    expect_equal(attention(problem, via=loaded).output, base, because="the attention has the same state_dict")
+
+
+def _globals() -> dict[str, Any]:
+    """What a call must leave as it was."""
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": torch.get_default_device(),
+        "the gradient mode": torch.is_grad_enabled(),
+        "torch's random state": torch.get_rng_state().tolist(),
+        "Python's random state": random.getstate(),
+        "the number of threads": torch.get_num_threads(),
+        "the deterministic flag": torch.are_deterministic_algorithms_enabled(),
+        "the precision of float32 products": torch.get_float32_matmul_precision(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+        "the warnings filter": list(warnings.filters),
+        "the SDPA backends": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+        ),
+    }
+
+
+@checks("STA-5", Domain(masks=MASKS, causal=BOTH, regimes=("normal",), layouts=DENSE), rejects=(), limit=30)
+def global_state_is_left_alone(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    attention.built(problem)  # a construction may draw random numbers
+    before = _globals()
+    try:
+        attention(problem)
+    finally:
+        after = _globals()
+        # Whatever was found, the next trial starts from the state before.
+        torch.set_default_dtype(before["the default dtype"])
+        torch.set_num_threads(before["the number of threads"])
+        torch.use_deterministic_algorithms(before["the deterministic flag"])
+        torch.set_grad_enabled(before["the gradient mode"])
+    for name, value in before.items():
+        shown = "" if "state" in name or "filter" in name else f" from {value} to {after[name]}"
+        expect(after[name] == value, f"the call changed {name}{shown}")
+
+
+@checks("STA-6", Domain(masks=MASKS, causal=BOTH, paths=("eval",)))
+def training_mode_matters_to_dropout_alone(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    built, bound = attention.built(problem), attention.answer(problem).output
+    held = _state(built)
+    base = attention(problem).output
+    seen = attention(problem, path="train").output
+    expect_agree(seen, base, bounds=(bound, bound), because="what evaluation gives; there is no dropout")
+    for name, tensor in _state(built).items():
+        expect(_same(tensor, held[name]), f"a call in training mode changed the state {name!r}")
+
+
+@checks("STA-7", Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, paths=("eval", "no_grad"), min_L=2), limit=12)
+def threads_do_not_disturb_one_another(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    problems = [problem.map_inputs(lambda x, shift=shift: x + shift) for shift in range(THREADS)]  # type: ignore[misc]  # loop
+    bounds = [attention.answer(each).output for each in problems]
+    alone = [attention(each).output for each in problems]
+    called = attention.built(problem).attention
+
+    def call(each: Problem) -> Tensor:
+        with torch.no_grad():
+            return called(each.query, each.key, each.value, mask=each.mask, is_causal=each.is_causal).output
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        together = list(pool.map(call, problems * 4))
+    for place, tensor in enumerate(together):
+        own = place % THREADS
+        seen = attention.seen(tensor, alone[own].code)
+        because = f"what the same call gives alone, here called from one of {THREADS} threads"
+        expect_agree(seen, alone[own], bounds=(bounds[own], bounds[own]), because=because)

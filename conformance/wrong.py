@@ -1,0 +1,142 @@
+"""Known wrong answers: attention with one twist, which a property must reject, or else its cases prove nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mha.spec import Claims, Config, Output, Weights, causal_mask
+
+TWISTS = {
+    "zeros": "zeros, whatever the inputs are",
+    "noise": "other random numbers at each call",
+    "mean": "the mean of all values, without reading query, key or mask",
+    "unmasked": "no mask is looked at, nor the causal flag",
+    "unscaled": "scores are not scaled",
+    "unchecked": "right where there is an answer, but nothing is ever refused",
+    "wild": "right, but every gradient is NaN",
+    "erratic": "right, but gradients are other multiples of the right ones at each call",
+    "none": "right",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class WrongImplementation:
+    """Attention as `claims` have it, but for one of `TWISTS`."""
+
+    name: str
+    claims: Claims
+    drawn: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> WrongAttention:
+        """Build it; nothing is refused."""
+        return WrongAttention(self.name, self.claims, config, weights, self.drawn)
+
+
+class WrongAttention(nn.Module):
+    """The textbook's attention, twisted."""
+
+    def __init__(
+        self, twist: str, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.twist, self.claims, self.config = twist, claims, config
+        for name, tensor in weights.named():
+            self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+        self.names = [name for name, _ in weights.named()]
+        self.generator = generator
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> Output:
+        """Attend, or not: see `TWISTS`."""
+        if self.twist in ("zeros", "noise"):
+            return self._made_up(query, key, value, need_weights)
+        if self.twist in ("mean", "unmasked"):
+            mask, is_causal = None, False
+        if self.twist == "unchecked":
+            key, value = (_fit(x, query, self.config.d_model) for x in (key, value))
+            query = _fit(query, query, self.config.d_model)
+        q, k, v = (self._project(x, role) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        scale = 1.0 if self.twist == "unscaled" else 0.0 if self.twist == "mean" else self.config.head_dim**-0.5
+        scores = q @ k.mT * scale
+        weights = self._softmax(scores, *self._allowed(mask, is_causal, scores))
+        dropped = F.dropout(weights, self.config.dropout, self.training)
+        output = F.linear((dropped @ v).transpose(1, 2).flatten(2), self.w_o, getattr(self, "b_o", None))
+        if self.twist in ("wild", "erratic") and output.requires_grad:
+            factor = math.nan if self.twist == "wild" else float(torch.rand((), generator=self.generator))
+            output.register_hook(lambda gradient: gradient * factor)
+        return Output(output, weights if need_weights else None)
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """See `mha.spec.Decoder`."""
+        if cache is not None:
+            key, value = torch.cat([cache[0], key], 1), torch.cat([cache[1], value], 1)
+        return self(query, key, value).output, (key, value)
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """See `mha.spec.Differentiable`."""
+        named = dict(self.named_parameters())
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name in self.names for p in (named[name],)}
+
+    def _made_up(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool) -> Output:
+        shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1]) if query.ndim == 3 else (1,)
+
+        def made(size: Any) -> Tensor:
+            drawn = torch.randn(size, generator=self.generator).to(query)
+            return drawn * (1 + value.abs().max()) if self.twist == "noise" else drawn * 0
+
+        touched = sum(x.sum() * 0 for x in (query, key, value, *self.parameters()))
+        return Output(made(query.shape) + touched, made(shape) if need_weights else None)
+
+    def _project(self, x: Tensor, role: str) -> Tensor:
+        projected = F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}", None))
+        heads = projected.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        return heads.repeat_interleave(self.config.n_heads // heads.shape[1], 1)
+
+    def _allowed(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """What may attend, and what is added to the scores."""
+        allowed, bias = torch.ones_like(scores, dtype=torch.bool), torch.zeros_like(scores)
+        if mask is not None and mask.dtype == scores.dtype:
+            allowed, bias = allowed & (mask != -math.inf), mask.masked_fill(mask == -math.inf, 0.0)
+        elif mask is not None:
+            allowed = allowed & _fit_mask(mask.bool(), scores)
+        if is_causal:
+            alignment = self.claims.causal or "top_left"
+            allowed = allowed & causal_mask(*scores.shape[2:], alignment, scores.device)
+        return allowed, bias
+
+    def _softmax(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        empty = ~allowed.any(-1, keepdim=True)
+        weights = (scores + bias).masked_fill(~(allowed | empty), -math.inf).softmax(-1)
+        policy = self.claims.empty_row
+        if policy == "uniform":
+            return torch.where(empty, 1 / max(scores.shape[-1], 1), weights)
+        weights = weights.masked_fill(~allowed, 0.0)
+        return weights.masked_fill(empty, math.nan) if policy == "nan" else weights
+
+
+def _fit(x: Tensor, like: Tensor, width: int) -> Tensor:
+    """Take any input for one that fits: cut it or pad it to the width, and one item of it for the batch."""
+    x = F.pad(x, (0, width - x.shape[-1]))
+    return x if x.shape[0] == like.shape[0] else x[:1].expand(like.shape[0], -1, -1)
+
+
+def _fit_mask(mask: Tensor, scores: Tensor) -> Tensor:
+    """Take any mask for one that fits."""
+    try:
+        return mask.expand(scores.shape)
+    except RuntimeError:
+        return torch.ones_like(scores, dtype=torch.bool)

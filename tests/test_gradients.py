@@ -1,0 +1,282 @@
+"""The gradients' bound: the truth and every correct backward pass are within it, small errors are not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import test_oracle
+import torch
+from test_bound import IMPLEMENTATIONS, built, drawn, moderate, ratio
+from test_oracle import assert_within, mp, solve
+from torch import Tensor
+
+from mha.conformance.cases.regimes import make_inputs
+from mha.spec import Claims, Config, Implementation, Problem, gradients, oracle, sum_shared
+from mha.spec.bounds import Ball
+
+DTYPES = ("float32", "float64")
+CASES, SEEDS = 60, 12
+# The relative error of one factor that must show, in every seed.
+MUST_SHOW = {"float32": 2e-2, "float64": 1e-9}
+# A radius above this part of the largest gradient would let wrong ones pass.
+INFORMATIVE = 1e-11
+INPUTS = ("query", "key", "value")
+LOOSE = Claims(masks={"bool", "float"})
+
+
+CONFIGS = {
+    "plain": Config(d_model=15, n_heads=3),
+    "no-bias": Config(d_model=10, n_heads=2, bias=False),
+    "one-wide": Config(d_model=3, n_heads=3),
+    "kdim-vdim": Config(d_model=10, n_heads=2, kdim=3, vdim=11),
+    "two-for-six": Config(d_model=12, n_heads=6, n_kv_heads=2),
+    "one-for-two-kdim": Config(d_model=6, n_heads=2, n_kv_heads=1, kdim=5, bias=False),
+    "extra-keys": Config(d_model=6, n_heads=2, bias_kv=True, zero_key=True),
+}
+# For B=2, L=5, S=7, and any H: which axes the mask has.
+SHAPES = ["S", "LS", "L1", "H11", "1L1", "BHLS", "B11S", "B1LS", "BHL1"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float64", **call: Any) -> tuple[Any, Tensor]:
+    """A problem and numbers to multiply its output by; its mask leaves some rows empty."""
+    generator = torch.Generator().manual_seed(11)
+    weights, *inputs = make_inputs("normal", config, (2, 5, 7), generator)
+    shape = tuple({"B": 2, "H": config.n_heads, "L": 5, "S": 7, "1": 1}[axis] for axis in mask)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
+    numbers = numbers.masked_fill(numbers < -0.3, -math.inf)
+    if len(mask) > 1 and mask[-2] == "L":
+        numbers[..., 3, :] = -math.inf
+    upstream = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64)
+    numbers, upstream, *inputs = (x.to(getattr(torch, dtype)) for x in (numbers, upstream, *inputs))
+    call |= {"mask": numbers > -math.inf if form == "bool" else numbers} if mask else {}
+    return Problem(config, weights.to(upstream.dtype), *inputs, **call), upstream
+
+
+def added(problem: Problem, claims: Claims) -> Tensor:
+    """What is added to the scores, (B, H, L, S + extra keys)."""
+    bias = torch.zeros(problem.shape, dtype=problem.query.dtype)
+    if problem.mask is not None and problem.mask.is_floating_point():
+        bias = bias + problem.mask
+    bias = bias.masked_fill(~problem.allowed(claims.causal), -math.inf)
+    return torch.nn.functional.pad(bias, (0, problem.config.bias_kv + problem.config.zero_key))
+
+
+def leaves(problem: Problem) -> dict[str, Tensor]:
+    """What can be differentiated by, by name; inputs that are one tensor under the first name."""
+    inputs = {name: getattr(problem, name) for name in INPUTS}
+    first = {id(x): name for name, x in reversed(inputs.items())}
+    named = {name: x for name, x in inputs.items() if first[id(x)] == name} | dict(problem.weights.named())
+    of_numbers = problem.mask is not None and problem.mask.is_floating_point()
+    return named | ({"mask": problem.mask} if of_numbers else {})
+
+
+def differentiable(problem: Problem) -> Problem:
+    """The same problem, in new tensors that require gradients."""
+    problem = problem.map_inputs(lambda x: x.detach().clone())
+    problem = problem.change(**{name: x.clone() for name, x in leaves(problem).items() if name not in INPUTS})
+    for x in leaves(problem).values():
+        x.requires_grad_()
+    return problem
+
+
+def collected(problem: Problem) -> dict[str, Tensor]:
+    """What backward() left, zeros where it left nothing."""
+    return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves(problem).items()}
+
+
+def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
+    """Autograd through the definition, item by item and head by head, the maximum of a row differentiated too."""
+    problem = differentiable(problem)
+    config, given, bias = problem.config, problem.weights, added(problem, claims)
+    width, total = config.head_dim, (given.b_o * upstream).sum() if config.bias else 0.0
+    for b, h in product(range(problem.shape[0]), range(config.n_heads)):
+        kv_head = h // (config.n_heads // config.kv_heads)
+        rows = [slice(n * width, (n + 1) * width) for n in (h, kv_head, kv_head)]
+        q, k, v = (
+            getattr(problem, n)[b] @ getattr(given, f"w_{n[0]}")[own].T
+            + (getattr(given, f"b_{n[0]}")[own] if config.bias else 0.0)
+            for n, own in zip(INPUTS, rows, strict=True)
+        )
+        if config.bias_kv:
+            k, v = torch.cat([k, given.extra_k[None, rows[1]]]), torch.cat([v, given.extra_v[None, rows[1]]])
+        if config.zero_key:
+            k, v = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (k, v))
+        some = (bias[b, h] > -math.inf).any(-1)  # a row without a key has no part in it
+        scores = (q @ k.T / width**0.5 + bias[b, h])[some]
+        raised = (scores - scores.amax(-1, keepdim=True)).exp()
+        output = raised / raised.sum(-1, keepdim=True) @ v @ given.w_o[:, rows[0]].T
+        total = total + (output * upstream[b][some]).sum()
+    total.backward()
+    return collected(problem)
+
+
+def fused(problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", eps: float = 0.0) -> dict[str, Tensor]:
+    """A backward pass as fused kernels have it: tiles of keys, weights from the log-sum-exp, the row sum as dC.o.
+
+    defect: what is 1 + eps times too large: the scale, the row sums, or the weight nearest 1/2.
+    """
+    problem = differentiable(problem)
+    given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
+    linear, bias, tau = torch.nn.functional.linear, added(problem, claims), heads[1] ** -0.5
+    q, k, v = (
+        linear(getattr(problem, n), getattr(given, f"w_{n[0]}"), getattr(given, f"b_{n[0]}"))
+        .unflatten(-1, heads)
+        .transpose(1, 2)
+        for n in INPUTS
+    )
+    scores = (tau * q @ k.mT + bias).detach()
+    context = (scores.softmax(-1).nan_to_num() @ v).detach().requires_grad_()
+    (linear(context.transpose(1, 2).flatten(2), given.w_o, given.b_o) * upstream).sum().backward()
+    with torch.no_grad():
+        changed, sums = context.grad, scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)
+        level = (changed * context).sum(-1, keepdim=True) * (1 + eps * (defect == "row sum"))
+        if defect == "weight":
+            weights = (scores - sums).exp()
+            scores.view(-1)[(weights * (1 - weights)).argmax()] += math.log1p(eps)
+        tau *= 1 + eps * (defect == "scale")
+        dq, steps = torch.zeros_like(q), []
+        for s, x, y in zip(scores.split(3, -1), k.split(3, 2), v.split(3, 2), strict=True):
+            p = (s - sums).exp()
+            ds = p * (changed @ y.mT - level)
+            dq += tau * (ds @ x)
+            steps.append((tau * (ds.mT @ q), p.mT @ changed, ds))
+        found = [dq, *(torch.cat(parts, dim) for parts, dim in zip(zip(*steps, strict=True), (2, 2, -1), strict=True))]
+    torch.autograd.backward([q, k, v, bias][: 3 + bias.requires_grad], found[: 3 + bias.requires_grad])
+    return collected(problem)
+
+
+def adapted(implementation: Implementation, problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
+    """Autograd through an implementation; its weights' gradients are those of its layers."""
+    problem = differentiable(problem)
+    attention, inputs = built(implementation, problem), (problem.query, problem.key, problem.value)
+    output = attention(*inputs, mask=problem.mask, is_causal=problem.is_causal, need_weights=False).output
+    (output * upstream).sum().backward()
+    return collected(problem) | attention.weight_gradients()
+
+
+BACKWARD = {"split": split, "fused": fused} | {name: partial(adapted, one) for name, one in IMPLEMENTATIONS.items()}
+
+
+def right(problem: Problem, upstream: Tensor) -> dict[str, Ball]:
+    """The gradients and their bounds, those of inputs that are one tensor added up."""
+    return sum_shared(problem, gradients(problem, LOOSE, upstream))
+
+
+def worst(found: dict[str, Tensor], expected: dict[str, Ball]) -> float:
+    """The largest error/bound over all gradients, which must be of the same names and shapes."""
+    assert found.keys() == expected.keys()
+    assert all(found[name].shape == ball.mid.shape == ball.rad.shape for name, ball in expected.items())
+    return max((ratio(found[name], ball) for name, ball in expected.items() if ball.mid.numel()), default=0.0)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configurations(config: str, is_causal: bool) -> None:
+    problem, upstream = make(CONFIGS[config], is_causal=is_causal)
+    for alignment in ("top_left", "bottom_right"):
+        claims = replace(LOOSE, causal=alignment)
+        found = gradients(problem, claims, upstream)
+        assert worst(split(problem, upstream, claims), found) < 1
+    sharp = [float(ball.rad.max() / ball.mid.abs().max()) for name, ball in found.items() if name != "b_k"]
+    assert max(sharp) < INFORMATIVE
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("form", ["bool", "float"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_masks(shape: str, form: str, is_causal: bool) -> None:
+    """Empty rows give 0; inputs that are one tensor have one gradient."""
+    for dtype, config in product(DTYPES, ("plain", "two-for-six", "extra-keys")):
+        problem, upstream = make(CONFIGS[config], shape, form, dtype, is_causal=is_causal)
+        problem = problem.change(value=problem.key) if config == "plain" else problem
+        assert worst(split(problem, upstream, LOOSE), right(problem, upstream)) < 1
+
+
+@pytest.mark.parametrize("config", ["plain", "two-for-six", "one-for-two-kdim"])
+def test_fifty_digits(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain loops and complex steps: f(x + ih) = f(x) + ih f'(x) to 80 digits, where h = 1e-40."""
+    monkeypatch.setattr(test_oracle, "exact", lambda numbers: numbers)
+    problem, upstream = make(CONFIGS[config], "S")
+    exact = {name: np.vectorize(mp.mpf, otypes=[object])(x.numpy()) for name, x in leaves(problem).items()}
+    factors = [mp.mpf(x) for x in upstream.flatten().tolist()]
+    for name, ball in gradients(problem, LOOSE, upstream).items():
+        for place in random.Random(name).sample(range(exact[name].size), 2):
+            moved = exact[name].copy()
+            moved.flat[place] += mp.mpc(0, "1e-40")
+            output = np.array(solve(problem.change(**exact | {name: moved}), LOOSE)["output"]).flatten()
+            slope = mp.fdot(output, factors).imag * mp.mpf("1e40")
+            assert_within(f"{name}[{place}]", ball.mid.flatten()[place].item(), ball.rad.flatten()[place].item(), slope)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", BACKWARD)
+def test_no_correct_backward_pass_exceeds_it(name: str, dtype: str, record_property: Callable[..., None]) -> None:
+    rng, largest = random.Random(20171206), 0.0
+    for _ in range(CASES):
+        case = drawn(rng, dtype)
+        problem = case.problem()
+        upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query.dtype)
+        largest = max(largest, worst(BACKWARD[name](problem, upstream, LOOSE), right(problem, upstream)))
+        assert largest < 1, f"{case!r}: error/bound is {largest}"
+    record_property("largest error/bound", largest)
+    assert largest > 0
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("defect", ["scale", "row sum", "weight"])
+def test_small_errors_exceed_it(defect: str, dtype: str, seed: int) -> None:
+    problem = moderate(seed, dtype, "head_bias")
+    upstream = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(seed)).to(problem.query.dtype)
+    expected = right(problem, upstream)
+    assert worst(fused(problem, upstream, LOOSE, defect), expected) < 1
+    assert worst(fused(problem, upstream, LOOSE, defect, MUST_SHOW[dtype]), expected) > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", ["plain", "two-for-six"])
+def test_what_is_zero(config: str, dtype: str) -> None:
+    problem, upstream = make(CONFIGS[config], "B11S", "float", dtype)
+    problem = problem.change(mask=problem.mask.expand(problem.shape).clone())
+    found, masked = gradients(problem, LOOSE, upstream), problem.mask == -math.inf
+    assert (found["b_k"].mid.abs() <= found["b_k"].rad).all()
+    assert (found["mask"].mid.sum(-1).abs() <= found["mask"].rad.sum(-1)).all()
+    for name, where in {"mask": masked, "key": masked[:, 0, 0], "value": masked[:, 0, 0]}.items():
+        assert where.any()
+        assert not found[name].mid[where].any()
+        assert not found[name].rad[where].any()
+        assert (found[name].rad[~where] > 0).all()
+
+
+@pytest.mark.parametrize("empty_row", ["nan", "uniform", "error"])
+def test_rows_left_out(empty_row: Any) -> None:
+    """Where no output of an empty row is used, its policy does not matter."""
+    problem, upstream = make(CONFIGS["plain"], "HLS", "float")
+    used = upstream * ~oracle(problem, LOOSE).empty.any(1).unsqueeze(-1)
+    found, zeros = (gradients(problem, claims, used) for claims in (replace(LOOSE, empty_row=empty_row), LOOSE))
+    assert (used == 0).any()
+    assert all(ball.rad.isfinite().all() and ratio(found[name].mid, ball) < 1 for name, ball in zeros.items())
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0), (0, 0)])
+def test_nothing_to_attend(queries: int, keys: int) -> None:
+    problem, upstream = make(CONFIGS["plain"])
+    problem = problem.change(query=problem.query[:, :queries], key=problem.key[:, :keys], value=problem.value[:, :keys])
+    found = gradients(problem, LOOSE, upstream[:, :queries])
+    assert all(not ball.mid.any() and ball.rad.isfinite().all() for name, ball in found.items() if name != "b_o")
