@@ -87,7 +87,8 @@ class Search:
     def run(self, *, shrink: bool) -> None:
         """Try the boundary cases; shrink the first that fails, or else let Hypothesis draw, and shrink what fails."""
         cases = boundary_cases(*self.where)
-        for case in cases[:: -(-len(cases) // self.limit)]:
+        count = min(len(cases), self.limit)
+        for case in (cases[(2 * place + 1) * len(cases) // (2 * count)] for place in range(count)):
             try:
                 self.attempt(case)
             except Violation as violation:

@@ -45,7 +45,7 @@ class Trial:
     def build(self, config: Config, weights: Weights) -> Built:
         """Build the implementation; what it raises becomes a `Refusal`."""
         dtype, step = getattr(torch, self.case.dtype), Build(len(self._done) + 1, config, weights)
-        with self._step(step), _guarded(f"build({config})"):
+        with self._step(step), guarded(f"build({config})"):
             return Built(step.number, self.implementation.build(config, weights, dtype=dtype, device=self.case.device))
 
     def built(self, problem: Problem) -> Built:
@@ -58,7 +58,7 @@ class Trial:
     def derive(self, origin: Built, change: Callable[[Any], Any], code: str) -> Built:
         """Make another attention out of one; `code` is the change, with {} for the attention."""
         step = Derived(len(self._done) + 1, origin.number, code)
-        with self._step(step), _guarded(code.format("attention")):
+        with self._step(step), guarded(code.format("attention")):
             return Built(step.number, change(origin.attention))
 
     def say(self, code: str) -> None:
@@ -108,7 +108,7 @@ class Trial:
         step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, None, upstream, tuple(chosen))
         with MODES[step.path].enter(self.case.device):
             output = self._call(step, built, upstream.dtype).output.tensor
-        with _guarded("backward()"):
+        with guarded("backward()"):
             if output.requires_grad:
                 (output * upstream).sum().backward()
         first = {id(getattr(leaves, name)): name for name in reversed(chosen)}
@@ -165,7 +165,7 @@ class Trial:
         given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
         versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
-        with self._step(step), _guarded("the call"), randomness:
+        with self._step(step), guarded("the call"), randomness:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             _ = built.attention.train() if MODES[step.path].training else built.attention.eval()
@@ -224,7 +224,7 @@ def _check(code: str, got: Any, dtype: torch.dtype, device: torch.device, shape:
 
 
 @contextmanager
-def _guarded(what: str) -> Iterator[None]:
+def guarded(what: str) -> Iterator[None]:
     """Turn what the implementation raises into a `Refusal`; its warnings decide nothing, also where they are errors."""
     try:
         with warnings.catch_warnings():

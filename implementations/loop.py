@@ -60,5 +60,9 @@ implementation = from_module(
     name="loop",
     parameters={"w_q": "queries", "w_k": "keys", "w_v": "values", "w_o": "output"},
     mask="keep",
-    claims=Claims(masks={"bool", "float"}),
+    claims=Claims(
+        masks={"bool", "float"},
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+    ),
 )

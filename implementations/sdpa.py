@@ -18,7 +18,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = mask & causal if mask.dtype == causal.dtype else mask.masked_fill(~causal, float("-inf"))
         is_causal = False
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+    grouped = key.shape[-3] != query.shape[-3]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
 
 
 implementation = from_kernel(
@@ -26,5 +27,12 @@ implementation = from_kernel(
     name="sdpa",
     layout="b h l d",
     mask="keep",
-    claims=Claims(masks={"bool", "float"}, returns_weights=False),
+    claims=Claims(
+        masks={"bool", "float"},
+        returns_weights=False,
+        grouped_query=True,
+        kv_widths=True,
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+    ),
 )

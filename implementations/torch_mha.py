@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
-from mha.spec import Claims, Output, to_convention
+from mha.spec import Claims, Config, Output, to_convention
 
 
 def call(
@@ -56,10 +56,26 @@ def call(
     return Output(output, weights)
 
 
+def parameters(config: Config) -> dict[str, str]:
+    """Return where its weights are: the three projections are one matrix if their inputs are equally wide."""
+    stacked = config.key_width == config.value_width == config.d_model
+    separate = {f"w_{role}": f"{role}_proj_weight" for role in "qkv"}
+    projections = {"w_qkv": "in_proj_weight"} if stacked else separate
+    extra = {"extra_k": "bias_k", "extra_v": "bias_v"} if config.bias_kv else {}
+    return projections | {"b_qkv": "in_proj_bias", "w_o": "out_proj"} | extra
+
+
 implementation = from_module(
     partial(nn.MultiheadAttention, batch_first=True),
     name="torch_mha",
-    parameters={"w_qkv": "in_proj_weight", "b_qkv": "in_proj_bias", "w_o": "out_proj"},
+    parameters=parameters,
     call=call,
-    claims=Claims(masks={"bool", "float"}, dropout=True),
+    claims=Claims(
+        masks={"bool", "float"},
+        dropout=True,
+        kv_widths=True,
+        extras={"bias_kv", "zero_key", "length_first", "unbatched"},
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+    ),
 )

@@ -60,5 +60,9 @@ implementation = from_module(
     name="vectorized",
     parameters={"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"},
     mask="keep",
-    claims=Claims(masks={"bool", "float"}),
+    claims=Claims(
+        masks={"bool", "float"},
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+    ),
 )

@@ -116,13 +116,17 @@ class Ball:
 
 
 def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units) -> Ball:
-    """Return x @ weight.T + bias, computed in the accumulator and then stored.
+    """Return x @ weight.T + bias, computed in the accumulator and then stored, once or before the bias too.
 
     x: (..., n); weight: (m, n); bias: (m,) or None; all exact but x.
     """
     matrix = weight.detach().double().T
-    shift = torch.zeros((), dtype=torch.float64) if bias is None else bias.detach().double()
-    shift = shift.to(matrix.device)
-    terms = matrix.shape[0] + 1
-    rad = x.rad @ matrix.abs() + units.gamma(terms) * (x.size @ matrix.abs() + shift.abs()) + terms * units.flush
-    return Ball(x.mid @ matrix + shift, rad).stored(units)
+    size, terms = matrix.abs(), matrix.shape[0] + 1
+    reach = x.size @ size
+    product = Ball(x.mid @ matrix, x.rad @ size + units.gamma(terms) * reach + terms * units.flush)
+    if bias is None:
+        return product.stored(units)
+    shift = bias.detach().double()
+    # torch's own linear layer stores the product first where its input is not dense.
+    product = product.stored(units)
+    return Ball(product.mid + shift, product.rad + units.gamma(terms) * shift.abs()).stored(units)

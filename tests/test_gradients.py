@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import test_oracle
 import torch
-from test_bound import IMPLEMENTATIONS, built, drawn, moderate, ratio
+from test_bound import DTYPES, IMPLEMENTATIONS, MUST_SHOW, _one_thread, built, drawn, moderate, ratio  # noqa: F401, a fixture
 from test_oracle import assert_within, mp, solve
 from torch import Tensor
 
@@ -22,19 +22,11 @@ from mha.conformance.cases.regimes import make_inputs
 from mha.spec import Claims, Config, Implementation, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 
-DTYPES = ("float32", "float64")
 CASES, SEEDS = 60, 12
-# The relative error of one factor that must show, in every seed.
-MUST_SHOW = {"float32": 2e-2, "float64": 1e-9}
-# A radius above this part of the largest gradient would let wrong ones pass.
-INFORMATIVE = 1e-11
 INPUTS = ("query", "key", "value")
 LOOSE = Claims(masks={"bool", "float"})
-
-
 CONFIGS = {
     "plain": Config(d_model=15, n_heads=3),
-    "no-bias": Config(d_model=10, n_heads=2, bias=False),
     "one-wide": Config(d_model=3, n_heads=3),
     "kdim-vdim": Config(d_model=10, n_heads=2, kdim=3, vdim=11),
     "two-for-six": Config(d_model=12, n_heads=6, n_kv_heads=2),
@@ -43,14 +35,6 @@ CONFIGS = {
 }
 # For B=2, L=5, S=7, and any H: which axes the mask has.
 SHAPES = ["S", "LS", "L1", "H11", "1L1", "BHLS", "B11S", "B1LS", "BHL1"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float64", **call: Any) -> tuple[Any, Tensor]:
@@ -68,30 +52,32 @@ def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float
     return Problem(config, weights.to(upstream.dtype), *inputs, **call), upstream
 
 
+def projected(problem: Problem, items: Any = slice(None)) -> Iterator[Tensor]:
+    """Queries, keys and values of some items, all heads in one dimension."""
+    for name in INPUTS:
+        weight, bias = (getattr(problem.weights, f"{kind}_{name[0]}") for kind in "wb")
+        yield torch.nn.functional.linear(getattr(problem, name)[items], weight, bias)
+
+
 def added(problem: Problem, claims: Claims) -> Tensor:
     """What is added to the scores, (B, H, L, S + extra keys)."""
-    bias = torch.zeros(problem.shape, dtype=problem.query.dtype)
-    if problem.mask is not None and problem.mask.is_floating_point():
-        bias = bias + problem.mask
+    bias = torch.zeros(problem.shape, dtype=problem.query.dtype) + leaves(problem).get("mask", 0.0)
     bias = bias.masked_fill(~problem.allowed(claims.causal), -math.inf)
     return torch.nn.functional.pad(bias, (0, problem.config.bias_kv + problem.config.zero_key))
 
 
 def leaves(problem: Problem) -> dict[str, Tensor]:
     """What can be differentiated by, by name; inputs that are one tensor under the first name."""
-    inputs = {name: getattr(problem, name) for name in INPUTS}
-    first = {id(x): name for name, x in reversed(inputs.items())}
-    named = {name: x for name, x in inputs.items() if first[id(x)] == name} | dict(problem.weights.named())
-    of_numbers = problem.mask is not None and problem.mask.is_floating_point()
-    return named | ({"mask": problem.mask} if of_numbers else {})
+    first = {id(getattr(problem, name)): name for name in reversed(INPUTS)}
+    named = {name: getattr(problem, name) for name in INPUTS if name in first.values()} | dict(problem.weights.named())
+    return named if problem.mask is None or problem.mask.dtype == torch.bool else named | {"mask": problem.mask}
 
 
 def differentiable(problem: Problem) -> Problem:
     """The same problem, in new tensors that require gradients."""
     problem = problem.map_inputs(lambda x: x.detach().clone())
     problem = problem.change(**{name: x.clone() for name, x in leaves(problem).items() if name not in INPUTS})
-    for x in leaves(problem).values():
-        x.requires_grad_()
+    _ = [x.requires_grad_() for x in leaves(problem).values()]
     return problem
 
 
@@ -106,57 +92,43 @@ def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tenso
     config, given, bias = problem.config, problem.weights, added(problem, claims)
     width, total = config.head_dim, (given.b_o * upstream).sum() if config.bias else 0.0
     for b, h in product(range(problem.shape[0]), range(config.n_heads)):
-        kv_head = h // (config.n_heads // config.kv_heads)
-        rows = [slice(n * width, (n + 1) * width) for n in (h, kv_head, kv_head)]
-        q, k, v = (
-            getattr(problem, n)[b] @ getattr(given, f"w_{n[0]}")[own].T
-            + (getattr(given, f"b_{n[0]}")[own] if config.bias else 0.0)
-            for n, own in zip(INPUTS, rows, strict=True)
-        )
+        own, kv = (slice(n * width, (n + 1) * width) for n in (h, h // (config.n_heads // config.kv_heads)))
+        q, k, v = (x[:, place] for x, place in zip(projected(problem, b), (own, kv, kv), strict=True))
         if config.bias_kv:
-            k, v = torch.cat([k, given.extra_k[None, rows[1]]]), torch.cat([v, given.extra_v[None, rows[1]]])
+            k, v = torch.cat([k, given.extra_k[None, kv]]), torch.cat([v, given.extra_v[None, kv]])
         if config.zero_key:
             k, v = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (k, v))
         some = (bias[b, h] > -math.inf).any(-1)  # a row without a key has no part in it
         scores = (q @ k.T / width**0.5 + bias[b, h])[some]
         raised = (scores - scores.amax(-1, keepdim=True)).exp()
-        output = raised / raised.sum(-1, keepdim=True) @ v @ given.w_o[:, rows[0]].T
+        output = raised / raised.sum(-1, keepdim=True) @ v @ given.w_o[:, own].T
         total = total + (output * upstream[b][some]).sum()
     total.backward()
     return collected(problem)
 
 
 def fused(problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", eps: float = 0.0) -> dict[str, Tensor]:
-    """A backward pass as fused kernels have it: tiles of keys, weights from the log-sum-exp, the row sum as dC.o.
-
-    defect: what is 1 + eps times too large: the scale, the row sums, or the weight nearest 1/2.
-    """
+    """Tiles of keys, weights from the log-sum-exp, the row sum as dC.o; the defect makes its factor 1 + eps."""
     problem = differentiable(problem)
     given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
-    linear, bias, tau = torch.nn.functional.linear, added(problem, claims), heads[1] ** -0.5
-    q, k, v = (
-        linear(getattr(problem, n), getattr(given, f"w_{n[0]}"), getattr(given, f"b_{n[0]}"))
-        .unflatten(-1, heads)
-        .transpose(1, 2)
-        for n in INPUTS
-    )
+    bias, tau = added(problem, claims), heads[1] ** -0.5
+    q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in projected(problem))
     scores = (tau * q @ k.mT + bias).detach()
     context = (scores.softmax(-1).nan_to_num() @ v).detach().requires_grad_()
-    (linear(context.transpose(1, 2).flatten(2), given.w_o, given.b_o) * upstream).sum().backward()
+    output = torch.nn.functional.linear(context.transpose(1, 2).flatten(2), given.w_o, given.b_o)
+    (output * upstream).sum().backward()
     with torch.no_grad():
         changed, sums = context.grad, scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)
         level = (changed * context).sum(-1, keepdim=True) * (1 + eps * (defect == "row sum"))
         if defect == "weight":
-            weights = (scores - sums).exp()
-            scores.view(-1)[(weights * (1 - weights)).argmax()] += math.log1p(eps)
+            scores.view(-1)[((scores - sums).exp() - 0.5).abs().argmin()] += math.log1p(eps)
         tau *= 1 + eps * (defect == "scale")
-        dq, steps = torch.zeros_like(q), []
-        for s, x, y in zip(scores.split(3, -1), k.split(3, 2), v.split(3, 2), strict=True):
-            p = (s - sums).exp()
-            ds = p * (changed @ y.mT - level)
-            dq += tau * (ds @ x)
-            steps.append((tau * (ds.mT @ q), p.mT @ changed, ds))
-        found = [dq, *(torch.cat(parts, dim) for parts, dim in zip(zip(*steps, strict=True), (2, 2, -1), strict=True))]
+        found = dq, dk, dv, ds = [torch.zeros_like(x) for x in (q, k, v, bias)]
+        for tile in (slice(start, start + 3) for start in range(0, k.shape[2], 3)):
+            p = (scores[..., tile] - sums).exp()
+            ds[..., tile] = p * (changed @ v[:, :, tile].mT - level)
+            dq += tau * (ds[..., tile] @ k[:, :, tile])
+            dk[:, :, tile], dv[:, :, tile] = tau * (ds[..., tile].mT @ q), p.mT @ changed
     torch.autograd.backward([q, k, v, bias][: 3 + bias.requires_grad], found[: 3 + bias.requires_grad])
     return collected(problem)
 
@@ -185,24 +157,20 @@ def worst(found: dict[str, Tensor], expected: dict[str, Ball]) -> float:
     return max((ratio(found[name], ball) for name, ball in expected.items() if ball.mid.numel()), default=0.0)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_configurations(config: str, is_causal: bool) -> None:
-    problem, upstream = make(CONFIGS[config], is_causal=is_causal)
-    for alignment in ("top_left", "bottom_right"):
-        claims = replace(LOOSE, causal=alignment)
-        found = gradients(problem, claims, upstream)
+def test_configurations(config: str) -> None:
+    for is_causal, alignment in product([False, True], ["top_left", "bottom_right"]):
+        problem, upstream = make(CONFIGS[config], is_causal=is_causal)
+        found = gradients(problem, claims := replace(LOOSE, causal=alignment), upstream)
         assert worst(split(problem, upstream, claims), found) < 1
-    sharp = [float(ball.rad.max() / ball.mid.abs().max()) for name, ball in found.items() if name != "b_k"]
-    assert max(sharp) < INFORMATIVE
+        assert all(ball.rad.max() < 1e-11 * ball.mid.abs().max() for name, ball in found.items() if name != "b_k")
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("form", ["bool", "float"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_masks(shape: str, form: str, is_causal: bool) -> None:
+def test_masks(shape: str, form: str) -> None:
     """Empty rows give 0; inputs that are one tensor have one gradient."""
-    for dtype, config in product(DTYPES, ("plain", "two-for-six", "extra-keys")):
+    for dtype, config, is_causal in product(DTYPES, ("plain", "two-for-six", "extra-keys"), [False, True]):
         problem, upstream = make(CONFIGS[config], shape, form, dtype, is_causal=is_causal)
         problem = problem.change(value=problem.key) if config == "plain" else problem
         assert worst(split(problem, upstream, LOOSE), right(problem, upstream)) < 1
@@ -221,7 +189,7 @@ def test_fifty_digits(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
             moved.flat[place] += mp.mpc(0, "1e-40")
             output = np.array(solve(problem.change(**exact | {name: moved}), LOOSE)["output"]).flatten()
             slope = mp.fdot(output, factors).imag * mp.mpf("1e40")
-            assert_within(f"{name}[{place}]", ball.mid.flatten()[place].item(), ball.rad.flatten()[place].item(), slope)
+            assert_within(f"{name}[{place}]", *(x.flatten()[place].item() for x in (ball.mid, ball.rad)), slope)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -260,8 +228,7 @@ def test_what_is_zero(config: str, dtype: str) -> None:
     for name, where in {"mask": masked, "key": masked[:, 0, 0], "value": masked[:, 0, 0]}.items():
         assert where.any()
         assert not found[name].mid[where].any()
-        assert not found[name].rad[where].any()
-        assert (found[name].rad[~where] > 0).all()
+        assert torch.equal(found[name].rad.amax(-1) > 0 if where.ndim < 4 else found[name].rad > 0, ~where)
 
 
 @pytest.mark.parametrize("empty_row", ["nan", "uniform", "error"])
@@ -270,7 +237,6 @@ def test_rows_left_out(empty_row: Any) -> None:
     problem, upstream = make(CONFIGS["plain"], "HLS", "float")
     used = upstream * ~oracle(problem, LOOSE).empty.any(1).unsqueeze(-1)
     found, zeros = (gradients(problem, claims, used) for claims in (replace(LOOSE, empty_row=empty_row), LOOSE))
-    assert (used == 0).any()
     assert all(ball.rad.isfinite().all() and ratio(found[name].mid, ball) < 1 for name, ball in zeros.items())
 
 

@@ -15,8 +15,7 @@ from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, need
 from mha.conformance.properties.gradients import BOUNDED
 from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.conformance.violation import Refusal
+from mha.conformance.trial import Trial, guarded
 from mha.spec import Config, Problem, Weights, oracle
 from mha.spec.bounds import Ball
 
@@ -26,7 +25,7 @@ EVALUATED = replace(SMALL, paths=("eval",))
 WRONGS = ("zeros", "mean", "noise")
 
 
-@checks("CMP-1", replace(SMALL, paths=("eval", "train")), needs="composes:compile", after="HED-1", limit=3)
+@checks("CMP-1", replace(SMALL, paths=("eval", "train")), needs="composes:compile", after="HED-1", rejects=(), limit=1)
 def compiled_agrees_with_eager(attention: Trial, case: Case) -> None:
     problem = case.problem()
     bound, base = attention.answer(problem).output, attention(problem).output
@@ -77,7 +76,8 @@ def exported_program_agrees(attention: Trial, case: Case) -> None:
     program: Any = wrapped.attention
     longer = replace(case, B=case.B + 1, L=case.L + 2, S=case.S + 3).problem().change(weights=problem.weights)
     for each in (problem, longer):
-        result = program.module()(each.query, each.key, each.value)
+        with guarded("the exported program"):
+            result = program.module()(each.query, each.key, each.value)
         seen = attention.seen(result, "exported")
         because = f"what the exported program should give for (B, L, S) = {(*each.query.shape[:2], each.key.shape[1])}"
         expect_close(seen, attention.answer(each).output, because=because)
@@ -100,14 +100,12 @@ def functional_transforms_agree(attention: Trial, case: Case) -> None:
         return output
 
     answer, upstream = attention.answer(problem).output, attention.upstream(problem)
-    try:
+    with guarded("torch.func"):
         plain = call(held, problem.query)
         many = torch.func.vmap(call, in_dims=(0, None))(
             {n: torch.stack([p, p]) for n, p in held.items()}, problem.query
         )
         slope = torch.func.grad(lambda query: (call(held, query) * upstream).sum())(problem.query)
-    except Exception as error:
-        raise Refusal(f"torch.func raised {type(error).__name__}: {str(error)[:300]}", error) from error
     expect_close(attention.seen(plain, "functional"), answer, because="the oracle's value, by functional_call")
     for index in range(2):
         expect_close(attention.seen(many[index], f"many[{index}]"), answer, because="the oracle's value, under vmap")
@@ -131,11 +129,7 @@ def autocast_is_within_the_low_precision_bound(attention: Trial, case: Case) -> 
     if problem.mask is not None and problem.mask.is_floating_point():
         inputs = inputs.change(mask=problem.mask.to(low))
     answer = oracle(inputs, attention.claims).output
-    # Biases and the mask may stay in float32, which is off by one rounding of each at most.
-    try:
-        seen = attention(problem, path="autocast", dtype=low).output
-    except Refusal:
-        raise
+    seen = attention(problem, path="autocast", dtype=low).output
     expect_close(seen, answer, because="the oracle's value in bfloat16")
 
 
@@ -148,10 +142,8 @@ def decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
     with torch.no_grad():
         for place in range(case.L):
             now = slice(place, place + 1)
-            try:
+            with guarded("decode"):
                 output, cache = decoder.decode(problem.query[:, now], problem.key[:, now], problem.value[:, now], cache)
-            except Exception as error:
-                raise Refusal(f"decode raised {type(error).__name__}: {str(error)[:300]}", error) from error
             outputs.append(output)
     shapes = {tuple(output.shape) for output in outputs}
     wanted = {(case.B, 1, case.config.d_model)}

@@ -57,6 +57,7 @@ def empty_rows_leave_other_rows_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
     need(attention.claims.empty_row != "error", "the declared policy is 'error'")
     filled, full = _filled(problem, attention.claims.causal)
+    need(bool(full.any()), "every row is empty")
     bounds = attention.answer(filled), attention.answer(problem)
     base, seen = attention(filled), attention(problem)
     because = f"what {base.output.code} has there, with the empty rows filled"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal, need
-from mha.conformance.properties.accuracy import HALF, plain_formula
+from mha.conformance.properties.accuracy import HALF, MANY, plain_formula
 from mha.conformance.properties.changes import expect_finite, expect_gradients
 from mha.conformance.registry import checks
 from mha.conformance.trial import INPUTS, Trial
@@ -35,7 +37,7 @@ def gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
 
 @checks(
     "GRD-1",
-    Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=HALF),
+    replace(MANY, masks=("none", *FEW), causal=BOTH, paths=WITH_GRADIENT, min_S=8),
     needs="gradients",
     after="HED-1",
     level="SHOULD",

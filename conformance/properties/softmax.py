@@ -59,10 +59,15 @@ def shift_of_all_scores_changes_nothing(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because="what another key bias gives, which adds q.b_k to every score")
 
 
-@checks("SMX-4", Domain(masks=("none", *FEW), regimes=("large", "offset", "selection")), rejects=("noise", "zeros"))
+@checks(
+    "SMX-4",
+    Domain(masks=("none", *FEW), regimes=("large", "offset", "selection")),
+    rejects=("noise", "zeros"),
+    floor=0.25,
+)
 def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    factor = 2.0 ** (case.seed % 6)
+    factor = 2.0 ** (case.seed % 6) if case.dtype != "float16" else 1.0  # which holds no larger scores
     problem = passing_heads(problem.change(w_q=problem.weights.w_q * factor))
     weights = problem.weights
     if weights.b_v is not None:
@@ -70,9 +75,10 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
         problem = problem.change(w_v=weights.w_v * 0, b_v=torch.ones_like(weights.b_v))
     seen = attention(problem, need_weights=attention.claims.returns_weights)
     output = seen.output
-    message = f"{output.code} has numbers that are not finite, though the inputs are"
-    expect(bool(output.tensor.isfinite().all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
     answer = attention.answer(problem)
+    message = f"{output.code} has numbers that are not finite, though the inputs are"
+    finite = output.tensor.isfinite() | answer.output.rad.isinf()
+    expect(bool(finite.all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
     if weights.b_v is not None:
         expect_close(output, answer.output, because="a sum of weights, each times 1, is 1, however large the scores")
     if seen.weights is not None:

@@ -31,6 +31,7 @@ CONSTRUCTOR_WORDS = {
 }
 
 
+Parameters = Mapping[str, str] | Callable[[Config], Mapping[str, str]]
 # The forms of mask that are claimed where nothing else is said.
 MASKS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -38,7 +39,7 @@ MASKS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 def from_module(
     constructor: Callable[..., nn.Module],
     *,
-    parameters: Mapping[str, str],
+    parameters: Parameters,
     mask: MaskConvention | None = "keep",
     call: Call | None = None,
     claims: Claims | None = None,
@@ -50,6 +51,7 @@ def from_module(
     parameters: where the weights are loaded: "w_q", "w_k", "w_v" and "w_o" to the dotted name of a linear layer, of a
         list of one layer per head, or of a parameter; "w_qkv" or "w_kv" for projections stacked in that order; "b_..."
         for a bias that is no part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds.
+        A function of the configuration that returns such a map serves where the names depend on it.
     mask: the module's convention for boolean masks, "keep" (True = may attend), "drop" (True = may not), "additive"
         (0 or -infinity is added), or None where it takes no mask.
     call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
@@ -69,7 +71,7 @@ def from_module(
         raise ImplementationError(f"{label}: mask=None says that it takes no mask, but claims.masks is {claims.masks}")
     words = _constructor_words(label, constructor)
     caller = call or by_name(label, target.forward, mask, claims.causal)
-    return ModuleImplementation(label, claims, constructor, dict(parameters), words, caller)
+    return ModuleImplementation(label, claims, constructor, parameters, words, caller)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +81,7 @@ class ModuleImplementation:
     name: str
     claims: Claims
     constructor: Callable[..., nn.Module]
-    parameters: Mapping[str, str]
+    parameters: Parameters
     words: Mapping[str, str]
     call: Call
 
@@ -89,8 +91,9 @@ class ModuleImplementation:
         if "batch_first" in self.words.values():
             options["batch_first"] = not config.length_first
         module = self.constructor(**options).to(device=device, dtype=dtype)
-        load(self.name, module, self.parameters, weights)
-        return ModuleAttention(module, self.call, self.parameters, weights)
+        parameters = self.parameters(config) if callable(self.parameters) else self.parameters
+        load(self.name, module, parameters, weights)
+        return ModuleAttention(module, self.call, parameters, weights)
 
 
 class ModuleAttention(nn.Module):
