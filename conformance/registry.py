@@ -42,7 +42,7 @@ class Property:
     about. module: the name of the module that has it. needs: a field of `Claims`, or a word "field:word" in one, that
     must be claimed besides what the domain needs. after: the basic clause without which this one tells nothing.
     rejects: the known wrong answers, of `mha.conformance.wrong`, that it exists to reject, in at least a share `floor`
-    of the cases. limit: the most cases of each phase, for a property that takes long.
+    of the cases. limit: the most boundary cases, and one more than the most drawn ones, of a property that takes long.
     """
 
     name: str

@@ -36,7 +36,7 @@ class Profile:
 
 PROFILES = {
     "quick": Profile(10, 33, 512),
-    "default": Profile(30, 260, 4096),
+    "default": Profile(20, 260, 4096),
     "thorough": Profile(1000, 520, 65536),
 }
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
@@ -64,7 +64,8 @@ class Search:
         seed: int,
     ) -> None:
         self.implementation, self.prop = implementation, prop
-        self.drawn, self.limit = min(profile.examples, prop.limit), prop.limit
+        self.limit = prop.limit
+        self.drawn = min(profile.examples, prop.limit - 1)
         self.where = (domain, implementation.claims, dtype, device, profile.long if domain.long else profile.longest)
         self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.name}:{dtype}:{device}".encode())
         self.failure: tuple[Trial, Violation] | None = None
@@ -95,9 +96,9 @@ class Search:
                 # What another family of clauses names is no use here, however small.
                 shrink = shrink and not violation.family
                 break
-        if not self.failure:
+        if not self.failure and self.drawn:
             self.draw(drawn_cases(*self.where), self.drawn, shrink)
-        elif shrink:
+        elif self.failure and shrink:
             self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.limit), shrink)
         if not self.failure:
             self.sample()

@@ -25,7 +25,7 @@ TWISTS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WrongImplementation:
     """Attention as `claims` have it, but for one of `TWISTS`."""
 
@@ -74,7 +74,7 @@ class WrongAttention(nn.Module):
         scores = q @ k.mT * scale
         weights = self._softmax(scores, *self._allowed(mask, is_causal, scores))
         dropped = F.dropout(weights, self.config.dropout, self.training)
-        output = F.linear((dropped @ v).transpose(1, 2).flatten(2), self.w_o, getattr(self, "b_o", None))
+        output = self._linear((dropped @ v).transpose(1, 2).flatten(2), "o")
         if self.twist in ("wild", "erratic") and output.requires_grad:
             factor = math.nan if self.twist == "wild" else float(torch.rand((), generator=self.generator))
             output.register_hook(lambda gradient: gradient * factor)
@@ -102,9 +102,14 @@ class WrongAttention(nn.Module):
         return Output(made(query.shape) + touched, made(shape) if need_weights else None)
 
     def _project(self, x: Tensor, role: str) -> Tensor:
-        projected = F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}", None))
-        heads = projected.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        width = self.config.head_dim
+        projected = self._linear(x, role)
+        heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // width, width)).transpose(1, 2)
         return heads.repeat_interleave(self.config.n_heads // heads.shape[1], 1)
+
+    def _linear(self, x: Tensor, role: str) -> Tensor:
+        held = dict(self.named_parameters())
+        return F.linear(x, held[f"w_{role}"], held.get(f"b_{role}"))
 
     def _allowed(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:
         """What may attend, and what is added to the scores."""
@@ -115,7 +120,7 @@ class WrongAttention(nn.Module):
             allowed = allowed & _fit_mask(mask.bool(), scores)
         if is_causal:
             alignment = self.claims.causal or "top_left"
-            allowed = allowed & causal_mask(*scores.shape[2:], alignment, scores.device)
+            allowed = allowed & causal_mask(scores.shape[2], scores.shape[3], alignment, scores.device)
         return allowed, bias
 
     def _softmax(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:

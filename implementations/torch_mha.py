@@ -28,10 +28,12 @@ def call(
     (B * H, L, S). `is_causal` is a hint there, that `attn_mask` is the causal mask: both are given, where it is true.
     """
     padding, hint = None, False
-    if mask is not None and mask.ndim == 4 and mask.shape == (query.shape[0], 1, 1, key.shape[1]):
+    axis = 1 if module.batch_first and query.ndim == 3 else 0
+    batch, queries, keys = query.shape[1 - axis], query.shape[axis], key.shape[axis]
+    if mask is not None and mask.ndim == 4 and mask.shape == (batch, 1, 1, keys):
         padding, mask = to_convention(mask[:, 0, 0], "drop", query.dtype), None
     if is_causal:
-        causal = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device).tril()
+        causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.masked_fill(~causal, float("-inf"))
         elif padding is not None and padding.dtype != torch.bool:
@@ -40,7 +42,7 @@ def call(
             hint, mask = mask is None, causal if mask is None else mask & causal
     if mask is not None:
         mask = to_convention(mask, "drop", query.dtype)
-        scores = (query.shape[0], module.num_heads, query.shape[1], key.shape[1])
+        scores = (batch, module.num_heads, queries, keys)
         shared = mask.ndim <= 2 or mask.shape[:-2] == (1, 1)
         mask = mask.reshape(mask.shape[-2:]).expand(scores[-2:]) if shared else mask.expand(scores).flatten(0, 1)
     output, weights = module(

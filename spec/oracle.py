@@ -77,7 +77,7 @@ def _heads(projected: Ball, config: Config) -> Ball:
     """Cut (B, length, heads * d_k) into (B, H, length, d_k); head i owns the columns i*d_k to (i+1)*d_k."""
 
     def cut(x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (x.shape[-1] // config.head_dim, config.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (x.shape[-1] // config.head_dim, config.head_dim)).transpose(1, 2)
         repeats = config.n_heads // heads.shape[1]
         return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
 

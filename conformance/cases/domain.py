@@ -30,7 +30,7 @@ VOLUME = 1 << 14
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 2049
 # Sizes at and beside the edges of tiles.
-EDGES = (16, 17, 33, 65, 129, 257, 513)
+EDGES = (17, 16, 33, 65, 129, 257, 513)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +93,15 @@ class Domain:
                 return f"needs the claim {claim}"
         return replace(self, masks=masks, causal=causal, inputs=inputs, bias=bias, need_weights=need_weights)
 
+    def edges(self, longest: int) -> tuple[int, ...]:
+        """Return the lengths beside the edges of tiles; in `levels`, the first of them stands for all."""
+        return tuple(size for size in EDGES if size <= min(longest, self.max_length))
+
     def levels(self, longest: int) -> dict[str, tuple[Any, ...]]:
         """Return the values of each field of `Case` that are worth trying on purpose, lengths up to `longest`."""
-        edges = tuple(size for size in EDGES if size <= min(longest, self.max_length))
+        edge = self.edges(longest)[:1]
         lengths = {
-            name: _between(smallest, self.max_length, 1, 2, 3, *edges)
+            name: _between(smallest, self.max_length, 1, 2, 3, *edge)
             for name, smallest in (("L", self.min_L), ("S", self.min_S))
         }
         if self.long:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import VOLUME, Domain
+from mha.conformance.cases.domain import EDGES, VOLUME, Domain
 from mha.spec import Claims
 
 SIZES = ("n_heads", "head_dim", "B", "L", "S")
@@ -20,11 +21,30 @@ TILES = (16, 32, 64, 128, 256, 512)
 
 
 def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> list[Case]:
-    """Return cases in which every two levels of any two fields meet at least once, smallest first."""
+    """Return cases in which every two levels of any two fields meet at least once, smallest first.
+
+    The lengths at the edges of tiles take turns as the one level that stands for them.
+    """
     levels = domain.levels(longest)
     rows = _pairwise(tuple(levels.items()), float("inf") if domain.long else VOLUME)
-    cases = [domain.case(claims, dtype, device, {**dict(row), "seed": seed}) for seed, row in enumerate(rows)]
+    turns = {name: deque(domain.edges(longest)) for name in ("L", "S")}
+    cases = [
+        domain.case(claims, dtype, device, {**_with_edges(dict(row), turns), "seed": seed})
+        for seed, row in enumerate(rows)
+    ]
     return sorted(cases, key=lambda case: (case.B * case.n_heads * case.head_dim * case.L * case.S, repr(case)))
+
+
+def _with_edges(row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
+    """Put the next edge that leaves the case small enough where a row has the one that stands for all."""
+    for name, edges in turns.items():
+        if row[name] == EDGES[0]:
+            others = prod(row[size] for size in SIZES if size != name)
+            fitting = next((edge for edge in edges if edge * others <= VOLUME), EDGES[0])
+            row[name] = fitting
+            edges.remove(fitting)
+            edges.append(fitting)
+    return row
 
 
 @lru_cache(maxsize=256)

@@ -58,7 +58,8 @@ class _Positional(nn.Module):
     replace(EVALUATED, masks=("none",), inputs=("cross",), min_B=2, min_L=2, min_S=2),
     needs="composes:export",
     after="HED-1",
-    limit=3,
+    rejects=(),
+    limit=1,
 )
 def exported_program_agrees(attention: Trial, case: Case) -> None:
     problem = case.problem()
@@ -182,7 +183,8 @@ def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
     repeats, given = config.n_heads // config.kv_heads, problem.weights
 
     def repeated(x: Tensor) -> Tensor:
-        return x.unflatten(0, (config.kv_heads, config.head_dim)).repeat_interleave(repeats, 0).flatten(0, 1)
+        heads: Tensor = x.unflatten(0, (config.kv_heads, config.head_dim))
+        return heads.repeat_interleave(repeats, 0).flatten(0, 1)
 
     spread = {name: repeated(tensor) for name, tensor in given.named() if name in ("w_k", "w_v", "b_k", "b_v")}
     same = attention(problem.change(config=case.config, **spread)).output

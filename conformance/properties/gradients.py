@@ -129,6 +129,7 @@ def gradients_are_finite_where_outputs_are(attention: Trial, case: Case) -> None
         attention.claims.empty_row in ("zeros", "uniform") or not bool(attention.answer(problem).empty.any()),
         "a row is empty, and its output is not finite",
     )
+    need(bool(attention(problem).output.tensor.isfinite().all()), "an output is not finite")
     every = torch.ones(case.B, case.L, device=problem.query.device)
     for gradient in attention.gradients(problem, attention.upstream(problem, every)).values():
         expect_finite(gradient, "though every output is finite")

@@ -34,14 +34,35 @@ def asking_for_weights_changes_no_output(attention: Trial, case: Case) -> None:
     expect_agree(without, with_weights, bounds=(bound, bound), because=because)
 
 
-@checks("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, paths=ONE_PATH))
-def modes_change_no_output(attention: Trial, case: Case) -> None:
+def _expect_one_result(attention: Trial, case: Case) -> None:
     problem = case.problem()
     need(not _refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
     bound, base = attention.answer(problem).output, attention(problem).output
     for path in PATHS[1:]:
         seen = attention(problem, path=path).output
         expect_agree(seen, base, bounds=(bound, bound), because=f"{path!r} against what {case.path!r} gives")
+
+
+@checks("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, paths=ONE_PATH))
+def modes_change_no_output(attention: Trial, case: Case) -> None:
+    _expect_one_result(attention, case)
+
+
+# Where libraries take another way without gradients: one tensor for all three inputs, and no weights wanted.
+FAST = Domain(
+    masks=("none", "padding", "queries", *EMPTY),
+    causal=BOTH,
+    paths=ONE_PATH,
+    inputs=("self",),
+    need_weights=(False,),
+    bias=(True,),
+    min_heads=2,
+)
+
+
+@checks("PTH-2", FAST)
+def modes_change_no_output_of_self_attention(attention: Trial, case: Case) -> None:
+    _expect_one_result(attention, case)
 
 
 @checks("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), regimes=USUAL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,17 +92,15 @@ def weight_gradients(module: nn.Module, parameters: Mapping[str, str], rows: Map
     found: dict[str, Tensor] = {}
     for key, path in parameters.items():
         kind, _, role = key.partition("_")
-        target = _find("", module, path)
+        target: Any = _find("", module, path)
+        words = {"w": "weight", "b": "bias"} if isinstance(target, nn.Module) else {kind: None}
         layers = list(target) if isinstance(target, nn.ModuleList) else [target]
-        stacked = {kind: layers}
-        if isinstance(target, nn.Module):
-            stacked = {
-                kind: [getattr(layer, word) for layer in layers] for kind, word in (("w", "weight"), ("b", "bias"))
-            }
-        for kind, tensors in stacked.items():
-            names = [name for part in STACKED.get(role, (role,)) if (name := f"{kind}_{part}") in rows]
+        for each, word in words.items():
+            names = [name for part in STACKED.get(role, (role,)) if (name := f"{each}_{part}") in rows]
             if names:
+                tensors: list[Any] = [getattr(layer, word) if word else layer for layer in layers]
                 whole = torch.cat([torch.zeros_like(t) if t.grad is None else t.grad for t in tensors])
-                parts = whole.view(-1, *whole.shape[-1:] if kind == "w" else ()).split([rows[name] for name in names])
+                width = whole.shape[-1:] if each == "w" else ()
+                parts = whole.view(-1, *width).split([rows[name] for name in names])
                 found |= dict(zip(names, parts, strict=True))
     return found
