@@ -67,7 +67,7 @@ def summarise(verdicts: Iterable[Verdict]) -> list[str]:
 def _status(verdict: Verdict) -> str:
     """The status in words; what does not stop conformance is told apart."""
     spared = not verdict.required and verdict.status in NONCONFORMING
-    return "not as it should be" if spared else verdict.status.replace("_", " ")
+    return "SHOULD not kept" if spared else verdict.status.replace("_", " ")
 
 
 def _outcome(own: list[Verdict]) -> str:

@@ -1,0 +1,93 @@
+"""Attention whose dropout is wrong; see `faults`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from complete import Complete
+from torch import Tensor
+
+from mha.spec import Output
+
+
+class DropsInEvaluation(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        return F.dropout(weights, self.config.dropout, True)
+
+
+class DropsAtZero(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        return F.dropout(weights, self.config.dropout or 0.1, self.training)
+
+
+class NotRescaled(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        return super().drop(weights) * (1 - self.config.dropout if self.training else 1.0)
+
+
+class NotRescaledForManyKeys(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        rescaled = weights.shape[-1] == 1 or not self.training
+        return super().drop(weights) * (1.0 if rescaled else 1 - self.config.dropout)
+
+
+class AnotherProbability(Complete):
+    """The probability is off by three in a hundred, and the rescaling is that of the right one."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if not self.training:
+            return weights
+        kept = torch.rand_like(weights) >= 0.97 * self.config.dropout
+        return weights * kept / (1 - self.config.dropout) if self.config.dropout < 1 else weights * 0
+
+
+class OneDrawForAllQueries(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights * super().drop(torch.ones_like(weights[..., :1, :]))
+
+
+class FixedSeed(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return super().drop(weights)
+
+
+class SeedIgnored(Complete):
+    generator = torch.Generator()
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if not (self.training and self.config.dropout):
+            return weights
+        drawn = torch.rand(weights.shape, generator=self.generator).to(weights)
+        return weights * (drawn >= self.config.dropout) / (1 - self.config.dropout)
+
+
+class NanForAll(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        if not self.training:
+            return weights
+        return weights * (torch.rand_like(weights) >= self.config.dropout) / (1 - self.config.dropout)
+
+
+class WeightsAfterDropout(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        self.dropped = super().drop(weights)
+        return self.dropped
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output, None if weights is None else self.dropped)
+
+
+class MaskDropped(Complete):
+    """Keys are dropped before the softmax, which shares their weight out among the others."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        kept = torch.rand_like(scores) >= self.config.dropout if self.training else allowed
+        return super().weigh(scores, allowed & kept)
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights

@@ -1,0 +1,93 @@
+"""Attention whose results are right and whose gradients are not; see `faults`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from complete import Complete
+from torch import Tensor
+
+from mha.spec import Output
+
+
+def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return x with its gradient changed."""
+    if x.requires_grad:
+        x.register_hook(change)
+    return x
+
+
+class DetachedKeys(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k.detach())
+
+
+class DataInside(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.data, allowed)
+
+
+class GradientTooLarge(Complete):
+    factor = 1.001
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(hooked(output, lambda gradient: gradient * self.factor), weights)
+
+
+class GradientFarTooLarge(GradientTooLarge):
+    factor = 1.05
+
+
+class MaskedKeysPulled(Complete):
+    """The backward pass forgets the mask."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        smooth = scores.softmax(-1)
+        return super().weigh(scores, allowed) + (smooth - smooth.detach())
+
+
+class NanToNumber(Complete):
+    """Right outputs; but the softmax of an empty row has the gradient NaN, and zero times NaN is NaN."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores.masked_fill(~allowed, -math.inf).softmax(-1).nan_to_num(nan=0.0)
+
+
+class ValueAloneForgotten(Complete):
+    """Nothing is recorded where the key needs no gradient."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        return super().attend(query, key, value if key.requires_grad else value.detach(), *rest)
+
+
+class AnotherScaleWhenRecorded(Complete):
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output * (1.01 if query.requires_grad else 1.0), weights)
+
+
+class MaskGradientDropped(Complete):
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(None if mask is None else mask.detach(), is_causal, q, k)
+
+
+class MaskGradientOfFirstHead(Complete):
+    """A mask that is shared by the heads gets the gradient of the first alone."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
+
+
+class GradientOfScoresShifted(Complete):
+    """A row's gradients do not cancel, so that the key bias gets one."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k)
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)

@@ -1,0 +1,112 @@
+"""Attention that is inaccurate, or wrong in an operation that only some numbers show; see `faults`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from complete import Complete
+from torch import Tensor
+
+from mha.spec import Output
+
+
+class SummedOneByOne(Complete):
+    """The denominator is accumulated in the dtype of the inputs, key by key."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        weights = super().weigh(scores, allowed)
+        raised = (scores - scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)).exp().masked_fill(~allowed, 0)
+        total = torch.zeros_like(raised[..., 0])
+        for key in range(raised.shape[-1]):
+            total = total + raised[..., key]
+        return torch.where(allowed, raised / total.unsqueeze(-1), weights)
+
+
+class ScoresInHalf(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.half().to(scores), allowed)
+
+
+class SoftmaxInBfloat16(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.bfloat16(), allowed).to(scores)
+
+
+class FillThatDoesNotFit(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        empty = ~allowed.any(-1, keepdim=True)
+        return scores.masked_fill(~allowed, -1e9).softmax(-1).masked_fill(empty, 0.0)
+
+
+class FillThatRunsOver(Complete):
+    """The fill is added, and what does not fit becomes -infinity, also in an empty row."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return (scores + torch.zeros_like(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)).softmax(-1)
+
+
+class FirstThousandKeys(Complete):
+    """An index of ten bits."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores, allowed & (torch.arange(scores.shape[-1]) < 1024))
+
+
+class ValuesNormalised(Complete):
+    """Values are divided by their largest before the product, plus a millionth against division by zero."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        largest = v.abs().amax((-2, -1), keepdim=True)
+        return super().combine(weights, v / (largest + 1e-6), allowed) * largest
+
+
+class ScoresClamped(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k).clamp(-5.0, 5.0)
+
+
+class WeightsTooLarge(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores, allowed) * 1.01
+
+
+class FirstHeadLouder(Complete):
+    def merge(self, x: Tensor) -> Tensor:
+        return super().merge(torch.cat([x[:, :1] * 1.01, x[:, 1:]], 1))
+
+
+class OneHeadNotProjected(Complete):
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return x.clone() if role == "o" and self.config.n_heads == 1 else super().project(x, role)
+
+
+class OutputClipped(Complete):
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output.clamp(-1.0, 1.0), weights)
+
+
+class LaterKeysFavoured(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + torch.arange(k.shape[2]).to(q) / 100
+
+
+class ValuesClipped(Complete):
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return super().combine(weights, v.clamp(-2.0, 2.0), allowed)
+
+
+class Sink(Complete):
+    """One is added to the denominator."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        highest = scores.amax(-1, keepdim=True).clamp(min=0.0)
+        raised = (scores - highest).exp().masked_fill(~allowed, 0.0)
+        return raised / (raised.sum(-1, keepdim=True) + (-highest).exp())
+
+
+class ValueByKeyProjection(Complete):
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x, "k" if role == "v" else role)

@@ -1,0 +1,95 @@
+"""Attention that is wrong when it is compiled, exported or transformed, or in what else it may be built as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from complete import Complete
+from torch import Tensor
+
+from mha.spec import Output
+
+
+class AnotherScaleCompiled(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.1 if torch.compiler.is_compiling() else 1.0)
+
+
+class NotCompilable(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        print(end="")
+        return super().score(q, k) * (1.0 if float(q.detach().sum()) < 1e30 else 2.0)
+
+
+class ReadsItself(Complete):
+    """Branches on its numbers, so that nothing can trace it."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.0 if float(q.detach().sum()) < 1e30 else 2.0)
+
+
+class AnotherScaleExported(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.1 if torch.compiler.is_exporting() else 1.0)
+
+
+class AutocastIgnored(Complete):
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        with torch.autocast("cpu", enabled=False):
+            return super().attend(query, *rest)
+
+
+class AnotherScaleUnderAutocast(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.1 if torch.is_autocast_enabled("cpu") else 1.0)
+
+
+class ForgetsTheFirst(Complete):
+    """The cache starts with the second position."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        output, (keys, values) = super().decode(query, key, value, cache)
+        return output, (keys, values) if keys.shape[1] > 1 else None
+
+
+class DecodesOneBehind(Complete):
+    """A position is put into the cache after it has been attended from."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        keys, values = (key, value) if cache is None else cache
+        output = self(query, keys, values).output
+        return output, (torch.cat([keys, key], 1), torch.cat([values, value], 1)) if cache else (key, value)
+
+
+class GroupsTiled(Complete):
+    """The key/value heads are laid side by side again and again."""
+
+    def repeat(self, x: Tensor) -> Tensor:
+        return x.repeat(1, self.config.n_heads // self.config.kv_heads, 1, 1)
+
+
+class WidthsExchanged(Complete):
+    """The value's weights for the key, and the key's for the value, where their widths say so."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        exchanged = {"k": "v", "v": "k"} if self.config.key_width != self.config.value_width else {}
+        return super().project(x, exchanged.get(role, role))
+
+
+class WideKeyCut(Complete):
+    """What a key has beyond the width of the model is not read."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role == "k" and x.shape[-1] > self.config.d_model:
+            return torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1) @ self.w_k.T + (
+                getattr(self, "b_k", None) if self.config.bias else 0.0
+            )
+        return super().project(x, role)
+
+
+class NarrowValueDetached(Complete):
+    """A value of another width gets no gradient."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role)

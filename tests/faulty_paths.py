@@ -1,0 +1,174 @@
+"""Attention that is wrong on one path, with one option or for one size; see `faults`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from complete import Complete
+from torch import Tensor
+
+from mha.spec import Config, Output, Weights
+
+
+class AnotherScaleWithWeights(Complete):
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output * (1.0 if weights is None else 1.01), weights)
+
+
+class AnotherScaleWithoutGradient(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.0 if torch.is_grad_enabled() else 1.01)
+
+
+class NanForEmptyRowsInFastPath(Complete):
+    """As torch's fast path of 2.13 has it."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        empty = ~allowed.any(-1, keepdim=True)
+        fast = not (self.training or torch.is_grad_enabled())
+        return super().weigh(scores, allowed).masked_fill(empty & fast, math.nan)
+
+
+class FastPathOfSelfAttention(Complete):
+    """One product for the three projections, in which the key's weights stand for the value's."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        self.fast = query is key is value and not (self.training or torch.is_grad_enabled())
+        return super().attend(query, key, value, *rest)
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x, "k" if role == "v" and self.fast else role)
+
+
+class FloatMaskAsBoolean(Complete):
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(None if mask is None else mask.bool(), is_causal, q, k)
+
+
+class FiniteMaskForgotten(Complete):
+    """A float mask only forbids: what it adds elsewhere is lost."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        return allowed, bias * 0
+
+
+class HintOverridesMask(Complete):
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(None if is_causal else mask, is_causal, q, k)
+
+
+class ZeroKeyMasked(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if self.config.zero_key:
+            allowed = torch.cat([allowed[..., :-1], torch.zeros_like(allowed[..., -1:])], -1)
+        return super().weigh(scores, allowed)
+
+
+class ExtraKeyFirst(Complete):
+    """The extra key stands before the others, and the mask where it stood."""
+
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        return super().extend(x, name).roll(int(self.config.bias_kv), 2)
+
+
+class LengthFirstForgotten(Complete):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(replace(config, length_first=False), weights)
+
+
+class PositionsAsItems(Complete):
+    """Inputs of two dimensions are taken for a batch of single positions."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Output:
+        if query.ndim == 2:
+            return Output(super().forward(*(x[:, None] for x in (query, key, value)), **options).output[:, 0])
+        return super().forward(query, key, value, **options)
+
+
+class RefusalSaysNothing(Complete):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        assert config.n_heads == 0 or config.d_model % config.n_heads == 0
+        super().__init__(config, weights)
+
+
+class DropoutUnchecked(Complete):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(replace(config, dropout=0.0), weights)
+
+
+class NegativeHeads(Complete):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(replace(config, n_heads=abs(config.n_heads)), weights)
+
+
+class BiasAllTheSame(Complete):
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights)
+        if not config.bias:
+            self.b_o = torch.nn.Parameter(weights.w_o.new_zeros(config.d_model))
+
+
+class NeedsKeys(Complete):
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores - scores.detach().amax(-1, keepdim=True), allowed)
+
+
+class AverageOfWeights(Complete):
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output, weights if weights is None else weights.mean(1))
+
+
+class AlwaysDouble(Complete):
+    def merge(self, x: Tensor) -> Tensor:
+        return super().merge(x)
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output.double(), weights)
+
+
+class NanSwallowed(Complete):
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(x).nan_to_num(nan=0.0)
+
+
+class MaskedKeysReadAtZeroWeight(Complete):
+    """The textbook's product: zero times NaN is NaN."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return weights @ v
+
+
+class FlatMaskForgotten(Complete):
+    """Only a mask of four dimensions is looked at."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(mask if mask is not None and mask.ndim == 4 else None, is_causal, q, k)
+
+
+class MaskCropped(Complete):
+    """A mask that is too large is cut to fit."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        if mask is not None and mask.ndim >= 2:
+            mask = mask[..., : query.shape[1], : key.shape[1]]
+        return super().attend(query, key, value, mask, *rest)
+
+
+class AnyMaskAnotherScale(Complete):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        output, weights = super().attend(query, key, value, mask, *rest)
+        return Output(output * (1.0 if mask is None else 1.01), weights)
+
+
+class ShortFill(Complete):
+    """Masked scores are lowered by 20 instead of taken away."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
