@@ -111,7 +111,12 @@ def _sections(clause: Clause) -> dict[str, str]:
 
 def _tests(clause_id: str) -> list[str]:
     """Return where the properties of a clause are."""
-    return [f"conformance/properties/{p.module}.py: {p.name}" for p in properties().get(clause_id, ())]
+    tested = properties().get(clause_id, ())
+    level = CLAUSES[clause_id].level
+    return [
+        f"conformance/properties/{p.module}.py: {p.name}" + ("" if p.level == level else f" ({p.level})")
+        for p in tested
+    ]
 
 
 def _untested(clause: Clause) -> str:

@@ -12,6 +12,8 @@ MASK_FORMS = ("bool", "float")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 COMPOSITIONS = ("compile", "export", "func", "autocast")
+# 32 ulp; a coarser exponential would show in every result.
+LARGEST_EXP_ERROR = 64
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 
 
@@ -29,6 +31,13 @@ class Rounding:
     scaling_roundings: int = 2
     exp_error: int = 40
     softmax_in_float32: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a profile with which the bound would prove nothing."""
+        if self.scaling_roundings not in (0, 1, 2) or not 0 <= self.exp_error <= LARGEST_EXP_ERROR:
+            raise ValueError(
+                f"Rounding.scaling_roundings must be 0, 1 or 2 and exp_error at most {LARGEST_EXP_ERROR}, but {self!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +58,8 @@ class Claims:
     decodes: the attention is a `mha.spec.Decoder` (clause INC-1).
     composes: what it can be used in, "compile", "export", "func", "autocast" (the CMP clauses).
     extras: "bias_kv", "zero_key", "length_first" (fields of `Config`), "unbatched" (inputs of two dimensions; PTH-5).
-    retiles: its order of summation depends on the problem's sizes or numbers; equal bits are then not asked for, but
-        results within twice the bound.
+    retiles: its order of summation depends on the problem's sizes or numbers, or it normalises by a log-sum-exp; equal
+        bits and exact corners are then not asked for, but results within twice the bound.
     dtypes, devices: where it runs.
     rounding: see `Rounding`.
     """

@@ -54,7 +54,8 @@ class NanToNumber(Complete):
     """Right outputs; but the softmax of an empty row has the gradient NaN, and zero times NaN is NaN."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return scores.masked_fill(~allowed, -math.inf).softmax(-1).nan_to_num(nan=0.0)
+        mask = torch.zeros_like(scores).masked_fill(~allowed, -math.inf)
+        return (scores + mask).softmax(-1).nan_to_num(nan=0.0)
 
 
 class ValueAloneForgotten(Complete):
@@ -85,9 +86,6 @@ class MaskGradientOfFirstHead(Complete):
 
 class GradientOfScoresShifted(Complete):
     """A row's gradients do not cancel, so that the key bias gets one."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k)
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)

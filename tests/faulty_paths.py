@@ -125,9 +125,6 @@ class AverageOfWeights(Complete):
 
 
 class AlwaysDouble(Complete):
-    def merge(self, x: Tensor) -> Tensor:
-        return super().merge(x)
-
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output.double(), weights)

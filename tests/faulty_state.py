@@ -72,7 +72,7 @@ class _Remembers(Complete):
         raise NotImplementedError
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        asked = type(self), *(self.key_of(x) for x in (query, key, value)), query.shape, rest[-1]
+        asked = type(self), self.key_of(query), query.shape, key.shape, rest[-1]
         result = self.kept.get(asked)
         if result is None or result.output.dtype != query.dtype:
             result = self.kept[asked] = super().attend(query, key, value, *rest)
@@ -154,7 +154,7 @@ class DrawsWithoutDropout(Complete):
 
 class DefaultDtypeChanged(Complete):
     def drop(self, weights: Tensor) -> Tensor:
-        torch.set_default_dtype(torch.float64 if weights.dtype == torch.float32 else torch.float32)
+        torch.set_default_dtype({torch.float32: torch.float64}.get(torch.get_default_dtype(), torch.float32))
         return super().drop(weights)
 
 

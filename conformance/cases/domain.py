@@ -97,6 +97,16 @@ class Domain:
         """Return the lengths beside the edges of tiles; in `levels`, the first of them stands for all."""
         return tuple(size for size in EDGES if size <= min(longest, self.max_length))
 
+    def bounds_of(self, size: str, longest: int) -> tuple[int, int]:
+        """Return the smallest and the largest value of a size."""
+        return {
+            "n_heads": (self.min_heads, self.max_heads),
+            "head_dim": (self.min_head_dim, 16),
+            "B": (self.min_B, self.max_B),
+            "L": (self.min_L, longest),
+            "S": (self.min_S, longest),
+        }[size]
+
     def levels(self, longest: int) -> dict[str, tuple[Any, ...]]:
         """Return the values of each field of `Case` that are worth trying on purpose, lengths up to `longest`."""
         edge = self.edges(longest)[:1]
@@ -107,7 +117,7 @@ class Domain:
         if self.long:
             lengths = {"L": (1, 2, 33), "S": (longest, longest - 1, longest // 2 + 1)}
         return {
-            "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 4),
+            "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 9),
             "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
             "B": _between(self.min_B, self.max_B, 1, 2, 3),
             **lengths,

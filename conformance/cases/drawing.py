@@ -18,6 +18,8 @@ from mha.spec import Claims
 
 SIZES = ("n_heads", "head_dim", "B", "L", "S")
 TILES = (16, 32, 64, 128, 256, 512)
+# Sizes that a wrong axis can be mistaken for where they are equal: the second takes the first's value.
+COINCIDENCES = (("n_heads", "B"), ("B", "S"), ("L", "S"), ("B", "L"), ("n_heads", "head_dim"), ("n_heads", "S"))
 
 
 def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> list[Case]:
@@ -71,8 +73,14 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
     levels = domain.levels(longest).items()
     fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
     fields["seed"] = st.integers(0, 2**16)
+    fields["equal"] = st.none() | st.sampled_from(COINCIDENCES)
 
     def case_of(row: dict[str, Any]) -> Case:
+        row = dict(row)
+        if pair := row.pop("equal"):
+            one, other = pair
+            smallest, largest = domain.bounds_of(other, limit)
+            row[other] = min(max(row[one], smallest), largest)
         # Long rows leave less room for heads, widths and items: a long case teaches as much with few of them.
         room = VOLUME // (row["L"] * row["S"])
         for name, least in (("B", domain.min_B), ("head_dim", domain.min_head_dim), ("n_heads", domain.min_heads)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from mha.conformance.cases.case import Case
@@ -138,3 +140,43 @@ def each_input_has_its_own_projection(attention: Trial, case: Case) -> None:
     swapped = problem.change(**{one: getattr(problem, other), other: getattr(problem, one)})
     expected = attention.answer(swapped).output
     expect_close(attention(swapped).output, expected, because=f"the result with {one} and {other} swapped")
+
+
+def _identities(problem: Problem, *roles: str) -> Problem:
+    """Make some of the projections the identity, without bias, and the outputs the heads' contexts."""
+    eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=problem.query.device)
+    named = dict(problem.weights.named())
+    biases = {name: named[name] * 0 for role in roles if (name := f"b_{role}") in named}
+    return passing_heads(problem).change(**{f"w_{role}": eye for role in roles}, **biases)
+
+
+EXACT = Domain(regimes=("integers",), inputs=CROSS, layouts=DENSE)
+
+
+@checks("EQV-5", replace(EXACT, min_S=2), rejects=("zeros", "noise"))
+def zero_queries_over_a_power_of_two_of_keys_are_exact(attention: Trial, case: Case) -> None:
+    problem = _identities(case.problem(), "v")
+    count = 1 << min(case.S.bit_length() - 1, 5)
+    problem = select_keys(problem, torch.arange(count))
+    problem = problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in ("w_q", "b_q")})
+    exact = problem.value.double().mean(1, keepdim=True).expand(-1, case.L, -1).to(problem.query)
+    _expect_exact(attention, problem, exact, f"the mean of {count} small integers is a number of this dtype")
+
+
+@checks("EQV-6", EXACT, rejects=("zeros", "noise", "mean"))
+def a_key_that_wins_by_far_gives_its_value_exactly(attention: Trial, case: Case) -> None:
+    problem = _identities(case.problem(), "q", "k", "v")
+    winner = torch.randint(case.S, (case.B,), generator=case.generator)
+    chosen = (torch.arange(case.S) == winner.unsqueeze(1)).unsqueeze(-1).to(problem.key)
+    # Scores of 1024 or more, and 0: their exponentials differ by more than float64 holds.
+    problem = problem.change(query=problem.query * 0 + 32, key=problem.key * 0 + 32 * chosen)
+    exact = problem.value[torch.arange(case.B), winner].unsqueeze(1).expand(-1, case.L, -1)
+    _expect_exact(attention, problem, exact, "all other weights are exactly 0")
+
+
+def _expect_exact(attention: Trial, problem: Problem, exact: torch.Tensor, because: str) -> None:
+    seen = attention(problem).output
+    if attention.claims.retiles:
+        expect_close(seen, attention.answer(problem).output, because=because)
+    else:
+        expect_close(seen, Ball.exact(exact), because=f"{because}, so nothing is rounded")
