@@ -94,7 +94,7 @@ def judge(
     if dtype not in claims.dtypes or device not in claims.devices:
         return replace(found, status="not_claimed", message=f"{dtype} on {device} is not claimed")
     reasons, rejected = [], Counter[str]()
-    for prop in properties()[clause]:
+    for prop in sorted(properties()[clause], key=lambda prop: prop.level == "SHOULD"):
         try:
             domain = prop.within(claims, dtype)
             if isinstance(domain, str):
@@ -114,9 +114,7 @@ def judge(
                 if search.failure:
                     return _departure(found, prop, search, waiver, strict)
                 rejected += search.rejected
-                if search.share < prop.floor:
-                    told = f"its cases reject the known wrong answers {', '.join(prop.rejects)} in a share of "
-                    raise AssertionError(f"{told}{search.share:.2f} only, but should in {prop.floor}")
+                assert not search.vacuous, search.vacuous
                 reasons += [search.left_out] if not search.examples else []
         except Exception:
             told = f"{prop.name}: {traceback.format_exc()}"
@@ -127,7 +125,7 @@ def judge(
     if waiver:
         told = f"nothing departs from this clause; delete its waiver: {waiver.reason}"
         return replace(found, status="stale_waiver", message=told)
-    return found
+    return replace(found, message="; ".join(dict.fromkeys(reasons)))
 
 
 def _departure(found: Verdict, prop: Property, search: Search, waiver: Waiver | None, strict: bool) -> Verdict:

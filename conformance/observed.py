@@ -118,14 +118,7 @@ class Call:
     wanted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Said:
-    """A line of script that is neither."""
-
-    code: str
-
-
-Step = Build | Derived | Call | Said
+Step = Build | Derived | Call
 
 
 def index_code(index: Any) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mha.conformance.observed import MODES, Build, Call, Derived, Said, Step
+from mha.conformance.observed import MODES, Build, Call, Derived, Step
 from mha.conformance.trial import Trial
-from mha.conformance.violation import Violation
+from mha.conformance.violation import Refusal, Violation
 from mha.spec import CLAUSES, Config, Implementation
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
@@ -23,8 +23,10 @@ READABLE = 64
 MODULES = ("base64", "copy", "io", "warnings", "zlib")
 
 
-def script(trial: Trial, clause: str, violation: Violation) -> str:
-    """Return a script that repeats the steps of a trial, and fails as the trial did."""
+def script(trial: Trial, clause: str, violation: Violation) -> str | None:
+    """Return a script that repeats a trial and fails as it did, or None where its steps do not show the failure."""
+    if not trial.scripted or not (violation.check or isinstance(violation, Refusal)):
+        return None
     known = CLAUSES[clause]
     names: dict[int, str] = {}
     body: list[str] = []
@@ -60,8 +62,6 @@ def _lines(step: Step, trial: Trial, names: dict[int, str]) -> list[str]:
             return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
         case Call():
             return _call(step, trial, names)
-        case Said():
-            return [step.code]
 
 
 def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from mha.conformance.report import NONCONFORMING, Verdict
 from mha.spec import CLAUSES
@@ -43,10 +43,10 @@ def summarise(verdicts: Iterable[Verdict]) -> list[str]:
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
         lines.append(f"{name}: {_outcome(own)} ({told}; {examples} cases, largest error/bound {margin:.2f})")
         told_of: dict[tuple[str, str], list[Verdict]] = {}
-        blocked: dict[str, list[str]] = {}
+        blocked: dict[str, list[Verdict]] = {}
         for verdict in own:
             if verdict.blocked_by:
-                blocked.setdefault(verdict.blocked_by, []).append(verdict.clause)
+                blocked.setdefault(verdict.blocked_by, []).append(verdict)
             elif verdict.status in (*NONCONFORMING, "waived", "harness_error"):
                 told_of.setdefault((verdict.clause, _status(verdict)), []).append(verdict)
         for clause, status in sorted(told_of, key=lambda key: _place(key[0], blocked)):
@@ -54,9 +54,11 @@ def summarise(verdicts: Iterable[Verdict]) -> list[str]:
             where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in found)
             message = textwrap.shorten(found[0].message, 200, placeholder=" ...")
             lines.append(_wrapped(f"{status} {clause} ({where}): {message}", "    ", " " * 8))
-        for cause, clauses in blocked.items():
-            listed = ", ".join(dict.fromkeys(clauses))
-            lines.append(_wrapped(f"blocked by {cause}, nothing can be said of: {listed}", "    ", " " * 8))
+        for cause, stopped in blocked.items():
+            listed = ", ".join(dict.fromkeys(verdict.clause for verdict in stopped))
+            message = textwrap.shorten(stopped[0].message, 200, placeholder=" ...")
+            told = f"blocked by {cause}, so that nothing can be said of {listed}: {message}"
+            lines.append(_wrapped(told, "    ", " " * 8))
         tried = sum(count for v in own for name, count in v.rejected.items() if name.endswith(" tried"))
         if tried:
             bitten = sum(sum(v.rejected.values()) for v in own) - tried
@@ -81,7 +83,7 @@ def _outcome(own: list[Verdict]) -> str:
     return "conforms but for what is waived" if "waived" in statuses else "conforms"
 
 
-def _place(clause: str, blocked: Mapping[str, list[str]]) -> tuple[bool, int]:
+def _place(clause: str, blocked: Collection[str]) -> tuple[bool, int]:
     """Where a clause is told: what blocks others comes first, then the order of the contract."""
     return clause not in blocked and CLAUSES[clause].family not in blocked, list(CLAUSES).index(clause)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Said, Step
-from mha.conformance.violation import Refusal, Violation
+from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
+from mha.conformance.violation import CALL, Refusal, Violation
 from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 
@@ -32,7 +32,7 @@ class Trial:
     """The attention under test, bound to a case: its modes, its device, its dtype.
 
     Calling it with a problem gives an `Observation`. Whatever the implementation raises becomes a `Refusal`.
-    margin: the largest error/bound seen so far.
+    margin: the largest error/bound seen so far. scripted: whether the steps, repeated, show what a property sees.
     """
 
     def __init__(self, implementation: Implementation, case: Case) -> None:
@@ -40,7 +40,7 @@ class Trial:
         self._done: list[Step] = []
         self._last: Step | None = None
         self._built: dict[tuple[Config, int], Built] = {}
-        self.margin = 0.0
+        self.margin, self.scripted = 0.0, True
 
     def build(self, config: Config, weights: Weights) -> Built:
         """Build the implementation; what it raises becomes a `Refusal`."""
@@ -61,9 +61,10 @@ class Trial:
         with self._step(step), guarded(code.format("attention")):
             return Built(step.number, change(origin.attention))
 
-    def say(self, code: str) -> None:
-        """Put a line into the script."""
-        self._done.append(Said(code))
+    def aside(self, tensor: Tensor, name: str) -> Observed:
+        """Return a tensor that came of no step of the trial as something to compare; no script shows it."""
+        self.scripted = False
+        return Observed(tensor, name, self._saw)
 
     def __call__(
         self,
@@ -73,18 +74,18 @@ class Trial:
         path: str | None = None,
         via: Built | None = None,
         seed: int | None = None,
-        dtype: torch.dtype | None = None,
+        dtypes: tuple[torch.dtype, ...] = (),
     ) -> Observation:
         """Call the attention on the path of the case, with weights as in the case, unless told otherwise.
 
         via: the attention to call, that of the problem unless given. seed: set before the call.
-        dtype: of the result, where it is not that of the query.
+        dtypes: that the result may have, where that is not the query's alone.
         """
         wanted = self.case.need_weights if need_weights is None else need_weights
         built = via or self.built(problem)  # built as users build it, outside the modes of the call
         step = Call(len(self._done) + 1, built.number, problem, wanted, path or self.case.path, seed)
         with MODES[step.path].enter(self.case.device):
-            seen = self._call(step, built, dtype or problem.query.dtype)
+            seen = self._call(step, built, dtypes or (problem.query.dtype,))
         return Observation(seen.output.detached(), seen.weights and seen.weights.detached())
 
     def gradients(
@@ -107,7 +108,7 @@ class Trial:
         number = len(self._done) + 1
         step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, None, upstream, tuple(chosen))
         with MODES[step.path].enter(self.case.device):
-            output = self._call(step, built, upstream.dtype).output.tensor
+            output = self._call(step, built, (upstream.dtype,)).output.tensor
         with guarded("backward()"):
             if output.requires_grad:
                 (output * upstream).sum().backward()
@@ -118,20 +119,25 @@ class Trial:
             for name, leaf in found.items()
         }
         tell = getattr(built.attention, "weight_gradients", None)
-        told = tell() if tell else {}
+        if tell is None:
+            return seen
+        with guarded("weight_gradients()"):
+            told = dict(tell())
         code = f"attention_{built.number}.weight_gradients()"
-        return seen | {name: self.seen(tensor, f"{code}[{name!r}]") for name, tensor in told.items()}
+        for name, tensor in problem.weights.named():
+            fits = isinstance(told.get(name), Tensor) and told[name].shape == tensor.shape
+            if not fits:
+                message = f"{code} has no {name!r} of shape {tuple(tensor.shape)}"
+                raise Violation(message, (f"assert {code}[{name!r}].shape == {tuple(tensor.shape)}",), family="GRD")
+            seen[name] = self.seen(told[name], f"{code}[{name!r}]")
+        return seen
 
     def forward(self, problem: Problem) -> Tensor:
-        """Return the output as it is, with its history; the call is in no script."""
-        steps = list(self._done)
-        output = self._call(
-            Call(len(steps) + 1, self.built(problem).number, problem, False, self.case.path),
-            self.built(problem),
-            problem.query.dtype,
-        ).output.tensor
-        self._done = steps
-        return output
+        """Return the output with its history, for others to differentiate; no script shows it."""
+        self.scripted = False
+        built = self.built(problem)
+        step = Call(len(self._done) + 1, built.number, problem, False, self.case.path)
+        return self._call(step, built, (problem.query.dtype,)).output.tensor
 
     def seen(self, tensor: Tensor, code: str) -> Observed:
         """Return a tensor as something to compare."""
@@ -160,12 +166,12 @@ class Trial:
     def _saw(self, margin: float) -> None:
         self.margin = max(self.margin, margin)
 
-    def _call(self, step: Call, built: Built, dtype: torch.dtype) -> Observation:
+    def _call(self, step: Call, built: Built, dtypes: tuple[torch.dtype, ...]) -> Observation:
         problem, number = step.problem, step.number
         given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
         versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
-        with self._step(step), guarded("the call"), randomness:
+        with self._step(step), guarded(CALL), randomness:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             _ = built.attention.train() if MODES[step.path].training else built.attention.eval()
@@ -187,12 +193,12 @@ class Trial:
             check = f"assert isinstance(output_{number}, torch.Tensor)"
             told = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
             raise Violation(told, (check,), family="SHP")
-        _check(f"output_{number}", output, dtype, problem.query.device, problem.query.shape)
+        _check(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
         seen = self.seen(output, f"output_{number}")
         if not step.need_weights or weights is None:
             return Observation(seen, None)
         if self.claims.returns_weights:
-            _check(f"weights_{number}", weights, dtype, problem.query.device, problem.shape)
+            _check(f"weights_{number}", weights, dtypes, problem.query.device, problem.shape)
         return Observation(seen, self.seen(weights, f"weights_{number}"))
 
     @property
@@ -208,12 +214,13 @@ class Trial:
         self._last = None
 
 
-def _check(code: str, got: Any, dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> None:
-    """Raise a Violation unless this is a plain tensor of this shape, dtype and device."""
+def _check(code: str, got: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]) -> None:
+    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these dtypes."""
     if type(got) is not Tensor:
         told = f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
         check = f"assert type({code}) is torch.Tensor, type({code})"
         raise Violation(f"{told}Output(output, weights)", (check,), family="SHP")
+    dtype = got.dtype if got.dtype in dtypes else dtypes[0]
     wanted = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
     for name, value in wanted.items():
         seen = getattr(got, name)
@@ -231,7 +238,7 @@ def guarded(what: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except (Exception, SystemExit) as error:
-        raise Refusal(f"{what} raised {_told(error)}", error) from error
+        raise Refusal(f"{what} raised {_told(error)}", error, what) from error
 
 
 def _told(error: BaseException) -> str:

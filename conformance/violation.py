@@ -1,5 +1,7 @@
 """What a property raises when an implementation departs from the contract, or when a case says nothing of it."""
 
+CALL = "the call"
+
 
 class Violation(Exception):
     """A departure from a clause.
@@ -15,11 +17,11 @@ class Violation(Exception):
 
 
 class Refusal(Violation):
-    """The implementation raised `error` where the contract asks for a result."""
+    """The implementation raised `error` in `what`, where the contract asks for a result."""
 
-    def __init__(self, message: str, error: BaseException) -> None:
+    def __init__(self, message: str, error: BaseException, what: str = "") -> None:
         super().__init__(message)
-        self.error = error
+        self.error, self.what = error, what
 
 
 class Inapplicable(Exception):

@@ -18,6 +18,9 @@ TWISTS = {
     "mean": "the mean of all values, without reading query, key or mask",
     "unmasked": "no mask is looked at, nor the causal flag",
     "unscaled": "scores are not scaled",
+    "single": "computed in float32, whatever the dtype",
+    "detached": "right, but nothing is differentiated through the keys",
+    "unsummed": "right, but the gradient of the softmax leaves out the sum over the row",
     "unchecked": "right where there is an answer, but nothing is ever refused",
     "wild": "right, but every gradient is NaN",
     "erratic": "right, but gradients are other multiples of the right ones at each call",
@@ -71,14 +74,17 @@ class WrongAttention(nn.Module):
             query = _fit(query, query, self.config.d_model)
         q, k, v = (self._project(x, role) for x, role in ((query, "q"), (key, "k"), (value, "v")))
         scale = 1.0 if self.twist == "unscaled" else 0.0 if self.twist == "mean" else self.config.head_dim**-0.5
+        k = k.detach() if self.twist == "detached" else k
         scores = q @ k.mT * scale
+        if self.twist == "single":
+            q, k, v, scores = q.float(), k.float(), v.float(), scores.float()
         weights = self._softmax(scores, *self._allowed(mask, is_causal, scores))
         dropped = F.dropout(weights, self.config.dropout, self.training)
-        output = self._linear((dropped @ v).transpose(1, 2).flatten(2), "o")
+        output = self._linear((dropped @ v).transpose(1, 2).flatten(2).to(query), "o")
         if self.twist in ("wild", "erratic") and output.requires_grad:
             factor = math.nan if self.twist == "wild" else float(torch.rand((), generator=self.generator))
             output.register_hook(lambda gradient: gradient * factor)
-        return Output(output, weights if need_weights else None)
+        return Output(output, weights.to(query) if need_weights else None)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """See `mha.spec.Decoder`."""
@@ -125,7 +131,11 @@ class WrongAttention(nn.Module):
 
     def _softmax(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         empty = ~allowed.any(-1, keepdim=True)
-        weights = (scores + bias).masked_fill(~(allowed | empty), -math.inf).softmax(-1)
+        scores = (scores + bias).masked_fill(~(allowed | empty), -math.inf)
+        weights = scores.softmax(-1)
+        if self.twist == "unsummed":
+            weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+            weights = weights / weights.sum(-1, keepdim=True).detach()
         policy = self.claims.empty_row
         if policy == "uniform":
             return torch.where(empty, 1 / max(scores.shape[-1], 1), weights)

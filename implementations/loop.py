@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
-from mha.spec import Claims, Config, Output, validate_call
+from mha.spec import Claims, Config, Output, Rounding, validate_call
 
 
 class LoopAttention(nn.Module):
@@ -64,5 +64,6 @@ implementation = from_module(
         masks={"bool", "float"},
         composes={"compile", "export", "func", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False),
     ),
 )

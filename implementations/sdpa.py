@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.adapters.kernel import from_kernel
-from mha.spec import Claims
+from mha.spec import Claims, Rounding
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -34,5 +34,6 @@ implementation = from_kernel(
         kv_widths=True,
         composes={"compile", "export", "func", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False),
     ),
 )

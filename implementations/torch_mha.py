@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
-from mha.spec import Claims, Config, Output, to_convention
+from mha.spec import Claims, Config, Output, Rounding, to_convention
 
 
 def call(
@@ -79,5 +79,6 @@ implementation = from_module(
         extras={"bias_kv", "zero_key", "length_first", "unbatched"},
         composes={"compile", "export", "func", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False),
     ),
 )

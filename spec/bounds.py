@@ -42,8 +42,8 @@ class Units:
 
     def coarser(self, other: Units) -> Units:
         """Return the coarser roundoff of each kind."""
-        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return Units(*(max(pair) for pair in pairs))
+        worst = {field.name: max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        return Units(**worst | {"largest": min(self.largest, other.largest)})
 
 
 def units_of(dtype: torch.dtype) -> Units:
@@ -86,6 +86,10 @@ class Ball:
         """Sum over a dimension; the errors add up."""
         return Ball(self.mid.sum(dim), self.rad.sum(dim))
 
+    def known(self) -> Ball:
+        """The same, where a NaN is one by policy: it is known without error."""
+        return Ball(self.mid, self.rad.masked_fill(self.mid.isnan(), 0.0))
+
     @property
     def size(self) -> Tensor:
         """The largest magnitude that the exact value can have."""
@@ -115,18 +119,21 @@ class Ball:
         return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
 
-def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units) -> Ball:
+def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False) -> Ball:
     """Return x @ weight.T + bias, computed in the accumulator and then stored, once or before the bias too.
 
     x: (..., n); weight: (m, n); bias: (m,) or None; all exact but x.
+    rounded: whether x, weight and bias are rounded to the storage dtype before, as under autocast.
     """
+    x = x.stored(units) if rounded else x
     matrix = weight.detach().double().T
     size, terms = matrix.abs(), matrix.shape[0] + 1
     reach = x.size @ size
-    product = Ball(x.mid @ matrix, x.rad @ size + units.gamma(terms) * reach + terms * units.flush)
+    relative = units.gamma(terms) + (units.store if rounded else 0.0)
+    product = Ball(x.mid @ matrix, x.rad @ size + relative * reach + terms * units.flush)
     if bias is None:
         return product.stored(units)
     shift = bias.detach().double()
     # torch's own linear layer stores the product first where its input is not dense.
     product = product.stored(units)
-    return Ball(product.mid + shift, product.rad + units.gamma(terms) * shift.abs()).stored(units)
+    return Ball(product.mid + shift, product.rad + relative * shift.abs()).stored(units)

@@ -22,12 +22,14 @@ class Rounding:
     """Where an implementation rounds: the loosest profile is the default. It enters the error bound.
 
     scores_stored: scores and weights are stored in the inputs' dtype between steps, not in the accumulator's.
+    softmax_stored: so are the differences, exponentials and sums of the softmax; each sum is made in the accumulator.
     scaling_roundings: how many of query and key are rounded after being scaled, before their product (0, 1 or 2).
     exp_error: error of the exponential in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20 ulp).
     softmax_in_float32: float64 scores are cast to float32 for the softmax; NUM-2 is then not claimed.
     """
 
     scores_stored: bool = True
+    softmax_stored: bool = True
     scaling_roundings: int = 2
     exp_error: int = 40
     softmax_in_float32: bool = False

@@ -41,17 +41,18 @@ class Answer:
     highest: Tensor
 
 
-def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answer:
+def oracle(problem: Problem, claims: Claims, scale: float | None = None, autocast: torch.dtype | None = None) -> Answer:
     """Solve a problem: equations 1 and 3 of Vaswani et al. 2017.
 
     claims: decide the causal alignment, the empty rows and the rounding. scale: 1/sqrt(d_k) unless given.
+    autocast: the dtype to which each product may round its factors first, if it may.
     """
-    config, given = problem.config, problem.weights
-    units = units_of(problem.query.dtype)
+    config, given, low = problem.config, problem.weights, autocast is not None
+    units = units_of(autocast or problem.query.dtype)
     tau = config.head_dim**-0.5 if scale is None else scale
-    query = _heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units), config)
-    key = _heads(affine(Ball.exact(problem.key), given.w_k, given.b_k, units), config)
-    value = _heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units), config)
+    query = _heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low), config)
+    key = _heads(affine(Ball.exact(problem.key), given.w_k, given.b_k, units, low), config)
+    value = _heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units, low), config)
     allowed = problem.allowed(claims.causal)
     bias = None
     if problem.mask is not None and problem.mask.dtype != torch.bool:
@@ -59,9 +60,9 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None) -> Answ
     if config.bias_kv or config.zero_key:
         key, value, allowed, bias = _extended(problem, key, value, allowed, bias)
     weights, sums, contexts, highest = _attend(query, key, value, allowed, bias, tau, claims, units)
-    context = Ball(*(part.transpose(1, 2).flatten(2) for part in (contexts.mid, contexts.rad)))
+    context = Ball(*(part.transpose(1, 2).flatten(2) for part in (contexts.mid, contexts.rad))).known()
     return Answer(
-        output=affine(context, given.w_o, given.b_o, units),
+        output=affine(context, given.w_o, given.b_o, units, low).known(),
         weights=weights,
         sums=sums,
         context=context,
@@ -131,6 +132,8 @@ def _attend(
     gap = (score - highest.unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
     # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
     steps = (3 * gap + claims.rounding.exp_error + 4) * own
+    if claims.rounding.softmax_stored:
+        steps += (gap + 2) * max(stored - own, 0.0)
     wobble = (error + steps).masked_fill(~allowed, 0.0)
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
     least = lower.sum(-1, keepdim=True).clamp(min=flush)
@@ -184,7 +187,8 @@ def _scores(
     error = error.masked_fill(~allowed, 0.0)
     if units.largest < float("inf"):
         # One score that overflows takes its row with it.
-        overflows = allowed & (size / tau + score.abs() >= units.largest)
+        reach = query.size @ key.size.mT + score.abs() + error
+        overflows = allowed & (reach >= units.largest)
         error = error.masked_fill(overflows.any(-1, keepdim=True) & allowed, float("inf"))
     return score, error
 

@@ -1,4 +1,4 @@
-"""A correct implementation that claims all that there is to claim, written by hand, in steps that a fault may replace."""
+"""A correct implementation that claims all that there is to claim, in steps that a fault may replace."""
 
 from __future__ import annotations
 

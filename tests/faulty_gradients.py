@@ -89,3 +89,10 @@ class GradientOfScoresShifted(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)
+
+
+class GradientUntold(Complete):
+    """It says nothing of the gradient of the value's projection."""
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        return {name: gradient for name, gradient in super().weight_gradients().items() if name != "w_v"}

@@ -93,3 +93,8 @@ class NarrowValueDetached(Complete):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         return super().project(x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role)
+
+
+class AnotherResultCompiled(Complete):
+    def merge(self, x: Tensor) -> Tensor:
+        return super().merge(x) * (1.1 if torch.compiler.is_compiling() else 1.0)

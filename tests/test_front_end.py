@@ -89,7 +89,7 @@ BAD_INPUT = {
     "a missing file": (("--mha-impl", "nowhere.py:thing"), "there is no file 'nowhere.py'"),
     "an empty name": (("--mha-impl", ""), "--mha-impl names no implementation"),
     "an unknown profile": (("--mha-profile", "slow"), "no profile 'slow'; known are quick, default, thorough"),
-    "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float32, float64"),
+    "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float64, float32, bfloat16, float16"),
     "an unknown device": (("--mha-device", "tpu"), "no device 'tpu'; known are cpu, cuda"),
     "a seed that is no number": (("--mha-seed", "three"), "--mha-seed must be a whole number"),
     "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),

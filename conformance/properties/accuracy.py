@@ -36,7 +36,7 @@ def results_are_within_the_bound(attention: Trial, case: Case) -> None:
 @checks(
     "NUM-2",
     Domain(dtypes=("float64",), regimes=("normal", "heavy"), min_head_dim=2, min_S=2),
-    rejects=("mean", "unscaled"),
+    rejects=("single",),
 )
 def double_precision_is_double_throughout(attention: Trial, case: Case) -> None:
     need(not attention.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")
@@ -55,7 +55,7 @@ def half_precision_is_no_worse_than_the_plain_formula(attention: Trial, case: Ca
     )
     error = _root_mean_square(seen.tensor, right.output.mid, filled)
     # Below one rounding of the result, "twice as large" tells luck, not method.
-    least = torch.finfo(seen.tensor.dtype).eps * _root_mean_square(right.output.mid, torch.zeros(()), filled)
+    least = torch.finfo(seen.tensor.dtype).eps / 2 * _root_mean_square(right.output.mid, torch.zeros(()), filled)
     _expect_no_worse(seen, error, max(plain, least))
 
 

@@ -71,8 +71,8 @@ def forms_of_one_mask_agree(attention: Trial, case: Case) -> None:
     assert problem.mask is not None
     padding = torch.arange(case.S) < 1 + torch.randint(case.S, (case.B, 1, 1, 1), generator=case.generator)
     # The first key of a row stays: an empty row is for MSK-8.
-    first = torch.arange(case.S) == 0
-    masks = [problem.mask, (problem.mask | first) & padding.to(problem.mask.device)]
+    first = (torch.arange(case.S) == 0).to(case.device)
+    masks = [problem.mask, (problem.mask | first) & padding.to(case.device)]
     for mask in masks if not problem.is_causal else masks[1:]:
         forms = {"boolean": problem.change(mask=mask | first)}
         forms["expanded"] = problem.change(

@@ -80,7 +80,11 @@ CLAUSES: tuple[Clause, ...] = (
         id="EQV-5",
         level="MUST",
         title="A zero query averages the values",
-        statement="Under a boolean mask or none, a query projection of zero gives the mean of the allowed values.",
+        statement=(
+            "Under a boolean mask or none, a query projection of zero gives the mean of the allowed values. Over 2^k "
+            "keys whose values are small integers the mean is exact, unless the implementation declares that it "
+            "retiles."
+        ),
         why=(
             "The answer can be worked out by hand, and a count that includes padding shows at once. A layer whose "
             "query projection starts at zero begins its training in this state."
@@ -96,7 +100,11 @@ CLAUSES: tuple[Clause, ...] = (
         id="EQV-6",
         level="MUST",
         title="One allowed key gives its value",
-        statement="A row with exactly one allowed key gives that key's projected value as the context.",
+        statement=(
+            "A row with exactly one allowed key gives that key's projected value as the context. So does a row in "
+            "which one key wins by so much that the exponentials of all others vanish, and then exactly, unless the "
+            "implementation declares that it retiles."
+        ),
         why=(
             "The first position of every causal sequence has one allowed key, itself. What goes wrong there is in "
             "every sequence that a decoder reads or writes."

@@ -1,0 +1,129 @@
+"""Nothing of the contract is left out: clauses have properties, claims are heeded, wrong answers are rejected."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from complete import CLAIMS
+from test_claims import OrderOfSummation
+
+import faults
+from mha.conformance import check
+from mha.conformance.registry import properties
+from mha.conformance.wrong import TWISTS, WrongImplementation
+from mha.spec import CLAUSES, Claims, Implementation, Rounding
+
+MEMBERS = [prop for members in properties().values() for prop in members]
+
+
+def test_every_clause_has_a_property_unless_it_is_deferred() -> None:
+    deferred = {id for id, clause in CLAUSES.items() if clause.deferred}
+    assert set(properties()) == set(CLAUSES) - deferred
+
+
+# Whatever a known wrong answer gives, it keeps these clauses: it has shapes, purity and state of its own.
+WITHOUT_WRONGS = {
+    "output_has_the_shape_of_the_query": "wrong answers have the right shape",
+    "weights_are_per_head": "wrong answers have the right shape",
+    "dtype_and_device_are_those_of_the_inputs": "wrong answers have the right dtype",
+    "sizes_of_one_stay": "wrong answers have the right shape",
+    "empty_rows_give_zeros": "it is about what is declared",
+    "dropping_everything_is_not_nan": "wrong answers are numbers",
+    "nothing_that_is_given_is_modified": "wrong answers leave alone what they are given",
+    "outputs_share_no_memory": "wrong answers are in memory of their own",
+    "global_state_is_left_alone": "wrong answers draw from a generator of their own",
+    "compiled_agrees_with_eager": "a compilation takes seconds",
+    "exported_program_agrees": "a capture takes seconds",
+    "the_gradients_of_all_weights_are_told": "wrong answers tell them all",
+}
+
+
+def test_every_property_rejects_a_known_wrong_answer_or_says_why_not() -> None:
+    assert {prop.name for prop in MEMBERS if not prop.rejects} == set(WITHOUT_WRONGS)
+    assert {twist for prop in MEMBERS for twist in prop.rejects} == set(TWISTS) - {"none"}
+    assert all(0.2 <= prop.floor <= 1 for prop in MEMBERS)
+
+
+SAMPLE = ("CFG-5", "SHP-1", "SMX-2", "MSK-1", "MSK-8", "CAU-2", "PTH-1", "HED-1", "EQV-4", "NUM-1", "GRD-1", "INC-1")
+TOLD_BY = {
+    "zeros": ("NUM-1", "float32"),
+    "noise": ("EQV-4", "float32"),
+    "mean": ("HED-1", "float32"),
+    "unmasked": ("MSK-1", "float32"),
+    "unscaled": ("SMX-2", "float32"),
+    "single": ("NUM-2", "float64"),
+    "unchecked": ("SHP-6", "float32"),
+    "wild": ("GRD-1", "float32"),
+    "erratic": ("GRD-5", "float32"),
+    "detached": ("GRD-2", "float64"),
+    "unsummed": ("GRD-7", "float32"),
+}
+
+
+def test_right_answer_among_the_wrong_ones_conforms() -> None:
+    claims = replace(CLAIMS, composes=(), extras=())
+    report = check(WrongImplementation("none", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
+
+
+@pytest.mark.parametrize("twist", [twist for twist in TWISTS if twist != "none"])
+def test_wrong_answer_does_not_conform(twist: str) -> None:
+    clause, dtype = TOLD_BY[twist]
+    claims = replace(CLAIMS, composes=(), extras=())
+    report = check(WrongImplementation(twist, claims), "quick", clauses=[clause], dtypes=[dtype])
+    assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts
+    assert not report.conforms
+
+
+# For each field, another value than that of `CLAIMS`, and a clause of which the judge then says something else.
+CHANGES: dict[str, tuple[Any, str]] = {
+    "cross_attention": (False, "EQV-2"),
+    "masks": ({"bool"}, "GRD-6"),
+    "per_head_mask": (False, "MSK-2"),
+    "causal": ("bottom_right", "CAU-3"),
+    "empty_row": ("nan", "MSK-8"),
+    "returns_weights": (False, "SMX-2"),
+    "bias": ({False}, "SMX-3"),
+    "dropout": (False, "DRP-1"),
+    "gradients": (False, "GRD-1"),
+    "grouped_query": (False, "GQA-1"),
+    "kv_widths": (False, "XAT-1"),
+    "decodes": (False, "INC-1"),
+    "composes": ((), "CMP-4"),
+    "extras": ((), "PTH-5"),
+    "retiles": (True, "EQV-1"),
+    "dtypes": ({"float64"}, "SHP-1"),
+    "devices": ({"cuda"}, "SHP-1"),
+    "rounding": (Rounding(scores_stored=False, scaling_roundings=0, exp_error=4), "NUM-1"),
+}
+ROUNDING: dict[str, tuple[Any, str, str]] = {
+    "scores_stored": (False, "NUM-1", "bfloat16"),
+    "softmax_stored": (False, "NUM-1", "bfloat16"),
+    "scaling_roundings": (0, "NUM-1", "bfloat16"),
+    "exp_error": (4, "NUM-1", "float32"),
+    "softmax_in_float32": (True, "NUM-2", "float64"),
+}
+
+
+def told(implementation: Implementation, clause: str, dtype: str) -> tuple[Any, ...]:
+    """Return what the judge says of a clause."""
+    (verdict,) = check(implementation, clauses=[clause], dtypes=[dtype]).verdicts
+    return verdict.status, verdict.examples, verdict.margin, verdict.message
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Claims)])
+def test_every_claim_changes_what_is_judged(field: str) -> None:
+    value, clause = CHANGES[field]
+    cls = OrderOfSummation if field == "retiles" else faults.Complete
+    claimed, changed = (faults.implementation_of(cls, replace(CLAIMS, **given)) for given in ({}, {field: value}))
+    assert told(claimed, clause, "float32") != told(changed, clause, "float32")
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Rounding)])
+def test_every_rounding_changes_what_is_judged(field: str) -> None:
+    value, clause, dtype = ROUNDING[field]
+    claims = [replace(CLAIMS, rounding=Rounding(**given)) for given in ({}, {field: value})]
+    one, other = (told(faults.implementation_of(faults.Complete, each), clause, dtype) for each in claims)
+    assert one != other

@@ -1,0 +1,66 @@
+"""The statistics of dropout: how often a right one is convicted, and how small an error is caught."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from mha.conformance.properties import dropout
+from mha.conformance.properties.dropout import DRAWS, FALSE_ALARM, PROBABILITIES, accepted, hoeffding
+
+
+def tails(low: int, high: int, trials: int, p: Fraction) -> tuple[Fraction, Fraction]:
+    """Return the exact probabilities of a count below `low`, and of one above `high`."""
+    exact = [math.comb(trials, count) * p**count * (1 - p) ** (trials - count) for count in range(trials + 1)]
+    return sum(exact[:low], Fraction(0)), sum(exact[high + 1 :], Fraction(0))
+
+
+@pytest.mark.parametrize("p", [Fraction(1, 2), Fraction(1, 10), Fraction(9, 10)])
+@pytest.mark.parametrize("trials", [100, 301])
+def test_accepted_counts_are_those_of_the_exact_binomial(trials: int, p: Fraction) -> None:
+    low, high = accepted(trials, float(p))
+    below, above = tails(low, high, trials, p)
+    # 2^-40: what the logarithms of float64 lose.
+    assert below + above <= Fraction(FALSE_ALARM) * (1 + Fraction(1, 1 << 40))
+    wider = tails(low + 1, high, trials, p)[0], tails(low, high - 1, trials, p)[1]
+    assert all(tail > Fraction(FALSE_ALARM) / 2 for tail in wider)
+
+
+def chance(low: int, high: int, p: float) -> float:
+    """Return the probability that a count of `DRAWS` is outside of the accepted ones."""
+    counts = torch.arange(DRAWS + 1, dtype=torch.float64)
+    logs = torch.distributions.Binomial(DRAWS, torch.tensor(p, dtype=torch.float64)).log_prob(counts)
+    return float(logs[:low].logsumexp(0).exp() + logs[high + 1 :].logsumexp(0).exp())
+
+
+@pytest.mark.parametrize("p", PROBABILITIES)
+def test_right_dropout_is_convicted_once_in_many_runs(p: float) -> None:
+    assert chance(*accepted(DRAWS, p), p) <= FALSE_ALARM * (1 + 1e-6)
+
+
+def smallest_error(p: float, power: float = 0.99) -> float:
+    """Return the smallest error of the probability, upwards, that is caught with this probability."""
+    low, high = 0.0, 1.0 - p
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (low, middle) if chance(*accepted(DRAWS, p), p + middle) >= power else (middle, high)
+    return high
+
+
+# The docstring states the first, rounded to three places.
+@pytest.mark.parametrize(("p", "error"), [(0.5, 0.018), (0.1, 0.011), (0.9, 0.010)])
+def test_smallest_error_that_is_caught(p: float, error: float) -> None:
+    assert round(smallest_error(p), 3) == error
+
+
+def test_docstring_states_the_power() -> None:
+    assert f"p = 0.5: a probability that is wrong by {smallest_error(0.5):.3f} is caught" in str(dropout.__doc__)
+
+
+def test_hoeffding_is_its_inequality_solved_for_the_distance() -> None:
+    for draws, width in ((DRAWS, 2.0), (DRAWS, 10.0), (77, 1.1)):
+        reach = hoeffding(draws, width)
+        assert 2 * math.exp(-2 * draws * (reach / width) ** 2) == pytest.approx(FALSE_ALARM)
