@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 
 import torch
 
-from mha.conformance.blocking import plain_fault
+from mha.conformance.blocking import Fault, plain_fault
 from mha.conformance.registry import Property, properties
 from mha.conformance.report import Report, Verdict
 from mha.conformance.script import script
@@ -102,16 +103,17 @@ def judge(
                 continue
             with one_thread():
                 search = Search(implementation, prop, domain, dtype, device, PROFILES[profile], seed)
-                fault = plain_fault(implementation, dtype, device) if prop.after and not waiver else None
-                if fault and (fault.clause == "SHP-1" or prop.after == fault.clause):
-                    return replace(found, status="blocked", blocked_by=fault.clause, message=fault.message)
-                search.run(shrink=waiver is None)
+                fault = partial(_root, implementation, prop, dtype, device)
+                search.run(lambda fault=fault: waiver is None and fault() is None)  # type: ignore[misc]  # loop
                 found = replace(
                     found,
                     examples=found.examples + search.examples,
                     margin=max(found.margin, search.margin),
                 )
                 if search.failure:
+                    root = None if waiver else fault()
+                    if root:
+                        return replace(found, status="blocked", blocked_by=root.clause, message=root.message)
                     return _departure(found, prop, search, waiver, strict)
                 rejected += search.rejected
                 assert not search.vacuous, search.vacuous
@@ -128,6 +130,12 @@ def judge(
     return replace(found, message="; ".join(dict.fromkeys(reasons)))
 
 
+def _root(implementation: Implementation, prop: Property, dtype: str, device: str) -> Fault | None:
+    """Return the basic clause whose failure leaves nothing to say of a property, if there is one."""
+    fault = plain_fault(implementation, dtype, device) if prop.after else None
+    return fault if fault and (fault.clause == "SHP-1" or fault.clause == prop.after) else None
+
+
 def _departure(found: Verdict, prop: Property, search: Search, waiver: Waiver | None, strict: bool) -> Verdict:
     """Return the verdict on a property that was violated."""
     assert search.failure is not None
@@ -137,7 +145,9 @@ def _departure(found: Verdict, prop: Property, search: Search, waiver: Waiver | 
     if waiver:
         message = f"{message} [waived: {waiver.reason}]"
         return replace(found, status="waived", message=message, script=code)
-    if violation.family and violation.family != CLAUSES[prop.clause].family:
+    # What only this property builds, no property of the other family has seen.
+    alone = (prop.needs or "").partition(":")[0] in ("extras", "grouped_query", "kv_widths", "decodes", "composes")
+    if violation.family and violation.family != CLAUSES[prop.clause].family and not alone:
         return replace(found, status="blocked", blocked_by=violation.family, message=message, script=code)
     refused = isinstance(violation, Refusal) and isinstance(violation.error, NotImplementedError)
     return replace(found, status="refused" if refused else "fail", message=message, script=code)

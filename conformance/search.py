@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import comb
 
@@ -41,10 +42,11 @@ PROFILES = {
     "default": Profile(20, 260, 4096),
     "thorough": Profile(1000, 520, 65536),
 }
+FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
 SHRINKING = 100
 # How many of the cases are also given to known wrong answers, and how improbable too few rejections must be.
-SAMPLED, IMPROBABLE = 16, 1e-4
+SAMPLED, IMPROBABLE = 24, 2e-3
 
 
 class Search:
@@ -93,8 +95,11 @@ class Search:
         wrong = ", ".join(self.prop.rejects)
         return f"{rejected} of {tried} cases reject the known wrong answers {wrong}: a share of {floor} is the least"
 
-    def run(self, *, shrink: bool) -> None:
-        """Try the boundary cases; shrink the first that fails, or else let Hypothesis draw, and shrink what fails."""
+    def run(self, shrink: Callable[[], bool]) -> None:
+        """Try the boundary cases; shrink the first that fails, or else let Hypothesis draw, and shrink what fails.
+
+        shrink: asked at the first failure, if there is one.
+        """
         cases = boundary_cases(*self.where)
         if self.prop.clause in BASIC:
             _, claims, dtype, device, _ = self.where
@@ -105,14 +110,17 @@ class Search:
                 self.attempt(case)
             except Violation as violation:
                 # What another family of clauses names is no use here, however small.
-                shrink = shrink and not violation.family
-                break
-        if not self.failure and self.drawn:
-            self.draw(drawn_cases(*self.where), self.drawn, shrink)
-        elif self.failure and shrink:
-            self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.limit), shrink)
+                if shrink() and not violation.family:
+                    self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.limit), shrink=True)
+                return
+        if self.drawn:
+            self.draw(drawn_cases(*self.where), self.drawn, shrink=False)
         if not self.failure:
             self.sample()
+        elif shrink() and not self.failure[1].family:
+            first = self.failure
+            self.draw(drawn_cases(*self.where), self.drawn, shrink=True)
+            self.remark = FLAKY if self.failure is first else self.remark
 
     def attempt(self, case: Case) -> None:
         """Try one case; a violation is kept, with its trial, and raised."""
@@ -133,7 +141,7 @@ class Search:
         self.tried.append(case)
         self.margin = max(self.margin, trial.margin)
 
-    def draw(self, cases: SearchStrategy[Case], examples: int, shrink: bool) -> None:
+    def draw(self, cases: SearchStrategy[Case], examples: int, *, shrink: bool) -> None:
         """Let Hypothesis draw cases up to the first failure, and shrink that one; the last failure is the simplest."""
 
         @hypothesis.seed(self.seed)
@@ -154,7 +162,7 @@ class Search:
         except Violation:
             return
         except Flaky:
-            self.remark = "; the same case did not fail every time, so a call depends on what came before it"
+            self.remark = FLAKY
 
     def sample(self) -> None:
         """Give some of the cases to the known wrong answers that the property exists to reject."""

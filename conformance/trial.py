@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,12 +11,19 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
+from mha.conformance.guard import guarded
 from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
-from mha.conformance.violation import CALL, Refusal, Violation
+from mha.conformance.violation import CALL, Violation
 from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 
 INPUTS = ("query", "key", "value")
+# What a call might leave changed, to the harm of every later one; STA-5 looks at more.
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "get_default_dtype": torch.set_default_dtype,
+    "is_grad_enabled": torch.set_grad_enabled,
+    "get_num_threads": torch.set_num_threads,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +176,7 @@ class Trial:
         problem, number = step.problem, step.number
         given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
         versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
+        settings = [(name, getattr(torch, name)(), restore) for name, restore in SETTINGS.items()]
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
         with self._step(step), guarded(CALL), randomness:
             if step.seed is not None:
@@ -183,6 +190,11 @@ class Trial:
                 is_causal=problem.is_causal,
                 need_weights=step.need_weights,
             )
+        for name, value, restore in settings:
+            if getattr(torch, name)() != value:
+                restore(value)
+                check = f"assert torch.{name}() == {value!r}"
+                raise Violation(f"the call changed torch.{name}() from {value}", (check,), family="STA")
         for name, version in versions.items():
             tensor = given[name]
             if tensor is not None and tensor._version != version:
@@ -228,19 +240,3 @@ def _check(code: str, got: Any, dtypes: Sequence[torch.dtype], device: torch.dev
             shown = tuple(seen) if name == "shape" else seen
             check = f"assert {code}.{name} == {value!r}, {code}.{name}"
             raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")
-
-
-@contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Turn what the implementation raises into a `Refusal`; its warnings decide nothing, also where they are errors."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except (Exception, SystemExit) as error:
-        raise Refusal(f"{what} raised {_told(error)}", error, what) from error
-
-
-def _told(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"

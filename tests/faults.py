@@ -206,11 +206,8 @@ FAULTS = (
     Fault(faulty.RefusesHeadsOfWidthOne, "configuration", "CFG-4"),
     Fault(faulty_paths.BiasAllTheSame, "configuration", "CFG-5"),
     Fault(faulty_paths.DropoutUnchecked, "configuration", "CFG-6"),
-    Fault(
-        faulty_options.AnotherScaleCompiled, "composition", "CMP-1", unseen="the one case has one key: no score matters"
-    ),
+    Fault(faulty_options.AnotherScaleCompiled, "composition", "CMP-1"),
     Fault(faulty_options.AnotherResultCompiled, "composition", "CMP-1"),
-    Fault(faulty_options.NotCompilable, "composition", "CMP-1"),
     Fault(faulty_options.ReadsItself, "composition", "CMP-2", shown=False),
     Fault(faulty_options.AnotherScaleExported, "composition", "CMP-2", shown=False),
     Fault(faulty_options.ReadsItself, "composition", "CMP-3", shown=False),

@@ -16,12 +16,6 @@ class AnotherScaleCompiled(Complete):
         return super().score(q, k) * (1.1 if torch.compiler.is_compiling() else 1.0)
 
 
-class NotCompilable(Complete):
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        print(end="")
-        return super().score(q, k) * (1.0 if float(q.detach().sum()) < 1e30 else 2.0)
-
-
 class ReadsItself(Complete):
     """Branches on its numbers, so that nothing can trace it."""
 

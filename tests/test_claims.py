@@ -153,7 +153,6 @@ def test_softmax_in_single_precision_must_be_claimed_and_takes_a_clause_away() -
     assert {verdict.status for verdict in unclaimed.verdicts} == {"fail"}
 
 
-@pytest.mark.xfail(reason="float32 is too coarse for finite differences, so the clause should not be claimed")
 def test_softmax_in_single_precision_is_not_differenced() -> None:
     claimed = faults.implementation_of(SoftmaxInSingle, IN_SINGLE)
     assert check(claimed, "quick", clauses=["GRD-2"], dtypes=["float64"]).verdicts[0].status == "not_claimed"

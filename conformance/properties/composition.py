@@ -14,9 +14,10 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, need
+from mha.conformance.guard import guarded
 from mha.conformance.properties.gradients import BOUNDED
 from mha.conformance.registry import checks
-from mha.conformance.trial import Trial, guarded
+from mha.conformance.trial import Trial
 from mha.spec import Config, Problem, Weights, oracle
 from mha.spec.bounds import Ball
 

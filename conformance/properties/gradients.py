@@ -11,10 +11,11 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_equal, need
+from mha.conformance.guard import guarded
 from mha.conformance.properties.accuracy import HALF, MANY, plain_formula
 from mha.conformance.properties.changes import expect_finite, expect_gradients
 from mha.conformance.registry import checks
-from mha.conformance.trial import INPUTS, Trial, guarded
+from mha.conformance.trial import INPUTS, Trial
 
 MASKS = ("none", *BOOLEAN, *FLOAT)
 WRONGS = ("mean", "unmasked", "unscaled", "detached", "unsummed")

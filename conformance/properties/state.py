@@ -17,9 +17,10 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_unchanged, need
+from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation
 from mha.conformance.registry import checks
-from mha.conformance.trial import INPUTS, Built, Trial, guarded
+from mha.conformance.trial import INPUTS, Built, Trial
 from mha.conformance.violation import CALL, Refusal, Violation
 from mha.spec import Answer, Problem
 
@@ -96,6 +97,9 @@ def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
         with suppress(Violation):  # the last of them should raise; only what comes after counts
             attention(other)
     _expect_same(attention, attention(problem), first, answer, "the call is the same, with others between")
+    other, fresh = between[0], attention.build(problem.config, problem.weights)
+    because = "what an attention gives that has not been called before"
+    _expect_same(attention, attention(other), attention(other, via=fresh), attention.answer(other), because)
 
 
 def _expect_same(attention: Trial, seen: Observation, first: Observation, answer: Answer, because: str) -> None:
