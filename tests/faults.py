@@ -36,7 +36,6 @@ class Fault(NamedTuple):
 
     by: the property that must catch it, where the clause has several. claims: those of its base unless given.
     shown: whether a script can show it alone; what the judge measures by other means than calls, it cannot.
-    unseen: why it is not caught yet, if it is not.
     """
 
     cls: type[Correct | Complete]
@@ -46,7 +45,6 @@ class Fault(NamedTuple):
     by: str = ""
     claims: Claims | None = None
     shown: bool = True
-    unseen: str = ""
 
 
 HALF = "bfloat16"
@@ -184,9 +182,7 @@ FAULTS = (
     Fault(faulty_state.DrawsWithoutDropout, "state", "STA-5", shown=False),
     Fault(faulty_state.DefaultDtypeChanged, "state", "STA-5", shown=False),
     Fault(faulty_state.GradientModeChanged, "state", "STA-5", shown=False),
-    Fault(
-        faulty_state.WarningsSilenced, "state", "STA-5", unseen="a trial puts the filter back before it is looked at"
-    ),
+    Fault(faulty_state.WarningsSilenced, "state", "STA-5", shown=False),
     Fault(faulty_state.RunningMean, "state", "STA-6", shown=False),
     Fault(faulty_state.AnotherScaleInTraining, "state", "STA-6"),
     Fault(faulty_state.Scratch, "state", "STA-7", shown=False),
@@ -211,10 +207,7 @@ FAULTS = (
     Fault(faulty_options.ReadsItself, "composition", "CMP-2", shown=False),
     Fault(faulty_options.AnotherScaleExported, "composition", "CMP-2", shown=False),
     Fault(faulty_options.ReadsItself, "composition", "CMP-3", shown=False),
-    Fault(
-        faulty_state.WeightsCopied, "composition", "CMP-3", unseen="the weights that are given are those that it has"
-    ),
-    Fault(faulty_options.AutocastIgnored, "composition", "CMP-4", unseen="told as blocked by SHP"),
+    Fault(faulty_state.WeightsCopied, "composition", "CMP-3", shown=False),
     Fault(faulty_options.AnotherScaleUnderAutocast, "composition", "CMP-4"),
     Fault(faulty_options.ForgetsTheFirst, "composition", "INC-1", shown=False),
     Fault(faulty_options.DecodesOneBehind, "composition", "INC-1", shown=False),

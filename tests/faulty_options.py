@@ -8,8 +8,6 @@ import torch
 from complete import Complete
 from torch import Tensor
 
-from mha.spec import Output
-
 
 class AnotherScaleCompiled(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
@@ -26,12 +24,6 @@ class ReadsItself(Complete):
 class AnotherScaleExported(Complete):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.compiler.is_exporting() else 1.0)
-
-
-class AutocastIgnored(Complete):
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        with torch.autocast("cpu", enabled=False):
-            return super().attend(query, *rest)
 
 
 class AnotherScaleUnderAutocast(Complete):
