@@ -11,7 +11,7 @@ from mpmath.ctx_mp import MPContext
 from torch import Tensor
 
 from mha.conformance.cases.regimes import REGIMES, make_inputs
-from mha.spec import Claims, Config, MaskConvention, Problem, causal_mask, oracle, to_convention
+from mha.spec import Claims, Config, Problem, oracle
 from mha.spec.claims import Alignment
 
 mp = MPContext()
@@ -37,18 +37,6 @@ NARROW = Config(d_model=3, n_heads=3)
 # For B=2, H=3, L=5, S=7: each way to leave axes out or at 1.
 MASKS = [(7,), (1,), (5, 7), (5, 1), (3, 5, 7), (3, 1, 1), (1, 1, 1, 7), (2, 1, 1, 7), (1, 1, 5, 7)]
 MASKS += [(2, 1, 5, 7), (1, 3, 5, 7), (2, 3, 1, 7), (2, 1, 5, 1), (2, 3, 5, 7)]
-CAUSAL = {
-    (3, 3): ("x.. xx. xxx", "x.. xx. xxx"),
-    (2, 5): ("x.... xx...", "xxxx. xxxxx"),
-    (5, 2): ("x. xx xx xx xx", ".. .. .. x. xx"),
-    (1, 3): ("x..", "xxx"),
-    (3, 1): ("x x x", ". . x"),
-}
-CONVENTIONS: dict[MaskConvention, list[list[float]]] = {
-    "keep": [[True, False], [False, True]],
-    "drop": [[False, True], [True, False]],
-    "additive": [[0.0, -math.inf], [-math.inf, 0.0]],
-}
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 EMPTY_ROWS = ("zeros", "nan", "uniform")
 
@@ -235,18 +223,3 @@ def test_a_scale_that_is_given(scale: float) -> None:
 @pytest.mark.parametrize(("n_kv_heads", "shared"), [(1, "000000"), (2, "000111"), (3, "001122"), (6, "012345")])
 def test_neighbouring_heads_share(n_kv_heads: int, shared: str) -> None:
     assert kv_heads(Config(d_model=6, n_heads=6, n_kv_heads=n_kv_heads)) == [int(head) for head in shared]
-
-
-@pytest.mark.parametrize("sizes", CAUSAL, ids=str)
-def test_causal_mask(sizes: tuple[int, int]) -> None:
-    for alignment, rows in zip(ALIGNMENTS, CAUSAL[sizes], strict=True):
-        assert causal_mask(*sizes, alignment).tolist() == [[cell == "x" for cell in row] for row in rows.split()]
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_to_convention(convention: MaskConvention) -> None:
-    translated = to_convention(torch.tensor([[True, False], [False, True]]), convention, torch.bfloat16)
-    assert translated.dtype == (torch.bfloat16 if convention == "additive" else torch.bool)
-    assert translated.tolist() == CONVENTIONS[convention]
-    for other in (torch.tensor([0.0, -1.0]), torch.tensor([0, 1])):
-        assert to_convention(other, convention, torch.bfloat16) is other
