@@ -116,7 +116,8 @@ def judge(
                         return replace(found, status="blocked", blocked_by=root.clause, message=root.message)
                     return _departure(found, prop, search, waiver, strict)
                 rejected += search.rejected
-                assert not search.vacuous, search.vacuous
+                if search.vacuous:
+                    return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuous}")
                 reasons += [search.left_out] if not search.examples else []
         except Exception:
             told = f"{prop.name}: {traceback.format_exc()}"
