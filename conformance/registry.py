@@ -29,6 +29,7 @@ MODULES = (
     "dropout",
     "state",
     "composition",
+    "variants",
 )
 Check = Callable[[Trial, Case], None]
 _registered: list[Property] = []

@@ -1,0 +1,82 @@
+"""GQA and XAT: what else an attention may be built as."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.expect import expect_agree, expect_close, need
+from mha.conformance.properties.gradients import BOUNDED
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec import Config, Problem, Weights
+from mha.spec.bounds import Ball
+
+WRONGS = ("zeros", "mean", "noise")
+
+
+def _rebuilt(case: Case, config: Config) -> Problem:
+    """The case's problem with another configuration: weights of its own, and inputs as wide as it wants."""
+    problem = case.problem()
+    weights = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
+    generator = case.generator
+
+    def wide(x: Tensor, width: int) -> Tensor:
+        return x if x.shape[-1] == width else torch.randn(*x.shape[:2], width, generator=generator).to(x)
+
+    key = wide(problem.key, config.key_width)
+    value = (
+        key if problem.value is problem.key and config.kdim == config.vdim else wide(problem.value, config.value_width)
+    )
+    return problem.change(config=config, weights=weights, key=key, value=value)
+
+
+VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, regimes=MODERATE, layouts=DENSE)
+
+
+@checks("GQA-1", replace(VARIANT, min_heads=2), needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3)
+def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
+    groups = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
+    config = replace(case.config, n_kv_heads=groups[case.seed % len(groups)])
+    problem = _rebuilt(case, config)
+    seen, answer = attention(problem), attention.answer(problem)
+    because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
+    expect_close(seen.output, answer.output, because=because)
+    repeats, given = config.n_heads // config.kv_heads, problem.weights
+
+    def repeated(x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(0, (config.kv_heads, config.head_dim))
+        return heads.repeat_interleave(repeats, 0).flatten(0, 1)
+
+    spread = {name: repeated(tensor) for name, tensor in given.named() if name in ("w_k", "w_v", "b_k", "b_v")}
+    same = attention(problem.change(config=case.config, **spread)).output
+    expect_agree(seen.output, same, bounds=(answer.output, answer.output), because="each key/value head repeated")
+
+
+@checks("XAT-1", replace(VARIANT, inputs=("cross",)), needs="kv_widths", after="HED-1", rejects=WRONGS, floor=0.3)
+def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
+    kdim, vdim = 1 + case.seed % 7, 1 + case.seed // 7 % 7
+    problem = _rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
+    seen: Ball = attention.answer(problem).output
+    because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
+    expect_close(attention(problem).output, seen, because=because)
+
+
+@checks(
+    "XAT-1",
+    replace(VARIANT, inputs=("cross",), paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="kv_widths",
+    rejects=("detached",),
+)
+def other_widths_have_gradients(attention: Trial, case: Case) -> None:
+    need(attention.claims.gradients, "needs the claim gradients")
+    problem = _rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
+    upstream = attention.upstream(problem)
+    right = attention.right_gradients(problem, upstream)
+    for name, gradient in attention.gradients(problem, upstream).items():
+        expect_close(gradient, right[name], because="the gradient with kdim and vdim other than d_model")
