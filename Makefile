@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: conformance test lint clean
 
 conformance: $(READY)
-	$(BIN)/pytest conformance -q -n auto
+	$(BIN)/pytest conformance -q -n auto $(OPTIONS)
 
 test: $(READY) lint
 	$(BIN)/pytest -q -n auto
