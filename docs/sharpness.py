@@ -25,7 +25,7 @@ SEEDS = 200
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 STEPS = [10 ** (-place / 4) for place in range(60, -5, -1)]
 # What the computation below does: the query is scaled and stored, so are scores and weights; torch's softmax is inside.
-ROUNDING = Rounding(scores_stored=True, softmax_stored=False, scaling_roundings=1, exp_error=4)
+ROUNDING = Rounding(scores_stored=True, softmax_stored=False, scaling_roundings=1, exp_error=4, log_normaliser=False)
 CLAIMS = Claims(masks={"bool", "float"}, rounding=ROUNDING)
 Rule = Callable[[Tensor, Answer, Problem], bool]
 

@@ -64,6 +64,6 @@ implementation = from_module(
         masks={"bool", "float"},
         composes={"compile", "export", "func", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
-        rounding=Rounding(softmax_stored=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

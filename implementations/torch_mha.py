@@ -79,6 +79,6 @@ implementation = from_module(
         extras={"bias_kv", "zero_key", "length_first", "unbatched"},
         composes={"compile", "export", "func", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
-        rounding=Rounding(softmax_stored=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

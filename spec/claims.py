@@ -25,6 +25,8 @@ class Rounding:
     softmax_stored: so are the differences, exponentials and sums of the softmax; each sum is made in the accumulator.
     scaling_roundings: how many of query and key are rounded after being scaled, before their product (0, 1 or 2).
     exp_error: error of the exponential in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20 ulp).
+    log_normaliser: weights are exp(score - z), with z the row's log-sum-exp in the accumulator, or parts of a row are
+        joined by theirs (split keys); the sum of a row is then off by the rounding of z, which grows with the scores.
     softmax_in_float32: float64 scores are cast to float32 for the softmax; NUM-2 is then not claimed.
     """
 
@@ -32,6 +34,7 @@ class Rounding:
     softmax_stored: bool = True
     scaling_roundings: int = 2
     exp_error: int = 40
+    log_normaliser: bool = True
     softmax_in_float32: bool = False
 
     def __post_init__(self) -> None:
@@ -60,8 +63,8 @@ class Claims:
     decodes: the attention is a `mha.spec.Decoder` (clause INC-1).
     composes: what it can be used in, "compile", "export", "func", "autocast" (the CMP clauses).
     extras: "bias_kv", "zero_key", "length_first" (fields of `Config`), "unbatched" (inputs of two dimensions; PTH-5).
-    retiles: its order of summation depends on the problem's sizes or numbers, or it normalises by a log-sum-exp; equal
-        bits and exact corners are then not asked for, but results within twice the bound.
+    retiles: its order of summation depends on the problem's sizes or numbers; equal bits and exact corners are then
+        not asked for, but results within twice the bound.
     dtypes, devices: where it runs.
     rounding: see `Rounding`.
     """

@@ -8,15 +8,13 @@ of weights in one backward pass, and that the softmax takes a row's maximum as a
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from mha.spec.bounds import Ball, Units, units_of
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.oracle import Answer, oracle
+from mha.spec.oracle import Answer, log_drift, oracle
 from mha.spec.problem import Problem
 
 INPUTS = ("query", "key", "value")
@@ -45,7 +43,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, answer: Answer
     allowed = problem.allowed(claims.causal)
     allowed = torch.nn.functional.pad(allowed, (0, answer.key.mid.shape[2] - keys), value=True)
     softmax = units.coarser(units_of(torch.float32)) if claims.rounding.softmax_in_float32 else units
-    weights, drift = answer.weights, _drift(answer, softmax)
+    weights, drift = answer.weights, log_drift(answer.highest, answer.key.mid.shape[2], softmax.accumulate)
     if claims.empty_row != "zeros":
         weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
     weights = Ball(weights.mid, weights.rad + drift * weights.size)
@@ -162,16 +160,6 @@ def _of_mask(scores: Ball, mask: Tensor, allowed: Tensor, units: Units) -> Ball:
     rad = (scores.rad + relative * scores.size).sum_to_size(mask.shape) + terms * units.flush
     ball = Ball(scores.mid.sum_to_size(mask.shape), rad).stored(units)
     return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))
-
-
-def _drift(answer: Answer, softmax: Units) -> Tensor:
-    """Return how far the rows of recomputed weights may stray from 1 together, (B, H, L, 1).
-
-    They are exp(s - z) where z = log sum exp(s) was stored: its own rounding, a sum, and two changes of base, and a
-    logarithm of at most the number of keys within 2 ulp.
-    """
-    depth = math.log(max(2, answer.key.mid.shape[2]))
-    return ((3 * answer.highest.abs() + 10 * depth) * softmax.accumulate).expm1().unsqueeze(-1)
 
 
 def _of_scores(

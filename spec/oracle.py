@@ -6,6 +6,7 @@ order of summation, split, tiled or fused, so a correct implementation cannot ex
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from mha.spec.problem import Problem
 
 # Elements of the largest temporary of the core, so that long rows need no more memory than short ones.
 CHUNK = 1 << 22
+# Of a number whose exponential is one: a bound of e^600 says nothing, but is no infinity.
+LARGEST_LOG = 600.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +30,7 @@ class Answer:
     output: (B, L, D); weights: (B, H, L, S); sums: (B, H, L), the sums of the rows of weights; context: (B, L, D), the
     heads' contexts before W_o; query: (B, H, L, d_k), key and value: (B, H, S, d_k), as projected, each key/value head
     repeated for its query heads; empty: boolean (B, H, L), the rows without an allowed key; highest: (B, H, L), the
-    largest score of each row, 0 where no key is allowed.
+    largest magnitude that the largest score of each row may have, 0 where no key is allowed.
     """
 
     output: Ball
@@ -113,7 +116,7 @@ def _attend(
     claims: Claims,
     units: Units,
 ) -> tuple[Ball, Ball, Ball, Tensor]:
-    """Return weights (B, H, L, S), their sums (B, H, L), contexts (B, H, L, d_k) and the largest scores (B, H, L)."""
+    """Return weights (B, H, L, S), their sums, contexts (B, H, L, d_k) and `Answer.highest`."""
     empty = ~allowed.any(-1, keepdim=True)
     if claims.empty_row == "uniform":
         allowed = allowed | empty
@@ -128,31 +131,40 @@ def _attend(
     # A row without a key would be -inf - -inf; any finite score serves, its weights are set below.
     score = score.masked_fill(~allowed, float("-inf")).masked_fill(empty, 0.0)
     log_weight = torch.log_softmax(score, -1).masked_fill(~allowed, float("-inf"))
-    highest = _largest(score)
-    gap = (score - highest.unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
+    top = _largest(score)
+    gap = (score - top.unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
     # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
     steps = (3 * gap + claims.rounding.exp_error + 4) * own
     if claims.rounding.softmax_stored:
         steps += (gap + 2) * max(stored - own, 0.0)
     wobble = (error + steps).masked_fill(~allowed, 0.0)
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
+    # A numerator that underflows is lost before the row is divided by its sum, which is 1/max(weight) or more.
+    lost = flush + (units.subnormal if claims.rounding.softmax_stored else 0.0)
+    faint = lost * _largest(weight).unsqueeze(-1) * allowed
+    upper, lower = upper + faint, (lower - faint).clamp(min=0.0)
     least = lower.sum(-1, keepdim=True).clamp(min=flush)
     count = allowed.sum(-1, keepdim=True).clamp(min=1).double()
     summing = count * own / (1 - count * own).clamp(min=0.0)
+    highest = top.abs() + _largest(error)
+    if claims.rounding.log_normaliser:
+        summing = summing + log_drift(highest, key.mid.shape[2], own)
     cast = stored if claims.rounding.scores_stored else own
     spread = torch.maximum(upper / least - weight, weight - lower / upper.sum(-1, keepdim=True).clamp(min=flush))
     underflow = (units.subnormal + flush) * allowed.double()
-    weight_rad = (spread + (summing + cast) * weight + underflow).masked_fill(~allowed, 0.0)
+    likely = weight + spread
+    weight_rad = (spread + (summing + cast) * likely + underflow).masked_fill(~allowed, 0.0)
     context = weight @ value.mid
     moved = _moved(upper - weight, value.mid, context) / least
     size = value.mid.abs()
-    rad = moved + (2 * summing + 3 * own + cast) * (weight @ size) + underflow @ size + upper @ value.rad
+    rad = moved + (2 * summing + 3 * own + cast) * (likely @ size) + underflow @ size
+    rad = rad + (weight + weight_rad) @ value.rad
     result = Ball(context, (rad + count * units.flush).masked_fill(empty, 0.0))
     contexts = Ball(context, result.stored(units).rad.masked_fill(empty, 0.0))
     # A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
     strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(~allowed, 0.0)
     apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
-    apart = apart + (summing + cast).squeeze(-1) + underflow.sum(-1)
+    apart = apart + (summing + cast).squeeze(-1) + (underflow + faint).sum(-1)
     sums = Ball(
         weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
     )
@@ -191,6 +203,16 @@ def _scores(
         overflows = allowed & (reach >= units.largest)
         error = error.masked_fill(overflows.any(-1, keepdim=True) & allowed, float("inf"))
     return score, error
+
+
+def log_drift(highest: Tensor, keys: int, roundoff: float) -> Tensor:
+    """Return how far the rows of weights exp(s - z) may stray from 1 together, (B, H, L, 1), where z was stored.
+
+    z = log sum exp(s) has a rounding of its own, a sum, two changes of base, and a logarithm of at most the number of
+    keys within 2 ulp; where parts of a row are joined, each has its own. highest: (B, H, L), as in `Answer`.
+    """
+    steps = (3 * highest + 10 * math.log(max(2, keys))) * roundoff
+    return steps.clamp(max=LARGEST_LOG).expm1().unsqueeze(-1)
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -36,7 +36,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="MSK-9",
         level="MUST",
         title="Empty rows harm no other row",
-        statement="A row with no allowed key changes no other row: neither the outputs nor the gradients.",
+        statement=(
+            "A row with no allowed key changes no other row: neither the outputs nor the gradients. Under the policy "
+            '"nan" the gradient of W_o may be NaN, since a context that is NaN enters it.'
+        ),
         why=(
             "Otherwise one wholly padded item in a large batch is enough to make the gradients of the shared weights "
             "NaN, and the optimiser's next step destroys the model."

@@ -83,7 +83,7 @@ CLAUSES: tuple[Clause, ...] = (
         statement=(
             "Under a boolean mask or none, a query projection of zero gives the mean of the allowed values. Over 2^k "
             "keys whose values are small integers the mean is exact, unless the implementation declares that it "
-            "retiles."
+            "retiles, or that it does not divide by the sum (`Rounding.log_normaliser`)."
         ),
         why=(
             "The answer can be worked out by hand, and a count that includes padding shows at once. A layer whose "

@@ -1,0 +1,135 @@
+"""Correct implementations of other conventions and other arithmetic, which the judge must acquit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from complete import Complete
+from torch import Tensor
+
+from correct import Correct
+from mha.spec import Output, causal_mask
+
+
+class NanForEmptyRow(Correct):
+    """Policy "nan", written in at the end: a NaN in the softmax would spoil the gradients of other rows (MSK-9)."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        output, weights = super().forward(query, key, value, mask, is_causal)
+        empty = (weights == 0).all(-1, keepdim=True)
+        return Output(output.masked_fill(empty.any(1), math.nan), weights.masked_fill(empty, math.nan))
+
+
+class NanContext(Complete):
+    """Policy "nan", written into the context, which W_o multiplies: 0 times NaN is NaN in the gradient of W_o."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
+    ) -> Output:
+        output, weights = super().attend(query, key, value, mask, is_causal, need_weights)
+        return Output(output, None if weights is None else weights / weights.any(-1, keepdim=True))
+
+
+class RaisesForEmptyRow(Correct):
+    """Policy "error"."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if not bool(allowed.any(-1).all()):
+            raise ValueError("a query has no key to attend to")
+        return super().weigh(scores, allowed)
+
+
+class BottomRight(Correct):
+    """The last query sees every key."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        allowed = super().allow(mask, False, q, k)
+        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if is_causal else allowed
+
+
+class SelfOnly(Correct):
+    """Refuses three different inputs, and masks that differ by head; returns no weights."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        if query is not key or key is not value:
+            raise NotImplementedError("only self-attention")
+        if mask is not None and mask.ndim == 4 and mask.shape[1] != 1:
+            raise NotImplementedError("one mask for all heads")
+        return Output(super().forward(query, key, value, mask, is_causal).output)
+
+
+class BaseTwo(Correct):
+    """The softmax by powers of two, as kernels compute it, over tiles of three keys with a running maximum."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        scores = (scores * math.log2(math.e)).masked_fill(~allowed, -math.inf)
+        highest = torch.full_like(scores[..., :1], torch.finfo(scores.dtype).min)
+        total, parts = torch.zeros_like(highest), []
+        for tile in scores.split(3, -1):
+            higher = torch.maximum(highest, tile.amax(-1, keepdim=True))
+            rescale, raised = torch.exp2(highest - higher), torch.exp2(tile - higher)
+            parts = [part * rescale for part in parts] + [raised]
+            total, highest = total * rescale + raised.sum(-1, keepdim=True), higher
+        return torch.cat(parts, -1) / total.masked_fill(total == 0, 1.0)
+
+
+class OrderOfSummation(Complete):
+    """The keys are summed up in one order or in the other, as the first of the values says."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        context = (weights @ v) * 0
+        turned = v.numel() > 0 and bool(v.flatten()[0] > 0)
+        for key in reversed(range(v.shape[2])) if turned else range(v.shape[2]):
+            context = context + weights[..., key : key + 1] * v[:, :, key : key + 1]
+        return context
+
+
+class SoftmaxInSingle(Complete):
+    """The softmax is in float32, whatever the inputs are."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.float(), allowed).to(scores)
+
+
+class SoftmaxStored(Complete):
+    """The softmax step by step, each result stored in the inputs' dtype: small shares underflow twice."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        scores = scores.masked_fill(~allowed, -math.inf)
+        highest = scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, keepdim=True)
+        raised = (scores - highest.masked_fill(highest == -math.inf, 0.0)).exp()
+        total = raised.sum(-1, keepdim=True)
+        return raised / total.masked_fill(total == 0, 1.0)
+
+
+class LogSumExp(Complete):
+    """The weights are exp(score - logsumexp); nothing is divided."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
+        empty = ~allowed.any(-1, keepdim=True)
+        shift = scores.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
+        return (scores - shift).exp().to(self.w_q.dtype)
+
+
+class SplitKeys(Complete):
+    """Two parts of the keys, each with a softmax of its own, joined by their log-sum-exps, as in decoding kernels."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        lowest = torch.finfo(torch.float32).min
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
+        parts = [part for part in scores.split((scores.shape[-1] + 1) // 2 or 1, -1) if part.shape[-1]]
+        if not parts:
+            return scores.to(self.w_q.dtype)
+        shifts = [part.logsumexp(-1, keepdim=True).clamp(min=lowest) for part in parts]
+        whole = torch.cat(shifts, -1).logsumexp(-1, keepdim=True)
+        shares = [(part - shift).exp() * (shift - whole).exp() for part, shift in zip(parts, shifts, strict=True)]
+        return torch.cat(shares, -1).to(self.w_q.dtype)
