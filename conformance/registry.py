@@ -26,6 +26,7 @@ MODULES = (
     "accuracy",
     "long_rows",
     "gradients",
+    "recording",
     "dropout",
     "state",
     "composition",

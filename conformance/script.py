@@ -94,7 +94,7 @@ def _call(call: Call, trial: Trial, names: dict[int, str]) -> list[str]:
     lines += [f"with {code}:", f"    {called}"] if code else [called]
     if call.upstream is not None:
         upstream = _name(call.upstream, f"upstream_{number}", names, lines)
-        lines.append(f"(output_{number} * {upstream}).sum().backward()")
+        lines.append(f"output_{number}.backward({upstream})")
     return lines
 
 

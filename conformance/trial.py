@@ -95,12 +95,19 @@ class Trial:
         return Observation(seen.output.detached(), seen.weights and seen.weights.detached())
 
     def gradients(
-        self, problem: Problem, upstream: Tensor, wanted: Sequence[str] = (*INPUTS, "mask")
+        self,
+        problem: Problem,
+        upstream: Tensor,
+        wanted: Sequence[str] = (*INPUTS, "mask"),
+        *,
+        frozen: bool = False,
+        seed: int | None = None,
     ) -> dict[str, Observed]:
         """Return the gradients of the sum of output * upstream, by name.
 
         Those of `wanted` inputs (inputs that are one tensor have one gradient, under the first name), of the mask if it
         is one of numbers, and of the weights where the attention tells them; zeros where there is none.
+        frozen: the weights require no gradient, and none is told of them. seed: set before the call.
         """
         chosen = [name for name in wanted if name != "mask"]
         leaves = problem.map_inputs(lambda x: x.detach().clone())
@@ -111,25 +118,26 @@ class Trial:
         for name in chosen:
             getattr(leaves, name).requires_grad_()
         built = self.build(problem.config, problem.weights)
+        if frozen:
+            built = self.derive(built, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
         number = len(self._done) + 1
-        step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, None, upstream, tuple(chosen))
+        step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, seed, upstream, tuple(chosen))
         with MODES[step.path].enter(self.case.device):
             output = self._call(step, built, (upstream.dtype,)).output.tensor
         with guarded("backward()"):
             if output.requires_grad:
-                (output * upstream).sum().backward()
+                output.backward(upstream)
         first = {id(getattr(leaves, name)): name for name in reversed(chosen)}
         found = {name: getattr(leaves, name) for name in chosen if first[id(getattr(leaves, name))] == name}
         seen = {
             name: self.seen(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
             for name, leaf in found.items()
         }
-        tell = getattr(built.attention, "weight_gradients", None)
-        if tell is None:
+        if frozen or not self.claims.weight_gradients:
             return seen
-        with guarded("weight_gradients()"):
-            told = dict(tell())
         code = f"attention_{built.number}.weight_gradients()"
+        with guarded(code):
+            told = dict(built.attention.weight_gradients())  # type: ignore[attr-defined]  # it is claimed
         for name, tensor in problem.weights.named():
             fits = isinstance(told.get(name), Tensor) and told[name].shape == tensor.shape
             if not fits:
@@ -152,12 +160,15 @@ class Trial:
     def upstream(self, problem: Problem, rows: Tensor | None = None) -> Tensor:
         """Return numbers to multiply the output by, (B, L, D): small integers, and 0 outside `rows`, (B, L).
 
-        rows: by default those with a key in every head, and all if the policy for the others is "zeros".
+        rows: by default those with a key in every head, and all if the policy for the others is "zeros"; where that is
+        all, the numbers are sometimes ones that share their memory, as in the backward pass of `output.sum()`.
         """
         if rows is None and self.claims.empty_row != "zeros":
             rows = problem.allowed(self.claims.causal).any(-1).all(1)
         batch, _, queries, _ = problem.shape
         shape = (batch, queries, problem.config.d_model)
+        if rows is None and self.case.seed % 4 == 3:
+            return problem.query.new_ones(()).expand(shape)
         drawn = torch.randint(-2, 3, shape, generator=self.case.generator).to(problem.query)
         return drawn if rows is None else drawn * rows.unsqueeze(-1).to(drawn)
 
@@ -210,7 +221,8 @@ class Trial:
         if not step.need_weights or weights is None:
             return Observation(seen, None)
         if self.claims.returns_weights:
-            _check(f"weights_{number}", weights, dtypes, problem.query.device, problem.shape)
+            shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
+            _check(f"weights_{number}", weights, dtypes, problem.query.device, shape)
         return Observation(seen, self.seen(weights, f"weights_{number}"))
 
     @property

@@ -58,6 +58,7 @@ class Claims:
     bias: which values of `Config.bias` can be built.
     dropout: `Config.dropout` is honoured in training.
     gradients: outputs can be differentiated.
+    weight_gradients: the attention tells the gradients of its weights: it is a `mha.spec.Differentiable`.
     grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
     kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
     decodes: the attention is a `mha.spec.Decoder` (clause INC-1).
@@ -78,6 +79,7 @@ class Claims:
     bias: Collection[bool] = frozenset({True, False})
     dropout: bool = False
     gradients: bool = True
+    weight_gradients: bool = True
     grouped_query: bool = False
     kv_widths: bool = False
     decodes: bool = False

@@ -53,6 +53,11 @@ class Config:
         """Width of the value input, the default resolved."""
         return self.d_model if self.vdim is None else self.vdim
 
+    @property
+    def extra_keys(self) -> int:
+        """How many keys stand after those of the input."""
+        return int(self.bias_kv) + int(self.zero_key)
+
     def validate(self) -> None:
         """Raise ValueError, naming the numbers, unless this configuration is possible (clauses CFG-1 to CFG-6)."""
         sizes = {

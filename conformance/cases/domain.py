@@ -12,6 +12,9 @@ from mha.conformance.cases.masks import OF_NUMBERS, PER_HEAD
 from mha.spec import Claims
 
 BOTH = (False, True)
+# The dtypes in which the gradients' bound is small beside the gradients, and those in which it is not.
+BOUNDED = ("float64", "float32")
+HALF = ("bfloat16", "float16")
 WITH_GRADIENT = ("eval", "train")
 PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.

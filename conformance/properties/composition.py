@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.expect import expect, expect_agree, expect_close, need
 from mha.conformance.guard import guarded
-from mha.conformance.properties.gradients import BOUNDED
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Weights, oracle

@@ -7,9 +7,11 @@ from dataclasses import replace
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, USUAL, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, PATHS, USUAL, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, need
+from mha.conformance.observed import Observed
+from mha.conformance.properties.changes import expect_gradients, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
@@ -115,29 +117,59 @@ def a_hint_never_overrides_the_mask(attention: Trial, case: Case) -> None:
 
 
 EXTRA = Domain(
-    regimes=MODERATE, layouts=DENSE, masks=("none", "queries", "padding"), causal=BOTH, need_weights=(False,)
+    regimes=MODERATE,
+    layouts=DENSE,
+    masks=("none", "queries", "padding", "query_bias"),
+    causal=BOTH,
+    need_weights=(False,),
 )
+
+
+def _with_extra(problem: Problem, case: Case, extra: str) -> Problem:
+    """Return the problem with one of the extras; what is to be "unbatched" has one item, still batched."""
+    if extra == "unbatched":
+        mask = problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
+        return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
+    weights = problem.weights
+    if extra == "bias_kv":
+        drawn = Weights.random(replace(problem.config, bias_kv=True), case.seed).to(problem.query.dtype, case.device)
+        weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
+    return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
+
+
+def _call_with_extra(attention: Trial, problem: Problem, extra: str) -> Observed:
+    """Call it in the form that the extra has; return the output in the usual one."""
+    if extra == "unbatched":
+        mask = None if problem.mask is None else problem.mask[0, 0]
+        called = problem.map_inputs(lambda x: x[0]).change(mask=mask)
+        return attention(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
+    if extra == "length_first":
+        called = problem.map_inputs(lambda x: x.transpose(0, 1))
+        return attention(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
+    return attention(problem).output
 
 
 @checks("PTH-5", EXTRA, needs="extras", after="HED-1", rejects=("zeros", "noise"))
 def extras_match_the_oracle(attention: Trial, case: Case) -> None:
-    extra = sorted(attention.claims.extras)[case.seed % len(attention.claims.extras)]
-    problem = case.problem()
-    if extra == "unbatched":
-        problem = problem.map_inputs(lambda x: x[:1]).change(mask=None)
-        expected, called = attention.answer(problem).output, problem.map_inputs(lambda x: x[0])
-        seen = attention(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
-    else:
-        config = replace(problem.config, **{extra: True})
-        weights = problem.weights
-        if extra == "bias_kv":
-            drawn = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
-            weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
-        problem = problem.change(config=config, weights=weights)
-        expected = attention.answer(problem).output
-        if extra == "length_first":
-            called = problem.map_inputs(lambda x: x.transpose(0, 1))
-            seen = attention(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
-        else:
-            seen = attention(problem).output
-    expect_close(seen, expected, because=f"the oracle's value with the extra {extra!r}")
+    for extra in sorted(attention.claims.extras):
+        problem = _with_extra(case.problem(), case, extra)
+        answer, because = attention.answer(problem), f"the oracle's value with the extra {extra!r}"
+        expect_close(_call_with_extra(attention, problem, extra), answer.output, because=because)
+        if problem.config.extra_keys and attention.claims.returns_weights:
+            seen = attention(problem, need_weights=True)
+            expect_close(seen.output, answer.output, because=because)
+            expect_close(weights_of(seen), answer.weights, because=because)
+
+
+@checks(
+    "PTH-5",
+    replace(EXTRA, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="extras",
+    after="HED-1",
+    rejects=("detached",),
+)
+def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
+    keys = {"bias_kv", "zero_key"} & set(attention.claims.extras)
+    need(attention.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
+    for extra in sorted(keys):
+        expect_gradients(attention, _with_extra(case.problem(), case, extra), None, f"with the extra {extra!r}")

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, need
-from mha.conformance.properties.gradients import BOUNDED
+from mha.conformance.observed import Observation
+from mha.conformance.properties.changes import expect_gradients
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
-from mha.spec import Config, Problem, Weights
-from mha.spec.bounds import Ball
+from mha.spec import Answer, Config, Problem, Weights
 
 WRONGS = ("zeros", "mean", "noise")
 
@@ -39,14 +39,24 @@ def _rebuilt(case: Case, config: Config) -> Problem:
 VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, regimes=MODERATE, layouts=DENSE)
 
 
+def _expect_answer(seen: Observation, answer: Answer, because: str) -> None:
+    expect_close(seen.output, answer.output, because=because)
+    if seen.weights is not None:
+        expect_close(seen.weights, answer.weights, because=because)
+
+
+def _grouped(case: Case) -> Config:
+    groups = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
+    return replace(case.config, n_kv_heads=groups[case.seed % len(groups)])
+
+
 @checks("GQA-1", replace(VARIANT, min_heads=2), needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3)
 def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
-    groups = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
-    config = replace(case.config, n_kv_heads=groups[case.seed % len(groups)])
+    config = _grouped(case)
     problem = _rebuilt(case, config)
     seen, answer = attention(problem), attention.answer(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
-    expect_close(seen.output, answer.output, because=because)
+    _expect_answer(seen, answer, because)
     repeats, given = config.n_heads // config.kv_heads, problem.weights
 
     def repeated(x: Tensor) -> Tensor:
@@ -58,13 +68,25 @@ def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
     expect_agree(seen.output, same, bounds=(answer.output, answer.output), because="each key/value head repeated")
 
 
+@checks(
+    "GQA-1",
+    replace(VARIANT, min_heads=2, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="grouped_query",
+    after="HED-1",
+    rejects=("detached",),
+)
+def grouped_heads_have_gradients(attention: Trial, case: Case) -> None:
+    need(attention.claims.gradients, "needs the claim gradients")
+    problem = _rebuilt(case, _grouped(case))
+    expect_gradients(attention, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+
+
 @checks("XAT-1", replace(VARIANT, inputs=("cross",)), needs="kv_widths", after="HED-1", rejects=WRONGS, floor=0.3)
 def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
     kdim, vdim = 1 + case.seed % 7, 1 + case.seed // 7 % 7
     problem = _rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
-    seen: Ball = attention.answer(problem).output
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
-    expect_close(attention(problem).output, seen, because=because)
+    _expect_answer(attention(problem), attention.answer(problem), because)
 
 
 @checks(
@@ -76,7 +98,4 @@ def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
 def other_widths_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
     problem = _rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
-    upstream = attention.upstream(problem)
-    right = attention.right_gradients(problem, upstream)
-    for name, gradient in attention.gradients(problem, upstream).items():
-        expect_close(gradient, right[name], because="the gradient with kdim and vdim other than d_model")
+    expect_gradients(attention, problem, None, "with kdim and vdim other than d_model")
