@@ -19,6 +19,7 @@ MODULES = (
     "softmax",
     "masks",
     "empty_rows",
+    "additive_masks",
     "causal",
     "paths",
     "heads",

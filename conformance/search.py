@@ -45,8 +45,9 @@ PROFILES = {
 FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
 SHRINKING = 100
-# How many of the cases are also given to known wrong answers, and how improbable too few rejections must be.
-SAMPLED, IMPROBABLE = 24, 2e-3
+# How many of the cases are also given to known wrong answers, and how improbable too few rejections must be; a wrong
+# answer that none of these rejects is given all cases.
+SAMPLED, IMPROBABLE, FLOOR_OF_EACH = 24, 2e-3, 0.1
 
 
 class Search:
@@ -54,7 +55,8 @@ class Search:
 
     failure: the trial that fails and its violation; the simplest that was found. remark: what else to say of it.
     examples: how many cases were tried; those that said nothing are not counted, and `left_out` says why.
-    rejected: how often each known wrong answer was rejected ("zeros") and tried ("zeros tried").
+    rejected: how often each known wrong answer was rejected ("zeros") and tried ("zeros tried"). missed: how many cases
+    a known wrong answer was given that none of them rejects.
     """
 
     def __init__(
@@ -70,11 +72,17 @@ class Search:
         self.implementation, self.prop = implementation, prop
         self.limit = prop.limit
         self.drawn = min(profile.examples, prop.limit - 1)
-        self.where = (domain, implementation.claims, dtype, device, profile.long if domain.long else profile.longest)
+        self.where = (
+            domain,
+            implementation.claims,
+            dtype,
+            device,
+            profile.long if domain.scale == "long" else profile.longest,
+        )
         self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.name}:{dtype}:{device}".encode())
         self.failure: tuple[Trial, Violation] | None = None
         self.tried: list[Case] = []
-        self.rejected = Counter[str]()
+        self.rejected, self.missed = Counter[str](), Counter[str]()
         self.remark = self.left_out = ""
         self.margin = 0.0
 
@@ -90,10 +98,18 @@ class Search:
         rejected = self.rejected.total() - tried
         floor = self.prop.floor
         chance = sum(comb(tried, k) * floor**k * (1 - floor) ** (tried - k) for k in range(rejected + 1))
-        if not tried or chance > IMPROBABLE:
-            return ""
-        wrong = ", ".join(self.prop.rejects)
-        return f"{rejected} of {tried} cases reject the known wrong answers {wrong}: a share of {floor} is the least"
+        if tried and chance <= IMPROBABLE:
+            wrong = ", ".join(self.prop.rejects)
+            return (
+                f"{rejected} of {tried} cases reject the known wrong answers {wrong}: a share of {floor} is the least"
+            )
+        claims = self.implementation.claims
+        right = () if claims.masks or claims.causal else ("unmasked",)
+        for twist, count in self.missed.items():
+            if twist not in right and (1 - FLOOR_OF_EACH) ** count <= IMPROBABLE:
+                told = f"none of {count} cases rejects the known wrong answer {twist}"
+                return f"{told}: a share of {FLOOR_OF_EACH} is the least"
+        return ""
 
     def run(self, shrink: Callable[[], bool]) -> None:
         """Try the boundary cases; shrink the first that fails, or else let Hypothesis draw, and shrink what fails.
@@ -171,10 +187,24 @@ class Search:
         for place in range(min(SAMPLED, self.examples)):
             case = self.tried[place * self.examples // min(SAMPLED, self.examples)]
             twist = self.prop.rejects[place % len(self.prop.rejects)]
-            try:
-                self.prop.check(Trial(WrongImplementation(twist, self.implementation.claims), case), case)
-            except (Inapplicable, Refusal):
-                continue
-            except Violation:
-                self.rejected[twist] += 1
-            self.rejected[f"{twist} tried"] += 1
+            rejected = self._rejects(case, twist)
+            if rejected is not None:
+                self.rejected[twist] += rejected
+                self.rejected[f"{twist} tried"] += 1
+        for twist in self.prop.rejects:
+            for case in self.tried if not self.rejected[twist] else ():
+                rejected = self._rejects(case, twist)
+                self.missed[twist] += rejected is False
+                if rejected:
+                    del self.missed[twist]
+                    break
+
+    def _rejects(self, case: Case, twist: str) -> bool | None:
+        """Whether a case rejects a known wrong answer; None where it says nothing of it."""
+        try:
+            self.prop.check(Trial(WrongImplementation(twist, self.implementation.claims), case), case)
+        except (Inapplicable, Refusal):
+            return None
+        except Violation:
+            return True
+        return False

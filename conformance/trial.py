@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.guard import guarded
-from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
+from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step, require_plain
 from mha.conformance.violation import CALL, Violation
 from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
@@ -146,10 +146,10 @@ class Trial:
             seen[name] = self.seen(told[name], f"{code}[{name!r}]")
         return seen
 
-    def forward(self, problem: Problem) -> Tensor:
+    def forward(self, problem: Problem, via: Built | None = None) -> Tensor:
         """Return the output with its history, for others to differentiate; no script shows it."""
         self.scripted = False
-        built = self.built(problem)
+        built = via or self.built(problem)
         step = Call(len(self._done) + 1, built.number, problem, False, self.case.path)
         return self._call(step, built, (problem.query.dtype,)).output.tensor
 
@@ -216,13 +216,13 @@ class Trial:
             check = f"assert isinstance(output_{number}, torch.Tensor)"
             told = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
             raise Violation(told, (check,), family="SHP")
-        _check(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
+        require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
         seen = self.seen(output, f"output_{number}")
         if not step.need_weights or weights is None:
             return Observation(seen, None)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
-            _check(f"weights_{number}", weights, dtypes, problem.query.device, shape)
+            require_plain(f"weights_{number}", weights, dtypes, problem.query.device, shape)
         return Observation(seen, self.seen(weights, f"weights_{number}"))
 
     @property
@@ -236,19 +236,3 @@ class Trial:
         yield
         self._done.append(step)
         self._last = None
-
-
-def _check(code: str, got: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]) -> None:
-    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these dtypes."""
-    if type(got) is not Tensor:
-        told = f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
-        check = f"assert type({code}) is torch.Tensor, type({code})"
-        raise Violation(f"{told}Output(output, weights)", (check,), family="SHP")
-    dtype = got.dtype if got.dtype in dtypes else dtypes[0]
-    wanted = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
-    for name, value in wanted.items():
-        seen = getattr(got, name)
-        if seen != value:
-            shown = tuple(seen) if name == "shape" else seen
-            check = f"assert {code}.{name} == {value!r}, {code}.{name}"
-            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.spec import Claims, Config, Output, Weights, causal_mask, validate_call
+from mha.spec import Claims, Config, Output, Rounding, Weights, causal_mask, validate_call
 from mha.spec.claims import COMPOSITIONS, DTYPES, EXTRAS
 
 CLAIMS = Claims(
@@ -21,6 +21,7 @@ CLAIMS = Claims(
     composes=set(COMPOSITIONS),
     extras=set(EXTRAS),
     dtypes=set(DTYPES),
+    rounding=Rounding(log_normaliser=False),
 )
 
 

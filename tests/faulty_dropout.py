@@ -91,3 +91,16 @@ class MaskDropped(Complete):
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights
+
+
+class OneDrawForAllKeys(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights * super().drop(torch.ones_like(weights[..., :1]))
+
+
+class DropsContexts(Complete):
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights
+
+    def merge(self, x: Tensor) -> Tensor:
+        return super().drop(super().merge(x))

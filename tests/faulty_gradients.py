@@ -96,3 +96,62 @@ class GradientUntold(Complete):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         return {name: gradient for name, gradient in super().weight_gradients().items() if name != "w_v"}
+
+
+class NoneTold(Complete):
+    """It claims to tell the gradients of its weights."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "weight_gradients":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class OutputWeightForgottenInHalf(Complete):
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role == "o" and x.element_size() == 2:
+            return super().project(x, role).detach() + 0 * x.sum()
+        return super().project(x, role)
+
+
+class WideHeadsDetached(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k.detach() if k.shape[-1] > 32 else k)
+
+
+class LateKeysDetached(Complete):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, torch.cat([k[:, :, :600], k[:, :, 600:].detach()], 2))
+
+
+class NothingDroppedInGradients(Complete):
+    """The backward pass takes the weights as they were before dropout."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        self.whole = weights
+        return super().drop(weights)
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        whole = super().combine(self.whole, v, allowed)
+        return super().combine(weights, v, allowed).detach() + whole - whole.detach()
+
+
+class GradientOfScoresNotDropped(Complete):
+    """The backward pass of the softmax forgets what was dropped."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return super().drop(weights).detach() + weights - weights.detach()
+
+
+class WeightsAloneForgotten(Complete):
+    """Nothing is recorded where no input needs a gradient."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x, role) if x.requires_grad else super().project(x, role).detach()
+
+
+class FrozenForgotten(Complete):
+    """Queries have no gradient where their projection needs none."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q if self.w_q.requires_grad else q.detach(), k)

@@ -124,3 +124,10 @@ class Sink(Complete):
 class ValueByKeyProjection(Complete):
     def project(self, x: Tensor, role: str) -> Tensor:
         return super().project(x, "k" if role == "v" else role)
+
+
+class SixtyFourColumns(Complete):
+    """A head is as wide as the tile."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q[..., :64] @ k[..., :64].mT / math.sqrt(self.config.head_dim)

@@ -84,3 +84,39 @@ class NarrowValueDetached(Complete):
 class AnotherResultCompiled(Complete):
     def merge(self, x: Tensor) -> Tensor:
         return super().merge(x) * (1.1 if torch.compiler.is_compiling() else 1.0)
+
+
+class MaskForgottenCompiled(Complete):
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(None if torch.compiler.is_compiling() else mask, is_causal, q, k)
+
+
+class MaskForgottenExported(Complete):
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(None if torch.compiler.is_exporting() else mask, is_causal, q, k)
+
+
+class FirstGroupDecoded(Complete):
+    """Decoding reads the first key/value head for all."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        self.decoding = True
+        result = super().decode(query, key, value, cache)
+        self.decoding = False
+        return result
+
+    def repeat(self, x: Tensor) -> Tensor:
+        return super().repeat(
+            x[:, :1].expand_as(x) if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads else x
+        )
+
+
+class GroupsDetached(Complete):
+    def repeat(self, x: Tensor) -> Tensor:
+        return super().repeat(x.detach() if x.shape[1] < self.config.n_heads else x)
+
+
+class ExtraKeyDetached(Complete):
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        extended = super().extend(x, name)
+        return torch.cat([extended[:, :, : x.shape[2]], extended[:, :, x.shape[2] :].detach()], 2)

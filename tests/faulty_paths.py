@@ -169,3 +169,10 @@ class ShortFill(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+class LowestNumberAsInfinity(Complete):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        if mask is not None and mask.is_floating_point():
+            mask = mask.masked_fill(mask == torch.finfo(mask.dtype).min, -math.inf)
+        return super().attend(query, key, value, mask, *rest)

@@ -38,7 +38,7 @@ def needs_the_impossible(attention: Trial, case: Case) -> None:
 
 def property_of(check: object, **options: object) -> Property:
     """Return a property that is registered nowhere."""
-    (model,) = properties()["NUM-1"]
+    model = properties()["NUM-1"][0]
     found = replace(model, name=getattr(check, "__name__", ""), check=check, domain=Domain(), after=None, floor=0.5)
     return replace(found, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
@@ -28,8 +28,10 @@ DENSE = ("contiguous",)
 ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
-# The largest product of all sizes: what a case can teach, it teaches below this.
-VOLUME = 1 << 14
+# The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
+VOLUMES = {"small": 1 << 14, "wide": 1 << 21, "long": float("inf")}
+# The sizes of everyday models, and beside: tiles of widths and of heads, more items than most cases have.
+WIDE = {"n_heads": (10,), "head_dim": (64, 17, 65), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 2049
 # Sizes at and beside the edges of tiles.
@@ -43,7 +45,8 @@ class Domain:
     square: L = S in every case. masks: kinds of mask; the name of a kind that an implementation does not claim is
     left out, and so are causal=True and inputs="cross"; a domain left with nothing is not claimed.
     passes: forms of mask, "bool" or "float", that the property itself makes and passes.
-    dtypes: the property is only about these; empty means all. long: its keys are as many as the profile's long rows.
+    dtypes: the property is only about these; empty means all. scale: "small", "wide" (the sizes of `WIDE`, whatever
+    the smallest and largest are) or "long" (keys as many as in the profile's long rows, or half, or an eighth).
     """
 
     masks: tuple[str, ...] = ("none",)
@@ -57,7 +60,7 @@ class Domain:
     bias: tuple[bool, ...] = (True, False)
     passes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    long: bool = False
+    scale: Literal["small", "wide", "long"] = "small"
     min_B: int = 1
     min_L: int = 1
     min_S: int = 1
@@ -96,9 +99,14 @@ class Domain:
                 return f"needs the claim {claim}"
         return replace(self, masks=masks, causal=causal, inputs=inputs, bias=bias, need_weights=need_weights)
 
+    @property
+    def volume(self) -> float:
+        """The largest product of all sizes."""
+        return VOLUMES[self.scale]
+
     def edges(self, longest: int) -> tuple[int, ...]:
         """Return the lengths beside the edges of tiles; in `levels`, the first of them stands for all."""
-        return tuple(size for size in EDGES if size <= min(longest, self.max_length))
+        return tuple(size for size in EDGES if size <= min(longest, self.max_length) and self.scale == "small")
 
     def bounds_of(self, size: str, longest: int) -> tuple[int, int]:
         """Return the smallest and the largest value of a size."""
@@ -117,13 +125,17 @@ class Domain:
             name: _between(smallest, self.max_length, 1, 2, 3, *edge)
             for name, smallest in (("L", self.min_L), ("S", self.min_S))
         }
-        if self.long:
-            lengths = {"L": (1, 2, 33), "S": (longest, longest - 1, longest // 2 + 1)}
-        return {
+        if self.scale == "long":
+            some = (longest, longest - 1, longest // 2 + 1, longest * 3 // 8, longest // 4 + 1, longest // 8 + 1)
+            lengths = {"L": (1, 2, 33), "S": some}
+        sizes: dict[str, tuple[Any, ...]] = {
             "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 9),
             "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
             "B": _between(self.min_B, self.max_B, 1, 2, 3),
             **lengths,
+        }
+        return {
+            **(WIDE if self.scale == "wide" else sizes),
             "bias": self.bias,
             "mask": self.masks,
             "causal": self.causal,
@@ -137,9 +149,9 @@ class Domain:
     def case(self, claims: Claims, dtype: str, device: str, row: dict[str, Any]) -> Case:
         """Return the case of a row of levels; self-attention and square domains have one length, L unless too long."""
         if self.square or row["inputs"] in ("self", "query_key"):
-            fits = row["L"] ** 2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= VOLUME
+            fits = row["L"] ** 2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= self.volume
             length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
-            length = min(row["S"], LONG_SQUARE) if self.long else length
+            length = min(row["S"], LONG_SQUARE) if self.scale == "long" else length
             row = row | {"L": length, "S": length}
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 

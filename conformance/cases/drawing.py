@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import EDGES, VOLUME, Domain
+from mha.conformance.cases.domain import EDGES, VOLUMES, Domain
 from mha.spec import Claims
 
 SIZES = ("n_heads", "head_dim", "B", "L", "S")
@@ -28,21 +28,21 @@ def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, long
     The lengths at the edges of tiles take turns as the one level that stands for them.
     """
     levels = domain.levels(longest)
-    rows = _pairwise(tuple(levels.items()), float("inf") if domain.long else VOLUME)
+    rows = _pairwise(tuple(levels.items()), domain.volume)
     turns = {name: deque(domain.edges(longest)) for name in ("L", "S")}
     cases = [
-        domain.case(claims, dtype, device, {**_with_edges(dict(row), turns), "seed": seed})
+        domain.case(claims, dtype, device, {**_with_edges(domain, dict(row), turns), "seed": seed})
         for seed, row in enumerate(rows)
     ]
     return sorted(cases, key=lambda case: (case.B * case.n_heads * case.head_dim * case.L * case.S, repr(case)))
 
 
-def _with_edges(row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
+def _with_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
     """Put the next edge that leaves the case small enough where a row has the one that stands for all."""
     for name, edges in turns.items():
-        if row[name] == EDGES[0]:
+        if edges and row[name] == EDGES[0]:
             others = prod(row[size] for size in SIZES if size != name)
-            fitting = next((edge for edge in edges if edge * others <= VOLUME), EDGES[0])
+            fitting = next((edge for edge in edges if edge * others <= domain.volume), EDGES[0])
             row[name] = fitting
             edges.remove(fitting)
             edges.append(fitting)
@@ -68,12 +68,14 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
         "head_dim": st.integers(domain.min_head_dim, max(domain.min_head_dim, 8)),
         "B": st.integers(domain.min_B, domain.max_B),
     }
-    if domain.long:
-        fields |= {"L": st.integers(1, 40), "S": st.integers(longest // 2, longest)}
+    if domain.scale == "long":
+        fields |= {"L": st.integers(1, 40), "S": st.integers(longest // 8, longest)}
+    elif domain.scale == "wide":
+        fields = {}
     levels = domain.levels(longest).items()
     fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
     fields["seed"] = st.integers(0, 2**16)
-    fields["equal"] = st.none() if domain.long else st.none() | st.sampled_from(COINCIDENCES)
+    fields["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
 
     def case_of(row: dict[str, Any]) -> Case:
         row = dict(row)
@@ -82,7 +84,7 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
             smallest, largest = domain.bounds_of(other, limit)
             row[other] = min(max(row[one], smallest), largest)
         # Long rows leave less room for heads, widths and items: a long case teaches as much with few of them.
-        room = VOLUME // (row["L"] * row["S"])
+        room = VOLUMES["wide" if domain.scale == "wide" else "small"] // (row["L"] * row["S"])
         for name, least in (("B", domain.min_B), ("head_dim", domain.min_head_dim), ("n_heads", domain.min_heads)):
             others = prod(row[size] for size in ("B", "head_dim", "n_heads") if size != name)
             row[name] = max(least, min(row[name], room // others))

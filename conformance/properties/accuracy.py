@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, HALF, Domain
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, HALF, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect, expect_close, need
 from mha.conformance.observed import Observed
@@ -19,17 +19,30 @@ from mha.spec import Problem
 
 WRONGS = ("mean", "zeros", "unmasked", "unscaled")
 # Enough numbers that a root mean square is no matter of luck.
-MANY = Domain(dtypes=HALF, regimes=("normal",), min_heads=2, min_head_dim=8, min_B=3, min_L=16, min_S=8)
+MANY = Domain(dtypes=HALF, regimes=("normal",), min_heads=2, min_head_dim=8, min_B=2, min_L=8, min_S=8)
 ANYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, regimes=EVERYDAY, layouts=ALL_LAYOUTS)
 
 
-@checks("NUM-1", ANYTHING, rejects=WRONGS, floor=0.3)
-def results_are_within_the_bound(attention: Trial, case: Case) -> None:
-    problem = case.problem()
+def _expect_answer(attention: Trial, problem: Problem) -> None:
     answer, seen = attention.answer(problem), attention(problem)
     expect_close(seen.output, answer.output, because="the oracle's value")
     if seen.weights is not None:
         expect_close(seen.weights, answer.weights, because="the oracle's value")
+
+
+@checks("NUM-1", ANYTHING, rejects=WRONGS, floor=0.3)
+def results_are_within_the_bound(attention: Trial, case: Case) -> None:
+    _expect_answer(attention, case.problem())
+
+
+EVERYDAY_SIZES = Domain(
+    scale="wide", masks=("none", "padding", "full", "bias"), causal=BOTH, regimes=MODERATE, inputs=("cross", "self")
+)
+
+
+@checks("NUM-1", EVERYDAY_SIZES, after="HED-1", rejects=WRONGS, floor=0.3, limit=6)
+def results_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
+    _expect_answer(attention, case.problem())
 
 
 @checks(

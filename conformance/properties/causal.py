@@ -8,7 +8,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_equal
-from mha.conformance.properties.changes import expect_unread
+from mha.conformance.properties.changes import as_claimed, expect_unread
 from mha.conformance.registry import checks
 from mha.conformance.trial import INPUTS, Trial
 from mha.conformance.violation import Refusal
@@ -35,19 +35,19 @@ def later_positions_have_no_influence(attention: Trial, case: Case) -> None:
     expect_unread(attention, problem, later, case.generator, "which come after this query")
 
 
-@checks("CAU-2", Domain(causal=CAUSAL, square=True, passes=("bool",)))
+@checks("CAU-2", Domain(causal=CAUSAL, square=True), needs="masks")
 def causal_flag_equals_the_triangular_mask(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    explicit = problem.change(is_causal=False, mask=_causal(attention, problem))
+    explicit = as_claimed(attention, problem, _causal(attention, problem)).change(is_causal=False)
     bound = attention.answer(problem).output
     seen, expected = attention(problem).output, attention(explicit).output
     expect_agree(seen, expected, bounds=(bound, bound), because="what the lower-triangular mask gives")
 
 
-@checks("CAU-3", Domain(causal=CAUSAL, inputs=("cross",), passes=("bool",)))
+@checks("CAU-3", Domain(causal=CAUSAL, inputs=("cross",)), needs="masks")
 def causal_alignment_is_as_declared(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    explicit = problem.change(is_causal=False, mask=_causal(attention, problem))
+    explicit = as_claimed(attention, problem, _causal(attention, problem)).change(is_causal=False)
     bound = attention.answer(problem).output
     try:
         seen = attention(problem).output

@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.expect import expect, expect_close, expect_unchanged
 from mha.conformance.observed import Observation, Observed
 from mha.conformance.trial import Trial
-from mha.spec import Problem
+from mha.spec import MaskConvention, Problem, to_convention
 
 
 def passing_heads(problem: Problem) -> Problem:
@@ -24,6 +24,12 @@ def select_keys(problem: Problem, keys: Tensor) -> Problem:
     """Keep some keys and values, in the order given; a query that is the key goes with it. The mask stays."""
     whole = {id(problem.key), id(problem.value)}
     return problem.map_inputs(lambda x: x[:, keys] if id(x) in whole else x)
+
+
+def as_claimed(attention: Trial, problem: Problem, allowed: Tensor) -> Problem:
+    """Return the problem with this boolean mask, in a form that is claimed."""
+    form: MaskConvention = "keep" if "bool" in attention.claims.masks else "additive"
+    return problem.change(mask=to_convention(allowed, form, problem.query.dtype))
 
 
 def item(problem: Problem, index: int) -> Problem:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,9 +19,10 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.expect import expect, expect_agree, expect_close, need
 from mha.conformance.guard import guarded
+from mha.conformance.properties.variants import grouped, rebuilt
 from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.spec import Weights, oracle
+from mha.conformance.trial import INPUTS, Trial
+from mha.spec import Problem, Weights, oracle
 
 MASKS = ("none", "padding", "queries")
 SMALL = Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
@@ -28,11 +30,9 @@ EVALUATED = replace(SMALL, paths=("eval",))
 WRONGS = ("zeros", "mean", "noise")
 
 
-# A compilation takes seconds: one case, with all that an everyday case has.
-COMPILED = Domain(
-    masks=("none", "items"),
-    causal=BOTH,
-    inputs=("cross", "self"),
+# A compilation takes seconds: one case with all that an everyday case has, and one without masks and causal flag.
+PLAIN = Domain(
+    inputs=("cross",),
     regimes=("normal",),
     layouts=DENSE,
     paths=("eval",),
@@ -40,9 +40,16 @@ COMPILED = Domain(
     min_heads=2,
     min_B=2,
     min_L=3,
-    min_S=3,
+    min_S=4,
     max_length=17,
 )
+FULL = replace(PLAIN, masks=("items", "bias"), causal=(True,), inputs=("self",))
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """One folder for the process: what the compiler learns of the machine takes seconds."""
+    return TemporaryDirectory(ignore_cleanup_errors=True)
 
 
 @contextmanager
@@ -52,25 +59,46 @@ def _generated_code_apart() -> Iterator[None]:
     It draws constants of the modules that it takes for the user's own, so that later cases would depend on what was
     compiled; what lies in a folder named "tests" it leaves out.
     """
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        cache = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/tests"}
-        with patch.dict("os.environ", cache):
-            yield
+    with patch.dict("os.environ", {"TORCHINDUCTOR_CACHE_DIR": f"{_folder().name}/tests"}):
+        yield
 
 
-@checks("CMP-1", COMPILED, needs="composes:compile", after="HED-1", rejects=(), limit=1)
-def compiled_agrees_with_eager(attention: Trial, case: Case) -> None:
+def _expect_compiled(attention: Trial, case: Case) -> None:
+    """Compiled, it gives the results that it gives otherwise, and the right gradients."""
     problem = case.problem()
     bound, base = attention.answer(problem).output, attention(problem).output
-    # Where no code can be generated, the graph is still captured and differentiated.
-    generated = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
-    backend = "inductor" if generated else "aot_eager"
+    # Generating code takes seconds, and some machines cannot; the graph is captured and differentiated all the same.
+    able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
+    backend = "inductor" if able and (problem.mask is not None or not attention.claims.masks) else "aot_eager"
     torch.compiler.reset()
     code = f"torch.compile({{}}, backend={backend!r})"
     compiled = attention.derive(attention.built(problem), lambda module: torch.compile(module, backend=backend), code)
     with _generated_code_apart():
         seen = attention(problem, via=compiled).output
-    expect_agree(seen, base, bounds=(bound, bound), because=f"what it gives uncompiled (backend {backend!r})")
+        expect_agree(seen, base, bounds=(bound, bound), because=f"what it gives uncompiled (backend {backend!r})")
+        if not attention.claims.gradients or case.dtype not in BOUNDED:
+            return
+        leaves, upstream = (
+            problem.map_inputs(lambda x: x.detach().clone().requires_grad_()),
+            attention.upstream(problem),
+        )
+        output = attention.forward(leaves, via=compiled)
+        with guarded("backward()"):
+            output.backward(upstream)
+    right = attention.right_gradients(leaves, upstream)
+    for name in (name for name in INPUTS if name in right):
+        slope = attention.aside(getattr(leaves, name).grad, f"{name}.grad")
+        expect_close(slope, right[name], because=f"the gradient, compiled (backend {backend!r})")
+
+
+@checks("CMP-1", PLAIN, needs="composes:compile", after="HED-1", rejects=(), limit=1)
+def compiled_agrees_with_eager(attention: Trial, case: Case) -> None:
+    _expect_compiled(attention, case)
+
+
+@checks("CMP-1", FULL, needs="composes:compile", after="HED-1", rejects=(), limit=1)
+def compiled_mask_agrees(attention: Trial, case: Case) -> None:
+    _expect_compiled(attention, case)
 
 
 class _Positional(nn.Module):
@@ -80,41 +108,48 @@ class _Positional(nn.Module):
         super().__init__()
         self.attention, self.is_causal = attention, is_causal
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Return the output alone."""
-        output: Tensor = self.attention(query, key, value, is_causal=self.is_causal).output
+        output: Tensor = self.attention(query, key, value, mask=mask, is_causal=self.is_causal).output
         return output
 
 
-@checks(
-    "CMP-2",
-    replace(COMPILED, masks=("none",), inputs=("cross",)),
-    needs="composes:export",
-    after="HED-1",
-    rejects=(),
-    limit=1,
-)
-def exported_program_agrees(attention: Trial, case: Case) -> None:
+def _expect_exported(attention: Trial, case: Case) -> None:
+    """The program that is captured gives the right results for sizes other than those it was captured with."""
     problem = case.problem()
     B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
-    inputs = problem.query, problem.key, problem.value
+    sizes: Any = ({0: B, 1: L}, {0: B, 1: S}, {0: B, 1: S}, None if problem.mask is None else {0: B, 2: L, 3: S})
+    inputs = problem.query, problem.key, problem.value, problem.mask
     wrapped = attention.derive(
         attention.built(problem),
-        lambda module: torch.export.export(
-            _Positional(module.eval(), problem.is_causal),
-            inputs,
-            dynamic_shapes=({0: B, 1: L}, {0: B, 1: S}, {0: B, 1: S}),
-        ),
+        lambda module: torch.export.export(_Positional(module.eval(), problem.is_causal), inputs, dynamic_shapes=sizes),
         "{}  # exported by torch.export.export with dynamic B, L and S",
     )
     program: Any = wrapped.attention
     longer = replace(case, B=case.B + 1, L=case.L + 2, S=case.S + 3).problem().change(weights=problem.weights)
     for each in (problem, longer):
         with guarded("the exported program"):
-            result = program.module()(each.query, each.key, each.value)
+            result = program.module()(each.query, each.key, each.value, each.mask)
         seen = attention.aside(result, "exported")
         because = f"what the exported program should give for (B, L, S) = {(*each.query.shape[:2], each.key.shape[1])}"
         expect_close(seen, attention.answer(each).output, because=because)
+
+
+@checks("CMP-2", PLAIN, needs="composes:export", after="HED-1", rejects=(), limit=1)
+def exported_program_agrees(attention: Trial, case: Case) -> None:
+    _expect_exported(attention, case)
+
+
+@checks(
+    "CMP-2",
+    replace(FULL, inputs=("cross",), causal=(False,)),
+    needs="composes:export",
+    after="HED-1",
+    rejects=(),
+    limit=1,
+)
+def exported_mask_agrees(attention: Trial, case: Case) -> None:
+    _expect_exported(attention, case)
 
 
 @checks("CMP-3", replace(EVALUATED, dtypes=BOUNDED), needs="composes:func", after="HED-1", limit=12)
@@ -154,7 +189,7 @@ def functional_transforms_agree(attention: Trial, case: Case) -> None:
 
 @checks(
     "CMP-4",
-    replace(EVALUATED, dtypes=("float32",)),
+    replace(EVALUATED, dtypes=("float32",), need_weights=BOTH),
     needs="composes:autocast",
     after="HED-1",
     rejects=WRONGS,
@@ -162,14 +197,29 @@ def functional_transforms_agree(attention: Trial, case: Case) -> None:
 )
 def autocast_is_within_the_low_precision_bound(attention: Trial, case: Case) -> None:
     problem, low = case.problem(), torch.bfloat16
-    answer = oracle(problem, attention.claims, autocast=low).output
-    seen = attention(problem, path="autocast", dtypes=(low, problem.query.dtype)).output
-    expect_close(seen, answer, because="the oracle's value, with each product in bfloat16")
+    answer = oracle(problem, attention.claims, autocast=low)
+    seen = attention(problem, path="autocast", dtypes=(low, problem.query.dtype))
+    because = "the oracle's value, with each product in bfloat16"
+    expect_close(seen.output, answer.output, because=because)
+    if seen.weights is not None:
+        expect_close(seen.weights, answer.weights, because=because)
 
 
-@checks("INC-1", replace(EVALUATED, masks=("none",), square=True, causal=(True,)), needs="decodes", after="HED-1")
+STEPS = replace(EVALUATED, masks=("none",), square=True, causal=(True,), max_length=65)
+
+
+@checks("INC-1", STEPS, needs="decodes", after="HED-1")
 def decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
-    problem = case.problem()
+    _expect_decoded(attention, case, case.problem())
+
+
+@checks("INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", after="HED-1", limit=20)
+def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
+    need(attention.claims.grouped_query, "needs the claim grouped_query")
+    _expect_decoded(attention, case, rebuilt(case, grouped(case)))
+
+
+def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
     attention.scripted = False
     decoder: Any = attention.built(problem).attention
     decoder.eval()

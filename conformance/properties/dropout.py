@@ -1,8 +1,8 @@
 """DRP: dropout. What can fail by chance says how often.
 
-A test of DRP-2 fails a correct implementation with a probability of at most `FALSE_ALARM`; fewer than a hundred of them
-are made of an implementation in a run, so that a run is wrong once in 10^9 at most. Their power, at `DRAWS` draws and
-p = 0.5: a probability that is wrong by 0.018 is caught with probability 0.99.
+A test of DRP-2 fails a correct implementation with a probability of at most `FALSE_ALARM`; fewer than a thousand of
+them are made of an implementation in a run, so that a run is wrong once in 10^9 at most. Their power, at `LONGEST`
+squared draws and p = 0.5: a probability that is wrong by 0.018 is caught with probability 0.99.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from functools import cache
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect, expect_close, expect_equal, need
-from mha.conformance.observed import Observed
+from mha.conformance.guard import guarded
 from mha.conformance.properties.changes import passing_heads, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem
+from mha.spec.bounds import Ball, units_of
 
-FALSE_ALARM = 1e-11
-DRAWS = 1 << 16
+FALSE_ALARM = 1e-12
+LONGEST = 256
 PROBABILITIES = (0.5, 0.1, 0.9)
 TRAINING = ("train",)
 DRAWN = Domain(
-    inputs=("cross",),
-    bias=(True,),
+    masks=("none", *FEW),
+    causal=BOTH,
+    inputs=("cross", "self"),
     regimes=("normal",),
     layouts=DENSE,
-    paths=TRAINING,
-    need_weights=(False,),
-    dtypes=("float32", "float64"),
+    paths=("train", "train_no_grad"),
+    max_heads=3,
+    max_B=2,
 )
 
 
@@ -57,70 +59,108 @@ def evaluation_and_zero_drop_nothing(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, attention.answer(problem).output, because=told)
 
 
-def _ones(attention: Trial, case: Case, dropout: float, keys: int) -> tuple[Observed, float]:
-    """Return the outputs where every weight is 1/keys and every value 1, for one head of width 1: each a draw.
+def _shown(case: Case, length: int) -> Problem:
+    """Return a problem in which each row's allowed keys weigh the same, and the outputs are the weights, twice.
 
-    Returned with it is the bound of an output without dropout.
-
-    All are of one item and one head, since implementations may share what they drop between items and heads.
+    Queries are projected to zero, and each value has two columns of its own: in the output, the columns of head h have
+    what it gives to each key, and then the same again. L and S are `length`, and d_k is twice that.
     """
-    one = replace(case, n_heads=1, head_dim=1, B=1, L=DRAWS, S=keys)
-    problem = passing_heads(_dropping(one.problem(), dropout))
-    named = {name: tensor * 0 for name, tensor in problem.weights.named() if name in ("w_q", "b_q", "w_v")}
-    b_v = problem.weights.b_v
-    assert b_v is not None
-    problem = problem.change(**named, b_v=torch.ones_like(b_v))
-    return attention(problem, seed=case.seed).output, float(attention.answer(problem).output.rad.max())
+    problem = replace(case, L=length, S=length, head_dim=2 * length).problem()
+    width, dtype = problem.config.d_model, problem.query.dtype
+    one = torch.eye(length, width, dtype=dtype, device=case.device).expand(case.B, -1, -1).contiguous()
+    column = torch.eye(length, width, dtype=dtype, device=case.device).repeat(2 * case.n_heads, 1)
+    zeroed = {name: x * 0 for name, x in problem.weights.named() if name in ("w_q", "b_q", "b_v")}
+    problem = problem.map_inputs(lambda x: one if x is problem.value else x)
+    return passing_heads(problem).change(**zeroed, w_v=column)
 
 
-@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros",), limit=2)
-def what_is_dropped_is_a_share_p_and_the_rest_is_rescaled(attention: Trial, case: Case) -> None:
-    """With one key, an output is 0 with probability p, and 1/(1-p) otherwise: an exact binomial test."""
-    for dropout in PROBABILITIES:
-        _expect_share(attention, case, dropout)
-
-
-def _expect_share(attention: Trial, case: Case, dropout: float) -> None:
-    seen, bound = _ones(attention, case, dropout, 1)
-    outputs = seen.tensor.double().flatten()
-    kept = 1 / (1 - dropout)
+def _expect_dropped(attention: Trial, case: Case, length: int, dropout: float) -> None:
+    """Each weight is 0 with probability p, alone, and 1/(1-p) times as large otherwise."""
+    problem = _dropping(_shown(case, length), dropout)
+    seen, answer = attention(problem, seed=case.seed).output, attention.answer(problem)
+    allowed, kept, heads = problem.allowed(attention.claims.causal), 1 / (1 - dropout), (case.n_heads, 2, length)
+    twice = seen.tensor.unflatten(-1, heads)
+    same = bool((twice[..., 0, :] == twice[..., 1, :]).all())
+    expect(same, f"with p = {dropout}, a weight is dropped for some columns of its value and not for others")
+    found, right, bound = (
+        x.unflatten(-1, heads)[..., 0, :].transpose(1, 2)
+        for x in (seen.tensor.double(), answer.output.mid, answer.output.rad)
+    )
     # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without dropout.
     single = attention.claims.rounding.softmax_in_float32
     roundoff = torch.finfo(torch.float32 if single else seen.tensor.dtype).eps / 2
-    reach = kept * (bound + (kept + 2) * roundoff)
-    right = (outputs == 0) | ((outputs - kept).abs() <= reach)
-    told = (
-        f"with p = {dropout}, one key and a value of 1, an output is {float(outputs[~right][:1].sum()):.6g}, but should"
-    )
-    check = f"assert ((x := {seen.code}.double()).eq(0) | ((x - {kept!r}).abs() <= {reach!r})).all()"
-    expect(bool(right.all()), f"{told} be 0 or 1/(1 - p) = {kept:.6g}", check)
-    count, (low, high) = int((outputs == 0).sum()), accepted(DRAWS, dropout)
-    told = (
-        f"with p = {dropout}, {count} of {DRAWS} outputs are dropped, but should be {low} to {high}: more or fewer are "
-    )
-    check = f"assert {low} <= int(({seen.code} == 0).sum()) <= {high}"
-    expect(low <= count <= high, f"{told}dropped by chance with probability {FALSE_ALARM} only", check)
+    reach = kept * (bound + (kept + 2) * roundoff * right)
+    wrong = ((found != 0) & ((found - kept * right).abs() > reach)).nonzero()
+    if len(wrong):
+        item, head, row, key = at = tuple(wrong[0].tolist())
+        place = seen[item, row, 2 * head * length + key]
+        value, most = kept * float(right[at]), float(reach[at])
+        told = f"{place.code}, the weight of key {key} with p = {dropout}, is {float(found[at]):.6g}, but should be 0 "
+        check = f"assert {place.code} == 0 or abs({place.code}.item() - {value!r}) <= {most!r}, {place.code}"
+        expect(False, f"{told}or 1/(1 - p) times what it is without dropout, {value:.6g}", check)
+    dropped = (found == 0) & allowed
+    for item in range(case.B):
+        for head in range(case.n_heads):
+            own = dropped[item, head]
+            count, total = int(own.sum()), int(allowed[item, head].sum())
+            low, high = accepted(total, dropout)
+            told = (
+                f"with p = {dropout}, {count} of the {total} weights of item {item} and head {head} are dropped, but "
+            )
+            because = f"more or fewer are dropped by chance with probability {FALSE_ALARM} only"
+            expect(low <= count <= high, f"{told}should be {low} to {high}: {because}")
+            alike = math.comb(length, 2) * (dropout**2 + (1 - dropout) ** 2) ** length
+            if total == length**2 and alike <= FALSE_ALARM:
+                for pattern, what in ((own, "queries"), (own.T, "keys")):
+                    apart = len(pattern.unique(dim=0)) == length
+                    expect(apart, f"with p = {dropout}, two {what} of item {item} and head {head} drop the same")
 
 
-@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros",), limit=2)
-def the_mean_over_many_draws_is_the_output_without_dropout(attention: Trial, case: Case) -> None:
-    """With several keys: Hoeffding's inequality for the mean of numbers between 0 and 1/(1-p)."""
+@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12)
+def each_weight_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
+    _expect_dropped(attention, case, (17, 33, 65)[case.seed % 3], PROBABILITIES[case.seed // 3 % 3])
+
+
+@checks("DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1)
+def the_share_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
     for dropout in PROBABILITIES:
-        _expect_mean(attention, case, dropout, 2 + case.seed % 5)
+        _expect_dropped(attention, case, LONGEST, dropout)
 
 
-def _expect_mean(attention: Trial, case: Case, dropout: float, keys: int) -> None:
-    seen, bound = _ones(attention, case, dropout, keys)
-    mean, width = float(seen.tensor.double().mean()), 1 / (1 - dropout)
-    reach = hoeffding(DRAWS, width) + 2 * width * bound
-    told = f"with p = {dropout}, the mean of {DRAWS} outputs is {mean:.6g}, but should be 1 within {reach:.3g}, "
-    check = f"assert abs(float({seen.code}.double().mean()) - 1) <= {reach!r}"
-    expect(abs(mean - 1) <= reach, f"{told}which it leaves by chance with probability {FALSE_ALARM} only", check)
-
-
-def hoeffding(draws: int, width: float) -> float:
-    """How far the mean of independent numbers in an interval of this width strays with probability `FALSE_ALARM`."""
-    return width * math.sqrt(math.log(2 / FALSE_ALARM) / (2 * draws))
+@checks(
+    "GRD-1",
+    replace(DRAWN, masks=("none",), regimes=("integers",), dtypes=BOUNDED, paths=TRAINING),
+    needs="dropout",
+    rejects=("noise",),
+    limit=12,
+)
+def gradients_drop_what_the_outputs_dropped(attention: Trial, case: Case) -> None:
+    """An output is linear in its values: summed against the upstream, it is the values against their gradient."""
+    need(attention.claims.gradients, "needs the claim gradients")
+    problem = _dropping(passing_heads(case.problem()), 0.5)
+    width, heads = problem.config.d_model, (case.n_heads, case.head_dim)
+    eye = torch.eye(width, dtype=problem.query.dtype, device=case.device)
+    zeroed = {name: x * 0 for name, x in problem.weights.named() if name in ("w_q", "b_q", "b_v")}
+    problem = problem.change(**zeroed, w_v=eye).map_inputs(lambda x: x.detach().clone().requires_grad_())
+    upstream = attention.upstream(problem)
+    with torch.random.fork_rng():
+        torch.manual_seed(case.seed)
+        output = attention.forward(problem)
+    with guarded("backward()"):
+        output.backward(upstream)
+    gradient = problem.value.grad
+    assert gradient is not None
+    sums = [
+        (x.detach().double() * y.detach().double()).sum(1) for x, y in ((output, upstream), (problem.value, gradient))
+    ]
+    # In each direction a dropped or doubled weight carries its own error and that of the sums it enters.
+    units, weights = units_of(problem.query.dtype), attention.answer(problem).weights
+    terms = case.L + problem.key.shape[1] + 2 * width + 8
+    slack = 2 * (weights.rad + (units.gamma(terms) + 4 * units.store) * weights.size)
+    sizes = [x.detach().double().abs().unflatten(-1, heads).transpose(1, 2) for x in (upstream, problem.value)]
+    reach = 2 * (sizes[0] * (slack @ sizes[1])).sum(2).flatten(1)
+    seen = attention.aside(sums[1], "(value * value.grad).sum(1)")
+    expect_close(seen, Ball(sums[0], reach), because="(output * upstream).sum(1), since what is dropped is the same")
 
 
 @cache

@@ -1,12 +1,15 @@
-"""NUM-5: rows of many keys, of which some are compared with the oracle."""
+"""NUM-5: rows of many keys, of which some are compared with the oracle, and their gradients (GRD-1)."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
 from mha.conformance.expect import expect_close
+from mha.conformance.properties.changes import expect_gradients
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem, join_causal
@@ -14,14 +17,13 @@ from mha.spec.claims import Alignment
 
 SAMPLED_ROWS = 4
 LONG = Domain(
-    masks=("none", "padding", "key_bias"),
+    masks=("none", "padding", "queries", "full", "key_bias"),
     causal=BOTH,
     regimes=MODERATE,
     layouts=("contiguous", "sliced"),
     paths=("eval", "train"),
-    need_weights=(False,),
     inputs=("cross", "self"),
-    long=True,
+    scale="long",
     min_heads=2,
     max_heads=2,
     min_head_dim=2,
@@ -29,15 +31,30 @@ LONG = Domain(
 )
 
 
-@checks("NUM-5", LONG, after="HED-1", rejects=("mean", "zeros", "unscaled"), limit=8)
+@checks("NUM-5", LONG, after="HED-1", rejects=("mean", "zeros", "unscaled"), limit=12)
 def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
     problem = case.problem()
     queries = problem.query.shape[1]
     rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values
     rows[-1] = queries - 1
-    seen = attention(problem).output[:, rows]
-    answer = attention.answer(_sampled(problem, rows, attention.claims.causal)).output
-    expect_close(seen, answer, because=f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys")
+    seen, answer = attention(problem), attention.answer(_sampled(problem, rows, attention.claims.causal))
+    because = f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys"
+    expect_close(seen.output[:, rows], answer.output, because=because)
+    if seen.weights is not None:
+        expect_close(seen.weights[:, :, rows], answer.weights, because=because)
+
+
+@checks(
+    "GRD-1",
+    replace(LONG, inputs=("cross",), dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("mean", "zeros", "detached"),
+    limit=6,
+)
+def long_rows_have_gradients(attention: Trial, case: Case) -> None:
+    problem = replace(case, L=min(case.L, 2)).problem()
+    expect_gradients(attention, problem, None, f"over {case.S} keys")
 
 
 def _sampled(problem: Problem, rows: torch.Tensor, alignment: Alignment | None) -> Problem:

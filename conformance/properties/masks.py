@@ -1,4 +1,4 @@
-"""MSK: mask semantics; rows with no allowed key (MSK-8, MSK-9) have a module of their own."""
+"""MSK: mask semantics; empty rows (MSK-8, MSK-9) and additive masks (MSK-11) have modules of their own."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
 from mha.conformance.expect import (
     expect,
     expect_agree,
-    expect_close,
     expect_equal,
     expect_raises,
     expect_unchanged,
     need,
 )
-from mha.conformance.properties.changes import expect_unread, select_keys, weights_of
+from mha.conformance.properties.changes import as_claimed, expect_unread, select_keys, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
-from mha.spec import to_convention
 from mha.spec.bounds import Ball
 
 
@@ -53,12 +51,14 @@ def masked_weights_are_zero(attention: Trial, case: Case) -> None:
         expect_equal(weights[at], 0.0, because=because)
 
 
-@checks("MSK-3", Domain(masks=("keys",), min_S=2, layouts=DENSE), rejects=("unmasked", "noise"))
+@checks("MSK-3", Domain(min_S=2, layouts=DENSE), needs="masks", rejects=("unmasked", "noise"))
 def masking_equals_deleting(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    assert problem.mask is not None
-    kept = problem.mask[0, 0, 0].nonzero().flatten()
-    deleted = select_keys(problem, kept).change(mask=None)
+    whole = case.problem()
+    allowed = make_mask("keys", whole.shape, None, case.generator)
+    assert allowed is not None
+    problem = as_claimed(attention, whole, allowed.to(case.device))
+    kept = allowed[0, 0, 0].nonzero().flatten()
+    deleted = select_keys(whole, kept)
     rows = kept if problem.query is problem.key else slice(None)
     bound = attention.answer(problem).output[:, rows]
     seen, expected = attention(problem).output[:, rows], attention(deleted).output
@@ -146,14 +146,14 @@ def mask_entry_acts_on_its_place_alone(attention: Trial, case: Case) -> None:
     )
 
 
-@checks("MSK-7", Domain(min_S=2, layouts=DENSE, passes=("bool",)), rejects=("unmasked", "noise"), floor=0.3)
+@checks("MSK-7", Domain(min_S=2, layouts=DENSE), needs="masks", rejects=("unmasked", "noise"), floor=0.3)
 def every_position_can_be_masked(attention: Trial, case: Case) -> None:
     problem = case.problem()
     keys = problem.key.shape[1]
     positions = {0, keys - 1, *torch.randint(keys, (2,), generator=case.generator).tolist()}
     for position in sorted(positions):
         hidden = torch.arange(keys, device=problem.query.device) == position
-        masked = problem.change(mask=~hidden.view(1, 1, 1, keys))
+        masked = as_claimed(attention, problem, ~hidden.view(1, 1, 1, keys))
         rows = hidden.expand(case.B, problem.query.shape[1], keys)
         expect_unread(attention, masked, rows, case.generator, "the one key that the mask hides")
 
@@ -180,23 +180,6 @@ def nan_behind_a_mask_stays_there(attention: Trial, case: Case) -> None:
             reached = seen.tensor[items].isnan().flatten(1).any(1)
             message = f"{seen.code} has no NaN, though every query may attend to a key whose {name} is NaN"
             expect(bool(reached.all()), message, f"assert {seen.code}.isnan().any()")
-
-
-@checks("MSK-11", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool", "float")))
-def additive_and_boolean_masks_agree(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    assert problem.mask is not None
-    additive = problem.change(mask=to_convention(problem.mask, "additive", problem.query.dtype))
-    bound = attention.answer(problem).output
-    seen, expected = attention(additive).output, attention(problem).output
-    expect_agree(seen, expected, bounds=(bound, bound), because="what the boolean form of the mask gives")
-
-
-@checks("MSK-11", Domain(masks=FLOAT, regimes=MODERATE, min_S=2), after="HED-1", rejects=("unmasked", "zeros"))
-def additive_mask_is_a_bias_on_the_scores(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    expected = attention.answer(problem).output
-    expect_close(attention(problem).output, expected, because="the mask's finite numbers are added to the scores")
 
 
 @checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks", rejects=("unchecked",))

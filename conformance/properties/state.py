@@ -131,7 +131,7 @@ def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     rejects=("noise", "wild"),
     limit=20,
 )
-def a_call_before_the_backward_pass_changes_no_gradient(attention: Trial, case: Case) -> None:
+def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
     problem = case.problem()
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
     upstream = attention.upstream(problem)

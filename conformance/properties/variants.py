@@ -20,8 +20,8 @@ from mha.spec import Answer, Config, Problem, Weights
 WRONGS = ("zeros", "mean", "noise")
 
 
-def _rebuilt(case: Case, config: Config) -> Problem:
-    """The case's problem with another configuration: weights of its own, and inputs as wide as it wants."""
+def rebuilt(case: Case, config: Config) -> Problem:
+    """Return the case's problem with another configuration: weights of its own, and inputs as wide as it wants."""
     problem = case.problem()
     weights = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
     generator = case.generator
@@ -45,15 +45,16 @@ def _expect_answer(seen: Observation, answer: Answer, because: str) -> None:
         expect_close(seen.weights, answer.weights, because=because)
 
 
-def _grouped(case: Case) -> Config:
+def grouped(case: Case) -> Config:
+    """Return the case's configuration with fewer key/value heads."""
     groups = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
     return replace(case.config, n_kv_heads=groups[case.seed % len(groups)])
 
 
 @checks("GQA-1", replace(VARIANT, min_heads=2), needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3)
 def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
-    config = _grouped(case)
-    problem = _rebuilt(case, config)
+    config = grouped(case)
+    problem = rebuilt(case, config)
     seen, answer = attention(problem), attention.answer(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
     _expect_answer(seen, answer, because)
@@ -77,14 +78,14 @@ def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
 )
 def grouped_heads_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
-    problem = _rebuilt(case, _grouped(case))
+    problem = rebuilt(case, grouped(case))
     expect_gradients(attention, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
 
 
 @checks("XAT-1", replace(VARIANT, inputs=("cross",)), needs="kv_widths", after="HED-1", rejects=WRONGS, floor=0.3)
 def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
     kdim, vdim = 1 + case.seed % 7, 1 + case.seed // 7 % 7
-    problem = _rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
+    problem = rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
     _expect_answer(attention(problem), attention.answer(problem), because)
 
@@ -97,5 +98,5 @@ def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
 )
 def other_widths_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
-    problem = _rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
+    problem = rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
     expect_gradients(attention, problem, None, "with kdim and vdim other than d_model")
