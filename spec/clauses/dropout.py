@@ -27,15 +27,15 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Dropout keeps the output unbiased",
         statement=(
-            "In training mode the output is unbiased: its mean over seeds is the output without dropout. What is "
-            "dropped is dropped with probability p, apart for each query, and the rest is scaled by 1/(1-p). The "
+            "In training mode the output is unbiased: its mean over seeds is the output without dropout. Each weight "
+            "is dropped with probability p, apart for each query and key, and the rest are scaled by 1/(1-p). The "
             "statistical test states its false-alarm rate, at most 1e-9."
         ),
         why=(
             "Without the factor 1/(1-p), activations are smaller in training than in evaluation, and the layers after "
             "it meet a scale that they were not trained on."
         ),
-        source="Srivastava et al. 2014 (inverted dropout scales by 1/(1-p)); Hoeffding 1963 for the threshold",
+        source="Srivastava et al. 2014 (inverted dropout scales by 1/(1-p)); an exact binomial test",
         differs=(
             "Vaswani et al. 2017, section 5.4, drops sub-layer outputs and embeddings and does not mention the "
             "weights. torch.nn.MultiheadAttention and Keras drop weights, each independently; Flax by default shares "

@@ -9,8 +9,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Gradients match the oracle's",
         statement=(
             "Gradients with respect to query, key, value and every weight match the oracle's float64 gradients within "
-            "the gradient bound. In bfloat16 and float16, where that bound proves nothing, their root mean square "
-            "error should be at most twice that of the plain formula in the same dtype."
+            "the gradient bound, with dropout too. In bfloat16 and float16, where that bound proves little, their "
+            "root mean square error should be at most twice that of the plain formula in the same dtype."
         ),
         why=(
             "Training follows the gradient, not the output. With one that is slightly wrong the loss still falls, more "
@@ -94,8 +94,8 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Gradients do not depend on who asks",
         statement=(
-            "`requires_grad` on any subset of inputs gives the same gradients as on all of them; `no_grad` and "
-            "`inference_mode` give the same output."
+            "`requires_grad` on any subset of inputs, also with the weights frozen, gives the same gradients as on "
+            "all of them; `no_grad` and `inference_mode` give the same output."
         ),
         why=(
             "Fine-tuning freezes parts of a model and trains the rest. What is trained must get the same gradient "

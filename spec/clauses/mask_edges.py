@@ -85,7 +85,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Additive and boolean masks agree",
         statement=(
             "The additive (0 and -infinity) and the boolean form of one mask agree, where both are claimed. An "
-            "additive mask with finite entries is a real bias on the scores."
+            "additive mask with finite entries is a real bias on the scores; the lowest number of the dtype is finite."
         ),
         why=(
             "Kernels want one form or the other, so callers convert; and ALiBi and relative positions come as finite "
