@@ -33,7 +33,7 @@ VOLUMES = {"small": 1 << 14, "wide": 1 << 21, "long": float("inf")}
 # The sizes of everyday models, and beside: tiles of widths and of heads, more items than most cases have.
 WIDE = {"n_heads": (10,), "head_dim": (64, 17, 65), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
 # The longest L = S: a plain implementation holds as many numbers as its square.
-LONG_SQUARE = 2049
+LONG_SQUARE = 1025
 # Sizes at and beside the edges of tiles.
 EDGES = (17, 16, 33, 65, 129, 257, 513)
 

@@ -67,9 +67,10 @@ def _expect_compiled(attention: Trial, case: Case) -> None:
     """Compiled, it gives the results that it gives otherwise, and the right gradients."""
     problem = case.problem()
     bound, base = attention.answer(problem).output, attention(problem).output
-    # Generating code takes seconds, and some machines cannot; the graph is captured and differentiated all the same.
+    # Generating code takes ten seconds, and some machines cannot; the graph is captured and differentiated either way.
     able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
-    backend = "inductor" if able and (problem.mask is not None or not attention.claims.masks) else "aot_eager"
+    worth = case.dtype != "float64" and (problem.mask is not None or not attention.claims.masks)
+    backend = "inductor" if able and worth else "aot_eager"
     torch.compiler.reset()
     code = f"torch.compile({{}}, backend={backend!r})"
     compiled = attention.derive(attention.built(problem), lambda module: torch.compile(module, backend=backend), code)
