@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,7 +72,9 @@ def entry(mask: Tensor, place: tuple[int, ...]) -> Any:
 
 
 def added(problem: Problem, claims: Claims, place: tuple[int, ...]) -> Any:
-    """What is added to the score at (b, h, i, j): -infinity where it may not attend."""
+    """What is added to the score at (b, h, i, j): -infinity where it may not attend, 0 for the extra keys."""
+    if place[3] >= problem.key.shape[1]:
+        return mp.mpf(0)
     number: Any = 0.0 if problem.mask is None else entry(problem.mask, place)
     if isinstance(number, bool):
         number = 0.0 if number else -math.inf
@@ -82,7 +85,7 @@ def added(problem: Problem, claims: Claims, place: tuple[int, ...]) -> Any:
 def softmax(scores: list[Any], empty_row: str) -> list[Any]:
     """Exponentials over their sum; the policy where no key may be attended to."""
     if all(score == -mp.inf for score in scores):
-        return [{"zeros": mp.mpf(0), "nan": mp.nan, "uniform": 1 / mp.mpf(len(scores))}[empty_row]] * len(scores)
+        return [{"zeros": mp.mpf(0), "nan": mp.nan, "uniform": 1 / mp.mpf(len(scores) or 1)}[empty_row]] * len(scores)
     raised = [mp.exp(score) for score in scores]
     total = sum(raised)
     return [part / total for part in raised]
@@ -103,11 +106,14 @@ def solve(problem: Problem, claims: Claims, scale: Any = None) -> dict[str, Any]
         queries = linear(exact(problem.query[b].tolist()), given.w_q, given.b_q)
         keys = linear(exact(problem.key[b].tolist()), given.w_k, given.b_k)
         values = linear(exact(problem.value[b].tolist()), given.w_v, given.b_v)
+        for rows, extra in ((keys, given.extra_k), (values, given.extra_v)):
+            rows += [exact(extra.tolist())] if extra is not None else []
+            rows += [[mp.mpf(0)] * len(given.w_k)] if config.zero_key else []
         weights: Matrix = [[] for _ in range(config.n_heads)]
         contexts: Matrix = [[] for _ in queries]
         for h, kv_head in enumerate(kv_heads(config)):
             own, kv = slice(h * width, (h + 1) * width), slice(kv_head * width, (kv_head + 1) * width)
-            columns = list(zip(*(value[kv] for value in values), strict=True))
+            columns = [[value[place] for value in values] for place in range(kv.start, kv.stop)]
             for i, query in enumerate(queries):
                 scores = [scale * dot(query[own], key[kv]) for key in keys]
                 scores = [score + added(problem, claims, (b, h, i, j)) for j, score in enumerate(scores)]
@@ -141,7 +147,7 @@ def assert_solved(problem: Problem, claims: Claims, scale: float | None = None) 
     for name, numbers in solved.items():
         mid, rad = getattr(answer, name).mid, getattr(radii, name).rad
         assert_within(name, mid.tolist(), rad.tolist(), numbers)
-        largest = mid.nan_to_num(nan=0.0).abs().max()
+        largest = mid.nan_to_num(nan=0.0).abs().max() if mid.numel() else 0.0
         assert (rad[~mid.isnan()] <= INFORMATIVE * largest + TINY).all(), f"{name}: a radius of {rad.max()}"
     if claims.empty_row != "uniform":
         rows = [row for item in solved["weights"] for head in item for row in head]
@@ -172,6 +178,22 @@ def additive(shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_configurations(config: Config) -> None:
     assert_solved(make(config, (1, 2, 5)), Claims())
+
+
+@pytest.mark.parametrize("mask", [None, boolean((5, 7)), additive((3, 1, 7))], ids=["none", "boolean", "additive"])
+@pytest.mark.parametrize(
+    "extras", [{"bias_kv": True}, {"zero_key": True}, {"bias_kv": True, "zero_key": True}], ids=str
+)
+@pytest.mark.parametrize("config", ["plain", "three-for-six"])
+def test_extra_keys(config: str, extras: Any, mask: Tensor | None) -> None:
+    mask = mask if config == "plain" else None
+    assert_solved(make(replace(CONFIGS[config], **extras), (2, 5, 7), mask=mask, is_causal=mask is None), Claims())
+
+
+@pytest.mark.parametrize("empty_row", ["zeros", "uniform"])
+@pytest.mark.parametrize("config", [NARROW, replace(NARROW, bias=False), replace(NARROW, zero_key=True)], ids=str)
+def test_no_keys(config: Config, empty_row: Any) -> None:
+    assert_solved(make(config, (2, 3, 0)), Claims(empty_row=empty_row))
 
 
 @pytest.mark.parametrize("regime", REGIMES)
