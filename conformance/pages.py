@@ -10,7 +10,6 @@ from mha.spec.clauses import CLAUSES, FAMILIES, Clause
 
 RENEW = "mha spec --markdown > spec/CONTRACT.md"
 NO_DIFFERENCE = "None is known."
-NO_PROPERTY = "No property yet."
 INTRODUCTION = f"""\
 # The contract of multi-head attention
 
@@ -120,7 +119,7 @@ def _tests(clause_id: str) -> list[str]:
 
 
 def _untested(clause: Clause) -> str:
-    return f"None. {clause.deferred}" if clause.deferred else NO_PROPERTY
+    return f"None. {clause.deferred}"
 
 
 def _filled(text: str, width: int, indent: str = "    ") -> str:
