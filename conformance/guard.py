@@ -1,12 +1,16 @@
-"""Code of the implementation under test is run here: whatever it raises is its own."""
+"""What the implementation under test does: whatever it raises is its own, and what it returns is a plain tensor."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from mha.conformance.violation import Refusal
+import torch
+from torch import Tensor
+
+from mha.conformance.violation import Refusal, Violation
 
 
 @contextmanager
@@ -23,3 +27,21 @@ def guarded(what: str) -> Iterator[None]:
 def _told(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def require_plain(
+    code: str, got: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]
+) -> None:
+    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these dtypes."""
+    if type(got) is not Tensor:
+        told = f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
+        check = f"assert type({code}) is torch.Tensor, type({code})"
+        raise Violation(f"{told}Output(output, weights)", (check,), family="SHP")
+    dtype = got.dtype if got.dtype in dtypes else dtypes[0]
+    wanted = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
+    for name, value in wanted.items():
+        seen = getattr(got, name)
+        if seen != value:
+            shown = tuple(seen) if name == "shape" else seen
+            check = f"assert {code}.{name} == {value!r}, {code}.{name}"
+            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")

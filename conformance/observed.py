@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mha.conformance.violation import Violation
 from mha.spec import Config, Problem, Weights
 from mha.spec.bounds import Ball
 
@@ -132,21 +131,3 @@ def index_code(index: Any) -> str:
     if isinstance(index, Tensor):
         return repr(index.tolist())
     return "..." if index is Ellipsis else repr(index)
-
-
-def require_plain(
-    code: str, got: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]
-) -> None:
-    """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these dtypes."""
-    if type(got) is not Tensor:
-        told = f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
-        check = f"assert type({code}) is torch.Tensor, type({code})"
-        raise Violation(f"{told}Output(output, weights)", (check,), family="SHP")
-    dtype = got.dtype if got.dtype in dtypes else dtypes[0]
-    wanted = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
-    for name, value in wanted.items():
-        seen = getattr(got, name)
-        if seen != value:
-            shown = tuple(seen) if name == "shape" else seen
-            check = f"assert {code}.{name} == {value!r}, {code}.{name}"
-            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")

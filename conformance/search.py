@@ -47,7 +47,7 @@ FLAKY = "; the same case did not fail every time, so a call depends on what came
 SHRINKING = 100
 # How many of the cases are also given to known wrong answers, and how improbable too few rejections must be; a wrong
 # answer that none of these rejects is given all cases.
-SAMPLED, IMPROBABLE, FLOOR_OF_EACH = 24, 2e-3, 0.1
+SAMPLED, IMPROBABLE = 24, 2e-3
 
 
 class Search:
@@ -106,9 +106,9 @@ class Search:
         claims = self.implementation.claims
         right = () if claims.masks or claims.causal else ("unmasked",)
         for twist, count in self.missed.items():
-            if twist not in right and (1 - FLOOR_OF_EACH) ** count <= IMPROBABLE:
+            if twist not in right and (1 - floor / 2) ** count <= IMPROBABLE:
                 told = f"none of {count} cases rejects the known wrong answer {twist}"
-                return f"{told}: a share of {FLOOR_OF_EACH} is the least"
+                return f"{told}: a share of {floor / 2} is the least"
         return ""
 
     def run(self, shrink: Callable[[], bool]) -> None:

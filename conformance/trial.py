@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.guard import guarded
-from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step, require_plain
+from mha.conformance.guard import guarded, require_plain
+from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
 from mha.conformance.violation import CALL, Violation
 from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
@@ -101,13 +101,12 @@ class Trial:
         wanted: Sequence[str] = (*INPUTS, "mask"),
         *,
         frozen: bool = False,
-        seed: int | None = None,
     ) -> dict[str, Observed]:
         """Return the gradients of the sum of output * upstream, by name.
 
         Those of `wanted` inputs (inputs that are one tensor have one gradient, under the first name), of the mask if it
         is one of numbers, and of the weights where the attention tells them; zeros where there is none.
-        frozen: the weights require no gradient, and none is told of them. seed: set before the call.
+        frozen: the weights require no gradient, and none is told of them.
         """
         chosen = [name for name in wanted if name != "mask"]
         leaves = problem.map_inputs(lambda x: x.detach().clone())
@@ -121,7 +120,7 @@ class Trial:
         if frozen:
             built = self.derive(built, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
         number = len(self._done) + 1
-        step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, seed, upstream, tuple(chosen))
+        step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, None, upstream, tuple(chosen))
         with MODES[step.path].enter(self.case.device):
             output = self._call(step, built, (upstream.dtype,)).output.tensor
         with guarded("backward()"):

@@ -7,7 +7,7 @@ order of summation, split, tiled or fused, so a correct implementation cannot ex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,9 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None, autocas
     autocast: the dtype to which each product may round its factors first, if it may.
     """
     config, given, low = problem.config, problem.weights, autocast is not None
+    if low:  # its products are stored in that dtype, whatever is declared of the problem's own
+        stored = replace(claims.rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2)
+        claims = replace(claims, rounding=stored)
     units = units_of(autocast or problem.query.dtype)
     tau = config.head_dim**-0.5 if scale is None else scale
     query = _heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low), config)
@@ -139,9 +142,9 @@ def _attend(
         steps += (gap + 2) * max(stored - own, 0.0)
     wobble = (error + steps).masked_fill(~allowed, 0.0)
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
-    # A numerator that underflows is lost before the row is divided by its sum, which is 1/max(weight) or more.
+    # A numerator that underflows is lost before the row is divided by its sum, which is 1/max(upper) or more.
     lost = flush + (units.subnormal if claims.rounding.softmax_stored else 0.0)
-    faint = lost * _largest(weight).unsqueeze(-1) * allowed
+    faint = lost * _largest(upper).unsqueeze(-1) * allowed
     upper, lower = upper + faint, (lower - faint).clamp(min=0.0)
     least = lower.sum(-1, keepdim=True).clamp(min=flush)
     count = allowed.sum(-1, keepdim=True).clamp(min=1).double()
@@ -153,18 +156,17 @@ def _attend(
     spread = torch.maximum(upper / least - weight, weight - lower / upper.sum(-1, keepdim=True).clamp(min=flush))
     underflow = (units.subnormal + flush) * allowed.double()
     likely = weight + spread
-    weight_rad = (spread + (summing + cast) * likely + underflow).masked_fill(~allowed, 0.0)
+    weight_rad = (spread + _together(summing, cast) * likely + underflow).masked_fill(~allowed, 0.0)
     context = weight @ value.mid
     moved = _moved(upper - weight, value.mid, context) / least
-    size = value.mid.abs()
-    rad = moved + (2 * summing + 3 * own + cast) * (likely @ size) + underflow @ size
+    rad = moved + _together(summing, summing, 3 * own, cast) * (likely @ value.size) + underflow @ value.size
     rad = rad + (weight + weight_rad) @ value.rad
     result = Ball(context, (rad + count * units.flush).masked_fill(empty, 0.0))
     contexts = Ball(context, result.stored(units).rad.masked_fill(empty, 0.0))
     # A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
     strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(~allowed, 0.0)
     apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
-    apart = apart + (summing + cast).squeeze(-1) + (underflow + faint).sum(-1)
+    apart = _together(apart, summing.squeeze(-1), cast) + (underflow + faint).sum(-1)
     sums = Ball(
         weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
     )
@@ -203,6 +205,14 @@ def _scores(
         overflows = allowed & (reach >= units.largest)
         error = error.masked_fill(overflows.any(-1, keepdim=True) & allowed, float("inf"))
     return score, error
+
+
+def _together(first: Tensor, *others: Tensor | float) -> Tensor:
+    """Return the relative error that several make together: they multiply."""
+    total = first
+    for other in others:
+        total = total + other + total * other
+    return total
 
 
 def log_drift(highest: Tensor, keys: int, roundoff: float) -> Tensor:

@@ -18,6 +18,7 @@ from mha.conformance.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Weights
 
 ONLY_SELF = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
+TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False)
 LOG = replace(CLAIMS, rounding=Rounding())
 IN_SINGLE = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
 VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
@@ -32,7 +33,13 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
     "NaN in contexts": (variants.NanContext, replace(CLAIMS, empty_row="nan")),
     "stored softmax": (variants.SoftmaxStored, CLAIMS),
     "log-sum-exp": (variants.LogSumExp, LOG),
+    "log-sum-exp in base two": (variants.LogSumExpInBaseTwo, LOG),
     "split keys": (variants.SplitKeys, LOG),
+    "dropout, bottom right": (
+        variants.DropsBottomRight,
+        replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False),
+    ),
+    "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
 }
 # Only the clauses, or families, on which the claim bears; all where nothing is said.
 ON_ROWS = ("SHP", "SMX-1", "SMX-5", "MSK", "PTH-1", "PTH-2", "EQV-5", "NUM-1", "GRD-1", "GRD-4", "STA-1", "STA-3")
@@ -47,7 +54,10 @@ BEARS_ON = {
     "NaN in contexts": ON_ROWS,
     "stored softmax": ARITHMETIC,
     "log-sum-exp": ARITHMETIC,
+    "log-sum-exp in base two": ARITHMETIC,
     "split keys": ARITHMETIC,
+    "dropout, bottom right": ("DRP", "GRD", "CAU"),
+    "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
 }
 DTYPES = {"stored softmax": ("float32", "bfloat16", "float16"), "log-sum-exp": ("float32", "float16")}
 # What a plain formula and these policies do not keep; all else must be kept, also what is only recommended.

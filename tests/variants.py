@@ -133,3 +133,27 @@ class SplitKeys(Complete):
         whole = torch.cat(shifts, -1).logsumexp(-1, keepdim=True)
         shares = [(part - shift).exp() * (shift - whole).exp() for part, shift in zip(parts, shifts, strict=True)]
         return torch.cat(shares, -1).to(self.w_q.dtype)
+
+
+class LogSumExpInBaseTwo(Complete):
+    """The weights are exp2(score - z) in base two, z being stored in natural logarithms."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
+        empty = ~allowed.any(-1, keepdim=True)
+        scores = scores * math.log2(math.e)
+        highest = scores.masked_fill(empty, 0.0).amax(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, True)
+        total = torch.exp2(scores.masked_fill(empty, 0.0) - highest).sum(-1, keepdim=True)
+        z = (highest + total.log2()) * math.log(2)
+        return torch.exp2(scores - z * math.log2(math.e)).to(self.w_q.dtype)
+
+
+class DropsBottomRight(Complete):
+    """Causal from the bottom right, NaN for the queries before the first key, and dropout."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, False, q, k)
+        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if is_causal else allowed, bias
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)

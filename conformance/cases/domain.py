@@ -29,9 +29,9 @@ ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
 # The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
-VOLUMES = {"small": 1 << 14, "wide": 1 << 21, "long": float("inf")}
+VOLUMES = {"small": 1 << 14, "wide": 1 << 23, "long": float("inf")}
 # The sizes of everyday models, and beside: tiles of widths and of heads, more items than most cases have.
-WIDE = {"n_heads": (10,), "head_dim": (64, 17, 65), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
+WIDE = {"n_heads": (12,), "head_dim": (64, 17, 65), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 1025
 # Sizes at and beside the edges of tiles.
@@ -106,7 +106,8 @@ class Domain:
 
     def edges(self, longest: int) -> tuple[int, ...]:
         """Return the lengths beside the edges of tiles; in `levels`, the first of them stands for all."""
-        return tuple(size for size in EDGES if size <= min(longest, self.max_length) and self.scale == "small")
+        edges = EDGES if self.scale == "small" else ()
+        return tuple(size for size in edges if size <= min(longest, self.max_length))
 
     def bounds_of(self, size: str, longest: int) -> tuple[int, int]:
         """Return the smallest and the largest value of a size."""
@@ -153,6 +154,8 @@ class Domain:
             length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
             length = min(row["S"], LONG_SQUARE) if self.scale == "long" else length
             row = row | {"L": length, "S": length}
+        if self.scale == "long" and row["inputs"] != "self" and claims.causal == "top_left":
+            row = row | {"causal": False}  # which would leave the few queries the first few keys
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 
 

@@ -84,10 +84,12 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
             smallest, largest = domain.bounds_of(other, limit)
             row[other] = min(max(row[one], smallest), largest)
         # Long rows leave less room for heads, widths and items: a long case teaches as much with few of them.
-        room = VOLUMES["wide" if domain.scale == "wide" else "small"] // (row["L"] * row["S"])
-        for name, least in (("B", domain.min_B), ("head_dim", domain.min_head_dim), ("n_heads", domain.min_heads)):
-            others = prod(row[size] for size in ("B", "head_dim", "n_heads") if size != name)
-            row[name] = max(least, min(row[name], room // others))
+        least = {"B": domain.min_B, "head_dim": domain.min_head_dim, "n_heads": domain.min_heads}
+        if domain.scale == "wide":
+            least = {"L": 1, "S": 1}
+        for name, smallest in least.items():
+            others = prod(row[size] for size in SIZES if size != name)
+            row[name] = max(smallest, min(row[name], VOLUMES["wide" if domain.scale == "wide" else "small"] // others))
         return domain.case(claims, dtype, device, row)
 
     return st.fixed_dictionaries(fields).map(case_of)

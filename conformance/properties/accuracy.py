@@ -13,6 +13,7 @@ from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, HALF, MODE
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect, expect_close, need
 from mha.conformance.observed import Observed
+from mha.conformance.properties.changes import expect_answer
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem
@@ -23,16 +24,10 @@ MANY = Domain(dtypes=HALF, regimes=("normal",), min_heads=2, min_head_dim=8, min
 ANYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, regimes=EVERYDAY, layouts=ALL_LAYOUTS)
 
 
-def _expect_answer(attention: Trial, problem: Problem) -> None:
-    answer, seen = attention.answer(problem), attention(problem)
-    expect_close(seen.output, answer.output, because="the oracle's value")
-    if seen.weights is not None:
-        expect_close(seen.weights, answer.weights, because="the oracle's value")
-
-
 @checks("NUM-1", ANYTHING, rejects=WRONGS, floor=0.3)
 def results_are_within_the_bound(attention: Trial, case: Case) -> None:
-    _expect_answer(attention, case.problem())
+    problem = case.problem()
+    expect_answer(attention(problem), attention.answer(problem), "the oracle's value")
 
 
 EVERYDAY_SIZES = Domain(
@@ -42,7 +37,8 @@ EVERYDAY_SIZES = Domain(
 
 @checks("NUM-1", EVERYDAY_SIZES, after="HED-1", rejects=WRONGS, floor=0.3, limit=6)
 def results_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
-    _expect_answer(attention, case.problem())
+    problem = case.problem()
+    expect_answer(attention(problem), attention.answer(problem), "the oracle's value")
 
 
 @checks(

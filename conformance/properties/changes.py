@@ -7,10 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mha.conformance.expect import expect, expect_close, expect_unchanged
+from mha.conformance.expect import expect, expect_close, expect_unchanged, need
+from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation, Observed
-from mha.conformance.trial import Trial
-from mha.spec import MaskConvention, Problem, to_convention
+from mha.conformance.trial import INPUTS, Trial
+from mha.spec import Answer, MaskConvention, Problem, to_convention
 
 
 def passing_heads(problem: Problem) -> Problem:
@@ -83,26 +84,37 @@ def expect_unread(attention: Trial, problem: Problem, hidden: Tensor, generator:
                 expect_unchanged(attention, changed[index, kept], base[index, kept], bound=reach, because=because)
 
 
-def expect_gradients(
-    attention: Trial, problem: Problem, rows: Tensor | None, because: str, names: tuple[str, ...] = ()
-) -> None:
-    """The gradients are the right ones within their bounds; in half precision, where those say little, finite besides.
+def expect_gradients(attention: Trial, problem: Problem, rows: Tensor | None, because: str) -> None:
+    """The gradients are the right ones within their bounds.
 
-    rows: boolean (B, L), the rows of the output to differentiate; all unless given. names: all that there are unless
-    given. The gradient of W_o is left out where a context is NaN by policy: it is 0 times NaN there.
+    rows: boolean (B, L), the rows of the output to differentiate; all unless given. The gradient of W_o is left out
+    where a context is NaN by policy: it is 0 times NaN there.
     """
     upstream = attention.upstream(problem, rows)
-    seen = attention.gradients(problem, upstream)
-    half = problem.query.dtype in (torch.bfloat16, torch.float16)
-    right = attention.right_gradients(problem, upstream)
+    seen, right = attention.gradients(problem, upstream), attention.right_gradients(problem, upstream)
     lost = {"w_o"} if attention.claims.empty_row == "nan" and bool(attention.answer(problem).empty.any()) else set()
-    for name, gradient in seen.items():
-        if name in lost or (names and name not in names):
-            continue
-        if half:
-            expect_finite(gradient, because)
-        if bool(right[name].rad.isfinite().any()):
-            expect_close(gradient, right[name], because=f"the gradient, {because}")
+    known = [name for name in seen if name not in lost and bool(right[name].rad.isfinite().any())]
+    need(bool(known), "a step may overflow, so nothing is known")
+    for name in known:
+        expect_close(seen[name], right[name], because=f"the gradient, {because}")
+
+
+def expect_slopes(attention: Trial, leaves: Problem, output: Tensor, because: str) -> None:
+    """Differentiated now, an output that was computed before gives the right gradients of its inputs."""
+    upstream = attention.upstream(leaves)
+    with guarded("backward()"):
+        output.backward(upstream)
+    right = attention.right_gradients(leaves, upstream)
+    for name in (name for name in INPUTS if name in right):
+        seen = attention.aside(getattr(leaves, name).grad, f"{name}.grad")
+        expect_close(seen, right[name], because=f"the gradient, {because}")
+
+
+def expect_answer(seen: Observation, answer: Answer, because: str) -> None:
+    """The output is right, and so are the weights, if there are any."""
+    expect_close(seen.output, answer.output, because=because)
+    if seen.weights is not None:
+        expect_close(seen.weights, answer.weights, because=because)
 
 
 def expect_finite(got: Observed, because: str) -> None:

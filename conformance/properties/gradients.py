@@ -55,7 +55,7 @@ def gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Cas
     after="HED-1",
     rejects=("wild", "noise"),
 )
-def half_precision_gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
+def half_gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
     expect_gradients(attention, case.problem(), None, "as the formulas have it")
 
 
@@ -67,7 +67,7 @@ def half_precision_gradients_are_within_the_bound(attention: Trial, case: Case) 
     level="SHOULD",
     rejects=("wild", "noise"),
 )
-def half_precision_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None:
+def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None:
     problem = case.problem()
     need(bool(attention.answer(problem).empty.logical_not().all()), "a row is empty")
     upstream = attention.upstream(problem)
@@ -205,10 +205,10 @@ def an_additive_mask_has_the_right_gradient(attention: Trial, case: Case) -> Non
     rejects=("unsummed",),
 )
 def the_key_bias_has_no_gradient(attention: Trial, case: Case) -> None:
+    need(attention.claims.weight_gradients, "needs the claim weight_gradients")
     problem = case.problem()
     upstream = attention.upstream(problem)
     seen = attention.gradients(problem, upstream)
-    need(attention.claims.weight_gradients, "needs the claim weight_gradients")
     expected = attention.right_gradients(problem, upstream)["b_k"]
     expect_close(seen["b_k"], expected, because="it adds the same to every score of a row, which the softmax cancels")
 
@@ -219,7 +219,7 @@ def the_key_bias_has_no_gradient(attention: Trial, case: Case) -> None:
     needs="gradients",
     rejects=("unsummed",),
 )
-def the_gradients_of_a_row_of_scores_sum_to_zero(attention: Trial, case: Case) -> None:
+def the_gradients_of_a_row_sum_to_zero(attention: Trial, case: Case) -> None:
     problem = case.problem()
     upstream = attention.upstream(problem)
     gradient = attention.gradients(problem, upstream)["mask"]

@@ -46,7 +46,7 @@ def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
 
 @checks(
     "GRD-1",
-    replace(LONG, inputs=("cross",), dtypes=BOUNDED),
+    replace(LONG, inputs=("cross",), causal=(False,), dtypes=BOUNDED),
     needs="gradients",
     after="HED-1",
     rejects=("mean", "zeros", "detached"),

@@ -11,7 +11,7 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, PATHS, 
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import expect_gradients, weights_of
+from mha.conformance.properties.changes import expect_answer, expect_gradients, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
@@ -157,8 +157,8 @@ def extras_match_the_oracle(attention: Trial, case: Case) -> None:
         expect_close(_call_with_extra(attention, problem, extra), answer.output, because=because)
         if problem.config.extra_keys and attention.claims.returns_weights:
             seen = attention(problem, need_weights=True)
-            expect_close(seen.output, answer.output, because=because)
-            expect_close(weights_of(seen), answer.weights, because=because)
+            weights_of(seen)
+            expect_answer(seen, answer, because)
 
 
 @checks(

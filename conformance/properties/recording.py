@@ -1,4 +1,4 @@
-"""GRD-5: what is recorded for the backward pass changes neither outputs nor gradients."""
+"""GRD-5: what is recorded changes neither outputs nor gradients; STA-3, as far as it speaks of gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import FEW
 from mha.conformance.expect import expect_agree, expect_close, need
+from mha.conformance.properties.changes import expect_slopes
 from mha.conformance.registry import checks
 from mha.conformance.trial import INPUTS, Trial
 
@@ -18,7 +19,7 @@ from mha.conformance.trial import INPUTS, Trial
     needs="gradients",
     rejects=("erratic",),
 )
-def any_subset_of_inputs_has_the_same_gradients(attention: Trial, case: Case) -> None:
+def any_subset_has_the_same_gradients(attention: Trial, case: Case) -> None:
     problem = case.problem()
     upstream = attention.upstream(problem)
     subset = [name for place, name in enumerate(INPUTS) if (case.seed % 7) >> place & 1]
@@ -56,3 +57,18 @@ def recording_changes_no_output(attention: Trial, case: Case) -> None:
     for path in ("no_grad", "inference"):
         seen = attention(problem, path=path).output
         expect_agree(seen, base, bounds=(bound, bound), because=f"{path!r} against what a recorded call gives")
+
+
+@checks(
+    "STA-3",
+    Domain(masks=("none", *FEW, "bias"), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("noise", "wild"),
+    limit=20,
+)
+def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
+    leaves = case.problem().map_inputs(lambda x: x.detach().clone().requires_grad_())
+    output = attention.forward(leaves)
+    attention.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
+    expect_slopes(attention, leaves, output, "with another call before the backward pass")

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_close, expect_unchanged, need
+from mha.conformance.expect import expect, expect_agree, expect_unchanged, need
 from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation
 from mha.conformance.registry import checks
@@ -121,28 +121,6 @@ def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
     because = "what an attention gives that has not seen what was in these tensors before"
     _expect_same(attention, attention(problem), attention(copied, via=fresh), attention.answer(problem), because)
-
-
-@checks(
-    "STA-3",
-    Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
-    needs="gradients",
-    after="HED-1",
-    rejects=("noise", "wild"),
-    limit=20,
-)
-def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
-    upstream = attention.upstream(problem)
-    output = attention.forward(leaves)
-    attention.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
-    with guarded("backward()"):
-        output.backward(upstream)
-    right = attention.right_gradients(leaves, upstream)
-    for name in (name for name in INPUTS if name in right):
-        seen = attention.aside(getattr(leaves, name).grad, f"{name}.grad")
-        expect_close(seen, right[name], because="the gradient, with another call before the backward pass")
 
 
 def _reloaded(attention: Trial, problem: Problem) -> nn.Module:

@@ -161,7 +161,7 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(attention: Trial, case: C
     problem = problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in ("w_q", "b_q")})
     exact = problem.value.double().mean(1, keepdim=True).expand(-1, case.L, -1).to(problem.query)
     because = f"the mean of {count} small integers is a number of this dtype"
-    _expect_exact(attention, problem, exact, because, not attention.claims.rounding.log_normaliser)
+    _expect_exact(attention, problem, exact, because)
 
 
 @checks("EQV-6", EXACT, rejects=("zeros", "noise", "mean"))
@@ -175,9 +175,9 @@ def a_key_that_wins_by_far_gives_its_value_exactly(attention: Trial, case: Case)
     _expect_exact(attention, problem, exact, "all other weights are exactly 0")
 
 
-def _expect_exact(attention: Trial, problem: Problem, exact: torch.Tensor, because: str, exactly: bool = True) -> None:
+def _expect_exact(attention: Trial, problem: Problem, exact: torch.Tensor, because: str) -> None:
     seen = attention(problem).output
-    if exactly and not attention.claims.retiles:
-        expect_close(seen, Ball.exact(exact), because=f"{because}, so nothing is rounded")
-    else:
+    if attention.claims.retiles or attention.claims.rounding.log_normaliser:
         expect_close(seen, attention.answer(problem).output, because=because)
+    else:
+        expect_close(seen, Ball.exact(exact), because=f"{because}, so nothing is rounded")

@@ -10,12 +10,11 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
-from mha.conformance.expect import expect_agree, expect_close, need
-from mha.conformance.observed import Observation
-from mha.conformance.properties.changes import expect_gradients
+from mha.conformance.expect import expect_agree, need
+from mha.conformance.properties.changes import expect_answer, expect_gradients
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
-from mha.spec import Answer, Config, Problem, Weights
+from mha.spec import Config, Problem, Weights
 
 WRONGS = ("zeros", "mean", "noise")
 
@@ -39,12 +38,6 @@ def rebuilt(case: Case, config: Config) -> Problem:
 VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, regimes=MODERATE, layouts=DENSE)
 
 
-def _expect_answer(seen: Observation, answer: Answer, because: str) -> None:
-    expect_close(seen.output, answer.output, because=because)
-    if seen.weights is not None:
-        expect_close(seen.weights, answer.weights, because=because)
-
-
 def grouped(case: Case) -> Config:
     """Return the case's configuration with fewer key/value heads."""
     groups = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
@@ -57,7 +50,7 @@ def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
     problem = rebuilt(case, config)
     seen, answer = attention(problem), attention.answer(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
-    _expect_answer(seen, answer, because)
+    expect_answer(seen, answer, because)
     repeats, given = config.n_heads // config.kv_heads, problem.weights
 
     def repeated(x: Tensor) -> Tensor:
@@ -87,7 +80,7 @@ def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
     kdim, vdim = 1 + case.seed % 7, 1 + case.seed // 7 % 7
     problem = rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
-    _expect_answer(attention(problem), attention.answer(problem), because)
+    expect_answer(attention(problem), attention.answer(problem), because)
 
 
 @checks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, get_args
 
 from torch import Tensor
@@ -47,7 +47,8 @@ def by_name(
 ) -> Call:
     """Return the call that passes the three inputs by position, and the rest by the function's own names.
 
-    A function without a causal flag gets the causal mask, aligned as it claims, joined to the mask.
+    A function without a causal flag gets the causal mask, aligned as it claims, joined to the mask. One that needs a
+    single argument besides is self-attention: it gets the query alone, and refuses other keys and values.
     length_axis: the dimension of query and key that counts positions.
     Raises ImplementationError where the convention promises a mask and the function has no parameter for it.
     """
@@ -57,6 +58,7 @@ def by_name(
         taken = inspect.signature(function).parameters
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or give call=...") from error
+    alone = len(_required(taken)) == 1
     words = {role: next((w for w in known if w in taken), None) for role, known in ARGUMENT_WORDS.items()}
     if convention and not words["mask"]:
         raise ImplementationError(
@@ -74,6 +76,8 @@ def by_name(
         is_causal: bool,
         need_weights: bool,
     ) -> Output:
+        if alone and not (query is key is value):
+            raise NotImplementedError(f"{label} takes one input: query, key and value must be one tensor")
         if is_causal and not words["is_causal"] and alignment:
             lengths = query.shape[length_axis], key.shape[length_axis]
             mask, is_causal = join_causal(mask, causal_mask(*lengths, alignment, query.device)), False
@@ -88,9 +92,16 @@ def by_name(
             raise NotImplementedError(f"{label} takes no causal flag")
         if words["need_weights"]:
             named[words["need_weights"]] = need_weights
-        return as_output(target(query, key, value, **named))
+        return as_output(target(*((query,) if alone else (query, key, value)), **named))
 
     return call
+
+
+def _required(taken: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the names of the inputs: what has no default, but for the module itself and what `ARGUMENT_WORDS` has."""
+    others = {"self", *(word for words in ARGUMENT_WORDS.values() for word in words)}
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, p in taken.items() if p.default is p.empty and p.kind in positional and name not in others]
 
 
 def as_output(returned: Any) -> Output:

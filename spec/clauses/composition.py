@@ -7,7 +7,7 @@ CLAUSES: tuple[Clause, ...] = (
         id="CMP-1",
         level="MAY",
         title="Compiled and eager results agree",
-        statement="`torch.compile(module)` agrees with eager execution, within the bound.",
+        statement="`torch.compile(module)` agrees with eager execution, within the bound, and so do its gradients.",
         why=(
             "Compiling is the usual way to make a model faster. If it changes the result, the model in production is "
             "not the one that was debugged."

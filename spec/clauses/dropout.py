@@ -28,8 +28,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout keeps the output unbiased",
         statement=(
             "In training mode the output is unbiased: its mean over seeds is the output without dropout. Each weight "
-            "is dropped with probability p, apart for each query and key, and the rest are scaled by 1/(1-p). The "
-            "statistical test states its false-alarm rate, at most 1e-9."
+            "is dropped alone, with probability p, for all columns of its value, and is otherwise scaled by 1/(1-p). "
+            "The statistical test states its false-alarm rate, at most 1e-9."
         ),
         why=(
             "Without the factor 1/(1-p), activations are smaller in training than in evaluation, and the layers after "

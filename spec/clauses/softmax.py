@@ -7,7 +7,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="SMX-1",
         level="MUST",
         title="Weights are probabilities",
-        statement="Every weight is in [0, 1], and every row with at least one allowed key sums to 1 within the bound.",
+        statement=(
+            "Every weight is in [0, 1], but for rounding, and every row with at least one allowed key sums to 1 within "
+            "the bound."
+        ),
         why=(
             "Where the sum is not 1, the context is scaled by a factor that depends on how much is masked, so padded "
             "and unpadded batches give activations of different size."

@@ -37,8 +37,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Calls repeat bit for bit",
         statement=(
-            "Two calls with the same inputs give the same bits on the CPU. A call has no effect on the next, whatever "
-            "its shapes, masks or failures were."
+            "Two calls with the same inputs give the same bits on the CPU. A call has no effect on the next, nor on "
+            "the backward pass of one before, whatever its shapes, masks or failures were, and whether or not its "
+            "tensors have changed since."
         ),
         why=(
             "A result that depends on earlier calls cannot be reproduced alone, so neither can its bugs. On a server, "

@@ -103,7 +103,7 @@ CLAUSES: tuple[Clause, ...] = (
         statement=(
             "A row with exactly one allowed key gives that key's projected value as the context. So does a row in "
             "which one key wins by so much that the exponentials of all others vanish, and then exactly, unless the "
-            "implementation declares that it retiles."
+            "implementation declares that it retiles, or that it does not divide by the sum."
         ),
         why=(
             "The first position of every causal sequence has one allowed key, itself. What goes wrong there is in "

@@ -1,0 +1,73 @@
+"""Queries in chunks, each recomputed in the backward pass: memory grows with L + S, not with L times S."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mha.implementations.adapters.module import from_module
+from mha.spec import Claims, Config, Rounding, validate_call
+
+CHUNK = 64
+
+
+class ChunkedAttention(nn.Module):
+    """Rabe & Staats 2021, with chunks of queries only: one chunk's weights are all that is ever held."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.config = Config(d_model, n_heads, bias=bias)
+        self.config.validate()
+        self.query = nn.Linear(d_model, d_model, bias=bias)
+        self.key = nn.Linear(d_model, d_model, bias=bias)
+        self.value = nn.Linear(d_model, d_model, bias=bias)
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        validate_call(self.config, query, key, value, mask, masks=("bool",))
+        q, k, v = self.split(self.query(query)), self.split(self.key(key)), self.split(self.value(value))
+        contexts = []
+        for start in range(0, max(query.shape[1], 1), CHUNK):
+            rows = slice(start, start + CHUNK)
+            part = mask[..., rows, :] if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 else mask
+            contexts.append(
+                checkpoint(attend, q[:, :, rows], k, v, part, start if is_causal else None, use_reentrant=False)
+            )
+        output: Tensor = self.output(torch.cat(contexts, 2).transpose(1, 2).flatten(2))
+        return output
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, L, D) to (B, H, L, d_k)."""
+        heads: Tensor = x.unflatten(-1, (self.config.n_heads, self.config.head_dim))
+        return heads.transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: int | None) -> Tensor:
+    """Return the context of some queries, (B, H, chunk, d_k); start: the first one's place, if the call is causal."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+    allowed = allowed if start is None else allowed.tril(start)
+    allowed = allowed if mask is None else allowed & mask
+    empty = ~allowed.any(-1, keepdim=True)
+    weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    return weights @ v
+
+
+implementation = from_module(
+    ChunkedAttention,
+    name="chunked",
+    parameters={"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "output"},
+    mask="keep",
+    claims=Claims(
+        returns_weights=False,
+        composes={"compile", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    ),
+)

@@ -1,0 +1,51 @@
+"""Every reshaping said in words, with einops: `rearrange` for the heads, `einsum` for the products."""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor, nn
+
+from mha.implementations.adapters.module import from_module
+from mha.spec import Claims, Config, Output, Rounding, validate_call
+
+
+class EinopsAttention(nn.Module):
+    """Equations 1 and 3 of Vaswani et al. 2017; a mask says which keys are hidden."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.config = Config(d_model, n_heads, bias=bias)
+        self.config.validate()
+        self.to_q = nn.Linear(d_model, d_model, bias=bias)
+        self.to_k = nn.Linear(d_model, d_model, bias=bias)
+        self.to_v = nn.Linear(d_model, d_model, bias=bias)
+        self.to_out = nn.Linear(d_model, d_model, bias=bias)
+        self.scale = self.config.head_dim**-0.5
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Output:
+        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = masked."""
+        validate_call(self.config, query, key, value, mask, masks=("bool",))
+        q, k, v = (
+            rearrange(x, "b n (h d) -> b h n d", d=self.config.head_dim)
+            for x in (self.to_q(query), self.to_k(key), self.to_v(value))
+        )
+        scores = einsum(q, k, "b h i d, b h j d -> b h i j") * self.scale
+        hidden = torch.zeros_like(scores, dtype=torch.bool) if mask is None else mask
+        empty = hidden.all(-1, keepdim=True)
+        weights = scores.masked_fill(hidden & ~empty, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
+        context = einsum(weights, v, "b h i j, b h j d -> b h i d")
+        return Output(self.to_out(rearrange(context, "b h n d -> b n (h d)")), weights)
+
+
+implementation = from_module(
+    EinopsAttention,
+    name="einops",
+    parameters={"w_q": "to_q", "w_k": "to_k", "w_v": "to_v", "w_o": "to_out"},
+    mask="drop",
+    claims=Claims(
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    ),
+)

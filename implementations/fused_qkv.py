@@ -1,0 +1,52 @@
+"""Self-attention as language models have it: query, key and value in one projection."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.adapters.module import from_module
+from mha.spec import Claims, Config, Rounding, validate_call
+
+
+class FusedAttention(nn.Module):
+    """Equation 1 of Vaswani et al. 2017 over one sequence, W_q, W_k and W_v being one matrix (3 D, D)."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.config = Config(d_model, n_heads, bias=bias)
+        self.config.validate()
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+        self.out = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend: x (B, L, D), mask broadcastable to (B, H, L, L), True = masked; padding is mask[:, None, None]."""
+        validate_call(self.config, x, x, x, mask, masks=("bool",))
+        parts = self.qkv(x).unflatten(-1, (3, self.config.n_heads, self.config.head_dim))
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / math.sqrt(self.config.head_dim)
+        hidden = torch.zeros((), dtype=torch.bool, device=x.device) if mask is None else mask
+        if is_causal:
+            hidden = hidden | torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        hidden = hidden.expand(scores.shape)
+        empty = hidden.all(-1, keepdim=True)  # every row of an item that is padded from end to end
+        weights = scores.masked_fill(hidden & ~empty, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
+        output: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+implementation = from_module(
+    FusedAttention,
+    name="fused_qkv",
+    parameters={"w_qkv": "qkv", "w_o": "out"},
+    mask="drop",
+    claims=Claims(
+        cross_attention=False,
+        returns_weights=False,
+        composes={"compile", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    ),
+)

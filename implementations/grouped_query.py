@@ -1,0 +1,59 @@
+"""Fewer key/value heads than query heads, each for a group of neighbours; one head is multi-query attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.adapters.module import from_module
+from mha.spec import Claims, Config, Output, Rounding, validate_call
+
+
+class GroupedQueryAttention(nn.Module):
+    """Ainslie et al. 2023 (and Shazeer 2019, for one key/value head); keys and values are never repeated in memory."""
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.config = Config(d_model, n_heads, n_kv_heads, bias=bias)
+        self.config.validate()
+        kv_width = self.config.kv_heads * self.config.head_dim
+        self.query = nn.Linear(d_model, d_model, bias=bias)
+        self.key = nn.Linear(d_model, kv_width, bias=bias)
+        self.value = nn.Linear(d_model, kv_width, bias=bias)
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        validate_call(self.config, query, key, value, mask, masks=("bool",))
+        heads, width = self.config.n_heads, self.config.head_dim
+        groups = self.config.kv_heads, heads // self.config.kv_heads
+        q = self.query(query).unflatten(-1, (*groups, width))
+        k = self.key(key).unflatten(-1, (groups[0], width))
+        v = self.value(value).unflatten(-1, (groups[0], width))
+        # g counts the key/value heads, r the query heads that share one.
+        scores = torch.einsum("blgrd,bsgd->bgrls", q, k).flatten(1, 2) / math.sqrt(width)
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
+        allowed = allowed.tril() if is_causal else allowed
+        allowed = allowed if mask is None else allowed & mask
+        empty = ~allowed.any(-1, keepdim=True)
+        weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+        context = torch.einsum("bgrls,bsgd->blgrd", weights.unflatten(1, groups), v)
+        return Output(self.output(context.flatten(2)), weights)
+
+
+implementation = from_module(
+    GroupedQueryAttention,
+    name="grouped_query",
+    parameters={"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "output"},
+    mask="keep",
+    claims=Claims(
+        grouped_query=True,
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    ),
+)
