@@ -85,7 +85,9 @@ def test_a_share_that_is_too_small_for_its_floor_is_told(monkeypatch: pytest.Mon
     assert searched(half).rejected["zeros"] == searched(half).rejected["unmasked tried"]
     assert not searched(half).rejected["unmasked"]
     assert judged(half, monkeypatch).verdicts[0].status == "harness_error"
-    assert judged(replace(half, floor=0.5), monkeypatch).verdicts[0].status == "pass"
+    none = judged(replace(half, floor=0.5), monkeypatch).verdicts[0]
+    assert none.status == "harness_error"
+    assert "cases rejects the known wrong answer unmasked" in none.message
 
 
 def test_cases_that_say_nothing_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """DRP: dropout. What can fail by chance says how often.
 
 A test of DRP-2 fails a correct implementation with a probability of at most `FALSE_ALARM`; a run makes at most `TESTS`
-of an implementation, so that it is wrong once in 10^9 at most. Their power, at `LONGEST` squared draws and p = 0.5: a
-probability that is wrong by 0.019 is caught with probability 0.99.
+of an implementation, so that it is wrong once in 10^9 at most. Their power, at `LONGEST` squared draws and
+p = 0.5: a probability that is wrong by 0.019 is caught with probability 0.99.
 """
 
 from __future__ import annotations

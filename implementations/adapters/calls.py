@@ -100,8 +100,11 @@ def by_name(
 def _required(taken: Mapping[str, inspect.Parameter]) -> list[str]:
     """Return the names of the inputs: what has no default, but for the module itself and what `ARGUMENT_WORDS` has."""
     others = {"self", *(word for words in ARGUMENT_WORDS.values() for word in words)}
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, p in taken.items() if p.default is p.empty and p.kind in positional and name not in others]
+    return [
+        name
+        for name, p in taken.items()
+        if p.default is p.empty and p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) and name not in others
+    ]
 
 
 def as_output(returned: Any) -> Output:
