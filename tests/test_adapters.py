@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import faults
+from mha import implementations
 from mha.conformance import check
 from mha.implementations import ImplementationError, discover, from_kernel, from_module, preflight, resolve
 from mha.spec import Claims, Implementation
@@ -98,6 +100,24 @@ def test_a_wrong_declaration_of_the_mask_is_caught() -> None:
     assert {verdict.status for verdict in report.verdicts} == {"fail"}
 
 
+class OneInput(faults.Correct):
+    """Self-attention, whose one input has a name of its own; its mask has no default."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None, *, causal: bool = False) -> Tensor:
+        return super().forward(x, x, x, attn_mask, causal).output
+
+
+def test_a_module_of_one_input_is_self_attention() -> None:
+    claims = Claims(cross_attention=False, returns_weights=False)
+    adapted = from_module(OneInput, parameters=faults.PARAMETERS, claims=claims)
+    report = check(adapted, "quick", clauses=CLAUSES, dtypes=["float32"])
+    assert report.conforms, report.verdicts
+    more = from_module(OneInput, parameters=faults.PARAMETERS, claims=Claims(returns_weights=False))
+    (verdict,) = check(more, "quick", clauses=["EQV-8"], dtypes=["float32"]).verdicts
+    assert not verdict.conforms
+    assert "OneInput takes one input: query, key and value must be one tensor" in verdict.message
+
+
 def test_a_module_without_masks_claims_none() -> None:
     class Maskless(faults.Correct):
         def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]  # on purpose
@@ -175,5 +195,7 @@ def test_a_target_that_cannot_be_resolved_is_told_in_one_message(target: str) ->
 
 
 def test_all_built_in_implementations_are_found() -> None:
-    assert {"loop", "sdpa", "torch_mha", "vectorized"} <= {entry.name for entry in discover()}
-    assert {"loop", "sdpa", "torch_mha", "vectorized"} <= {implementation.name for implementation in resolve("all")}
+    folder = Path(implementations.__file__).parent
+    files = {file.stem for file in folder.glob("*.py")} - {"__init__", "discovery", "errors"}
+    assert files <= {entry.name for entry in discover()}
+    assert files <= {implementation.name for implementation in resolve("all")}

@@ -86,6 +86,8 @@ def by_name(
             if not words["mask"]:
                 raise NotImplementedError(f"{label} takes no mask")
             named[words["mask"]] = to_convention(mask, convention or "keep", query.dtype)
+        elif words["mask"] and taken[words["mask"]].default is inspect.Parameter.empty:
+            named[words["mask"]] = None
         if words["is_causal"]:
             named[words["is_causal"]] = is_causal
         elif is_causal:
