@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.layouts import lay_out
 from mha.conformance.guard import guarded, require_plain
 from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
 from mha.conformance.violation import CALL, Violation
@@ -161,6 +162,7 @@ class Trial:
 
         rows: by default those with a key in every head, and all if the policy for the others is "zeros"; where that is
         all, the numbers are sometimes ones that share their memory, as in the backward pass of `output.sum()`.
+        They lie in memory one way or another, as gradients do.
         """
         if rows is None and self.claims.empty_row != "zeros":
             rows = problem.allowed(self.claims.causal).any(-1).all(1)
@@ -169,7 +171,8 @@ class Trial:
         if rows is None and self.case.seed % 4 == 3:
             return problem.query.new_ones(()).expand(shape)
         drawn = torch.randint(-2, 3, shape, generator=self.case.generator).to(problem.query)
-        return drawn if rows is None else drawn * rows.unsqueeze(-1).to(drawn)
+        drawn = drawn if rows is None else drawn * rows.unsqueeze(-1).to(drawn)
+        return lay_out(("contiguous", "transposed", "column_major", "sliced")[self.case.seed % 4], drawn)
 
     def answer(self, problem: Problem) -> Answer:
         """Return the right answer and its bound."""

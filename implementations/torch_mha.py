@@ -29,7 +29,8 @@ def call(
     """
     padding, hint = None, False
     axis = 1 if module.batch_first and query.ndim == 3 else 0
-    batch, queries, keys = query.shape[1 - axis], query.shape[axis], key.shape[axis]
+    batch = query.shape[1 - axis] if query.ndim == 3 else 1
+    queries, keys = query.shape[axis], key.shape[axis]
     if mask is not None and mask.ndim == 4 and mask.shape == (batch, 1, 1, keys):
         padding, mask = to_convention(mask[:, 0, 0], "drop", query.dtype), None
     if is_causal:

@@ -167,6 +167,9 @@ def _attend(
     strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(~allowed, 0.0)
     apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
     apart = _together(apart, summing.squeeze(-1), cast) + (underflow + faint).sum(-1)
+    if not claims.rounding.scores_stored:  # but what is returned is
+        returned = (stored * (weight + weight_rad) + units.subnormal) * allowed
+        weight_rad, apart = weight_rad + returned, apart + returned.sum(-1)
     sums = Ball(
         weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from complete import CLAIMS, Complete, Direct, complete
+from gallery import FAULTS, Fault
 
 from correct import PARAMETERS, Correct
-from gallery import FAULTS, Fault
 from mha.implementations import from_module
 from mha.spec import Claims, Implementation
 

@@ -104,3 +104,12 @@ class DropsContexts(Complete):
 
     def merge(self, x: Tensor) -> Tensor:
         return super().drop(super().merge(x))
+
+
+class SameDropAtEachCall(Complete):
+    """Each call draws from the seed of the run anew."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch.initial_seed())
+            return super().drop(weights)

@@ -155,3 +155,10 @@ class FrozenForgotten(Complete):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q if self.w_q.requires_grad else q.detach(), k)
+
+
+class WideHeadsDetachedInHalf(Complete):
+    """The wide kernel for half precision has no backward pass."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return super().combine(weights, v.detach() if v.shape[-1] > 16 and v.element_size() == 2 else v, allowed)

@@ -120,3 +120,20 @@ class ExtraKeyDetached(Complete):
     def extend(self, x: Tensor, name: str) -> Tensor:
         extended = super().extend(x, name)
         return torch.cat([extended[:, :, : x.shape[2]], extended[:, :, x.shape[2] :].detach()], 2)
+
+
+class GroupedWideCut(Complete):
+    """Where heads share keys, a head is as wide as the tile."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if self.config.kv_heads == self.config.n_heads:
+            return super().score(q, k)
+        return q[..., :16] @ k[..., :16].mT / self.config.head_dim**0.5
+
+
+class OneCacheForAll(Complete):
+    """The cache is the module's; what is given back is looked at for whether there is one."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        output, self.cache = super().decode(query, key, value, None if cache is None else self.cache)
+        return output, True

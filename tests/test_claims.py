@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
         variants.DropsBottomRight,
         replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False),
     ),
+    "everything in float32": (variants.EverythingInSingle, replace(CLAIMS, rounding=TIGHTEST)),
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
 }
 # Only the clauses, or families, on which the claim bears; all where nothing is said.
@@ -57,9 +58,14 @@ BEARS_ON = {
     "log-sum-exp in base two": ARITHMETIC,
     "split keys": ARITHMETIC,
     "dropout, bottom right": ("DRP", "GRD", "CAU"),
+    "everything in float32": (*ARITHMETIC, "CMP-4"),
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
 }
-DTYPES = {"stored softmax": ("float32", "bfloat16", "float16"), "log-sum-exp": ("float32", "float16")}
+DTYPES = {
+    "stored softmax": ("float32", "bfloat16", "float16"),
+    "log-sum-exp": ("float32", "float16"),
+    "everything in float32": ("float32", "bfloat16", "float16"),
+}
 # What a plain formula and these policies do not keep; all else must be kept, also what is only recommended.
 RECOMMENDED = {
     "MSK-8": "a policy other than zeros",

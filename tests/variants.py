@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from complete import Complete
@@ -157,3 +158,18 @@ class DropsBottomRight(Complete):
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)
+
+
+class EverythingInSingle(Complete):
+    """All but the projections is in float32, or wider; only what is returned is stored in the inputs' dtype."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return super().score(q.to(wide), k.to(wide))
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return super().combine(weights, v.to(weights), allowed).to(v)
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output, None if weights is None else weights.to(query))

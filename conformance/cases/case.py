@@ -14,7 +14,13 @@ from mha.spec import Config, Problem
 from mha.spec.claims import Alignment
 
 # Which of the tensors made for query, key and value each of the three really is.
-SHARING = {"cross": (0, 1, 2), "self": (0, 0, 0), "memory": (0, 1, 1), "query_key": (0, 0, 2)}
+SHARING = {
+    "cross": (0, 1, 2),
+    "self": (0, 0, 0),
+    "memory": (0, 1, 1),
+    "query_key": (0, 0, 2),
+    "query_value": (0, 1, 0),
+}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -24,7 +30,7 @@ class Case:
     n_heads, head_dim, bias: the configuration. B, L, S: batch, queries, keys. dtype, device: names, as in torch.
     mask: a kind of `mha.conformance.cases.masks`. causal: the causal flag of the call.
     inputs: "cross" (three tensors), "self" (one tensor given three times), "memory" (key and value are one tensor) or
-        "query_key" (query and key are).
+        "query_key" (query and key are), or "query_value".
     layout: a layout of `mha.conformance.cases.layouts`, or "mixed". regime: one of `mha.conformance.cases.regimes`.
     path: "eval", "train", "no_grad", "inference" or "train_no_grad": the modes of module and gradients in the call.
     need_weights: whether the weights are asked for. seed: of the numbers.

@@ -18,7 +18,7 @@ HALF = ("bfloat16", "float16")
 WITH_GRADIENT = ("eval", "train")
 PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.
-INPUTS = ("cross", "self", "memory", "query_key")
+INPUTS = ("cross", "self", "memory", "query_key", "query_value")
 EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
 # One regime for each kind of trouble, and layouts likewise, for clauses that are about something else.
 USUAL = ("normal", "integers", "large", "tiny")
@@ -30,8 +30,8 @@ ALL_LAYOUTS = (*LAYOUTS, "mixed")
 MODERATE = ("normal", "integers", "duplicates")
 # The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 23, "long": float("inf")}
-# The sizes of everyday models, and beside: tiles of widths and of heads, more items than most cases have.
-WIDE = {"n_heads": (12,), "head_dim": (64, 17, 65), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
+# The sizes of everyday models, and a width beside a tile.
+WIDE = {"n_heads": (12, 3), "head_dim": (64, 17, 80), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 1025
 # Sizes at and beside the edges of tiles.
@@ -128,15 +128,14 @@ class Domain:
         }
         if self.scale == "long":
             some = (longest, longest - 1, longest // 2 + 1, longest * 3 // 8, longest // 4 + 1, longest // 8 + 1)
-            lengths = {"L": (1, 2, 33), "S": some}
+            lengths = {"L": (1, 2, 33), "S": some, "head_dim": (8, 2, 64)}
         sizes: dict[str, tuple[Any, ...]] = {
             "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 9),
             "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
             "B": _between(self.min_B, self.max_B, 1, 2, 3),
-            **lengths,
         }
         return {
-            **(WIDE if self.scale == "wide" else sizes),
+            **(WIDE if self.scale == "wide" else sizes | lengths),
             "bias": self.bias,
             "mask": self.masks,
             "causal": self.causal,
@@ -149,7 +148,7 @@ class Domain:
 
     def case(self, claims: Claims, dtype: str, device: str, row: dict[str, Any]) -> Case:
         """Return the case of a row of levels; self-attention and square domains have one length, L unless too long."""
-        if self.square or row["inputs"] in ("self", "query_key"):
+        if self.square or row["inputs"] in ("self", "query_key", "query_value"):
             fits = row["L"] ** 2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= self.volume
             length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
             length = min(row["S"], LONG_SQUARE) if self.scale == "long" else length

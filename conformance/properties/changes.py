@@ -42,6 +42,11 @@ def item(problem: Problem, index: int) -> Problem:
     return problem.map_inputs(lambda x: x[own]).change(mask=mask)
 
 
+def refuses(attention: Trial, problem: Problem) -> bool:
+    """Whether the declared policy makes every call with this problem raise, as MSK-8 tests."""
+    return attention.claims.empty_row == "error" and bool(attention.answer(problem).empty.any())
+
+
 def weights_of(observation: Observation) -> Observed:
     """Return the weights that were asked for; that none came is a violation where they are claimed."""
     if observation.weights is None:

@@ -213,18 +213,23 @@ def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> Non
 
 
 def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
+    """Position by position, two sequences in turn, so that a cache is not the module's but the sequence's."""
     attention.scripted = False
     decoder: Any = attention.built(problem).attention
     decoder.eval()
-    expected, cache, outputs = attention.answer(problem).output, None, []
-    with torch.no_grad():
-        for place in range(case.L):
-            now = slice(place, place + 1)
-            with guarded("decode"):
-                output, cache = decoder.decode(problem.query[:, now], problem.key[:, now], problem.value[:, now], cache)
+    sequences = problem, problem.map_inputs(lambda x: x.flip(1))
+    caches: list[Any] = [None, None]
+    outputs: tuple[list[Tensor], list[Tensor]] = [], []
+    for place in range(case.L):
+        now = slice(place, place + 1)
+        for which, each in enumerate(sequences):
+            with torch.no_grad(), guarded("decode"):
+                inputs = each.query[:, now], each.key[:, now], each.value[:, now]
+                output, caches[which] = decoder.decode(*inputs, caches[which])
             shape = (case.B, 1, case.config.d_model)
             fits = isinstance(output, Tensor) and tuple(output.shape) == shape
             expect(fits, f"decode gives {getattr(output, 'shape', output)!r:.80}, but should give a tensor {shape}")
-            outputs.append(output)
-    seen = attention.aside(torch.cat(outputs, 1), "decoded")
-    expect_close(seen, expected, because="one causal pass over all positions")
+            outputs[which].append(output)
+    for each, parts in zip(sequences, outputs, strict=True):
+        seen = attention.aside(torch.cat(parts, 1), "decoded")
+        expect_close(seen, attention.answer(each).output, because="one causal pass over all positions")

@@ -61,6 +61,18 @@ def half_gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
 
 @checks(
     "GRD-1",
+    replace(EVERYDAY_SIZES, paths=WITH_GRADIENT, dtypes=HALF),
+    needs="gradients",
+    after="HED-1",
+    rejects=("wild", "noise"),
+    limit=3,
+)
+def half_gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
+    expect_gradients(attention, case.problem(), None, "as the formulas have it")
+
+
+@checks(
+    "GRD-1",
     replace(MANY, masks=("none", *FEW, "bias"), causal=BOTH, paths=WITH_GRADIENT, min_B=3, min_L=16),
     needs="gradients",
     after="HED-1",
@@ -129,6 +141,7 @@ def gradcheck_passes(attention: Trial, case: Case) -> None:
     problem = case.problem()
     if attention.claims.dropout and case.path == "train":
         problem = problem.change(config=replace(problem.config, dropout=0.5))
+    attention.built(problem)  # now, since a construction may draw random numbers
     inputs = [x.detach().clone().requires_grad_() for x in (problem.query, problem.key, problem.value)]
     if case.inputs == "self":
         inputs = inputs[:1]

@@ -59,7 +59,7 @@ def masking_equals_deleting(attention: Trial, case: Case) -> None:
     problem = as_claimed(attention, whole, allowed.to(case.device))
     kept = allowed[0, 0, 0].nonzero().flatten()
     deleted = select_keys(whole, kept)
-    rows = kept if problem.query is problem.key else slice(None)
+    rows = kept if any(problem.query is whole for whole in (problem.key, problem.value)) else slice(None)
     bound = attention.answer(problem).output[:, rows]
     seen, expected = attention(problem).output[:, rows], attention(deleted).output
     expect_agree(seen, expected, bounds=(bound, bound), because="what deleting the masked keys gives")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, PATHS, USUAL, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, USUAL, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import expect_answer, expect_gradients, weights_of
+from mha.conformance.properties.changes import expect_answer, expect_gradients, refuses, weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
@@ -21,15 +21,10 @@ ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)
 ONE_PATH = ("eval",)
 
 
-def _refuses(attention: Trial, problem: Problem) -> bool:
-    """Whether the declared policy makes every call with this problem raise, as MSK-8 tests."""
-    return attention.claims.empty_row == "error" and bool(attention.answer(problem).empty.any())
-
-
 @checks("PTH-1", Domain(masks=ANY_MASK, causal=BOTH, need_weights=(False,)), needs="returns_weights")
 def asking_for_weights_changes_no_output(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    need(not _refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
+    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
     bound = attention.answer(problem).output
     without, with_weights = (attention(problem, need_weights=asked).output for asked in (False, True))
     because = f"what the call with need_weights=True gives on the path {case.path!r}"
@@ -38,7 +33,7 @@ def asking_for_weights_changes_no_output(attention: Trial, case: Case) -> None:
 
 def _expect_one_result(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    need(not _refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
+    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
     bound, base = attention.answer(problem).output, attention(problem).output
     for path in PATHS[1:]:
         seen = attention(problem, path=path).output
@@ -119,7 +114,7 @@ def a_hint_never_overrides_the_mask(attention: Trial, case: Case) -> None:
 EXTRA = Domain(
     regimes=MODERATE,
     layouts=DENSE,
-    masks=("none", "queries", "padding", "query_bias"),
+    masks=("none", *BOOLEAN, *FLOAT),
     causal=BOTH,
     need_weights=(False,),
 )
@@ -140,7 +135,7 @@ def _with_extra(problem: Problem, case: Case, extra: str) -> Problem:
 def _call_with_extra(attention: Trial, problem: Problem, extra: str) -> Observed:
     """Call it in the form that the extra has; return the output in the usual one."""
     if extra == "unbatched":
-        mask = None if problem.mask is None else problem.mask[0, 0]
+        mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
         called = problem.map_inputs(lambda x: x[0]).change(mask=mask)
         return attention(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
     if extra == "length_first":
@@ -163,13 +158,15 @@ def extras_match_the_oracle(attention: Trial, case: Case) -> None:
 
 @checks(
     "PTH-5",
-    replace(EXTRA, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(EXTRA, paths=WITH_GRADIENT),
     needs="extras",
     after="HED-1",
     rejects=("detached",),
 )
 def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
-    keys = {"bias_kv", "zero_key"} & set(attention.claims.extras)
+    keys = sorted({"bias_kv", "zero_key"} & set(attention.claims.extras))
     need(attention.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
-    for extra in sorted(keys):
-        expect_gradients(attention, _with_extra(case.problem(), case, extra), None, f"with the extra {extra!r}")
+    problem = case.problem()
+    for extra in keys:
+        expect_gradients(attention, _with_extra(problem, case, extra), None, f"with the extra {extra!r}")
+        problem = _with_extra(problem, case, extra)  # the last has all that are claimed

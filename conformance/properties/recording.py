@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from mha.conformance.cases.case import Case
@@ -15,14 +16,22 @@ from mha.conformance.trial import INPUTS, Trial
 
 @checks(
     "GRD-5",
-    Domain(masks=("none", *FEW), causal=BOTH, inputs=("cross",), regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(
+        masks=("none", *FEW, "bias"),
+        causal=BOTH,
+        inputs=("cross",),
+        regimes=MODERATE,
+        paths=WITH_GRADIENT,
+        dtypes=BOUNDED,
+    ),
     needs="gradients",
     rejects=("erratic",),
 )
 def any_subset_has_the_same_gradients(attention: Trial, case: Case) -> None:
     problem = case.problem()
     upstream = attention.upstream(problem)
-    subset = [name for place, name in enumerate(INPUTS) if (case.seed % 7) >> place & 1]
+    names = ("mask", *INPUTS) if problem.mask is not None and problem.mask.is_floating_point() else INPUTS
+    subset = [name for place, name in enumerate(names) if case.seed % (2 ** len(names) - 1) >> place & 1]
     bounds = attention.right_gradients(problem, upstream)
     every, some = attention.gradients(problem, upstream), attention.gradients(problem, upstream, subset)
     need(bool(some), "no input requires a gradient, and those of the weights are not told")
@@ -72,3 +81,33 @@ def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
     output = attention.forward(leaves)
     attention.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
     expect_slopes(attention, leaves, output, "with another call before the backward pass")
+
+
+@checks(
+    "STA-3",
+    Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("noise", "wild"),
+    limit=20,
+)
+def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
+    """Inference, two steps of training, other weights in the same parameters, and inference again."""
+    problem = case.problem()
+    module = attention.built(problem).attention
+    for path in ("inference", "no_grad"):
+        attention(problem, path=path)
+    for step in ("first", "second"):
+        leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+        expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module")
+    need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
+    assert isinstance(module, nn.Module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.5)
+    halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
+    for path in ("eval", "inference"):
+        seen = attention(problem, path=path, via=attention.built(problem)).output
+        expect_close(
+            seen, attention.answer(halved).output, because="the oracle's value for the weights as they are now"
+        )

@@ -62,9 +62,10 @@ def nothing_that_is_given_is_modified(attention: Trial, case: Case) -> None:
         expect(_same(tensor, held.get(name, tensor)), f"the call changed the state {name!r} of the attention")
 
 
-@checks("STA-2", Domain(masks=MASKS, causal=BOTH, layouts=ALL_LAYOUTS), rejects=())
+@checks("STA-2", Domain(masks=(*MASKS, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), rejects=())
 def outputs_share_no_memory(attention: Trial, case: Case) -> None:
     problem = case.problem()
+    need(attention.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
     first = attention(problem)
     results = [first.output, *([first.weights] if first.weights else [])]
     given = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
@@ -74,6 +75,11 @@ def outputs_share_no_memory(attention: Trial, case: Case) -> None:
             number = seen.name.rpartition("_")[2]
             check = f"assert {seen.code}.untyped_storage().data_ptr() != {name}_{number}.untyped_storage().data_ptr()"
             expect(not shared, f"{seen.code} has its memory in common with the {name}", check)
+    module = attention.built(problem).attention
+    held = {x.untyped_storage().data_ptr() for x in module.parameters()} if isinstance(module, nn.Module) else set()
+    for seen in results:
+        shared = seen.tensor.numel() > 0 and seen.tensor.untyped_storage().data_ptr() in held
+        expect(not shared, f"{seen.code} has its memory in common with a parameter")
     kept = [seen.tensor.clone() for seen in results]
     attention(problem.map_inputs(lambda x: x.flip(1) + 1))
     for seen, old in zip(results, kept, strict=True):
