@@ -18,7 +18,7 @@ HALF = ("bfloat16", "float16")
 WITH_GRADIENT = ("eval", "train")
 PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.
-INPUTS = ("cross", "self", "memory", "query_key", "query_value")
+INPUTS = ("cross", "self", "memory", "query_key")
 EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
 # One regime for each kind of trouble, and layouts likewise, for clauses that are about something else.
 USUAL = ("normal", "integers", "large", "tiny")

@@ -58,7 +58,7 @@ def by_name(
         taken = inspect.signature(function).parameters
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or give call=...") from error
-    alone = len(_required(taken)) == 1
+    alone = _takes_one_input(taken)
     words = {role: next((w for w in known if w in taken), None) for role, known in ARGUMENT_WORDS.items()}
     if convention and not words["mask"]:
         raise ImplementationError(
@@ -99,14 +99,12 @@ def by_name(
     return call
 
 
-def _required(taken: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the names of the inputs: what has no default, but for the module itself and what `ARGUMENT_WORDS` has."""
+def _takes_one_input(taken: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether one argument alone has no default, but for the module itself and what `ARGUMENT_WORDS` has."""
     others = {"self", *(word for words in ARGUMENT_WORDS.values() for word in words)}
-    return [
-        name
-        for name, p in taken.items()
-        if p.default is p.empty and p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) and name not in others
-    ]
+    needed = [p for name, p in taken.items() if p.default is p.empty and name not in others]
+    inputs = [p for p in needed if p.kind is not p.VAR_KEYWORD]
+    return len(inputs) == 1 and inputs[0].kind in (inspect.Parameter.POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD)
 
 
 def as_output(returned: Any) -> Output:
