@@ -44,7 +44,7 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
 }
 # Only the clauses, or families, on which the claim bears; all where nothing is said.
 ON_ROWS = ("SHP", "SMX-1", "SMX-5", "MSK", "PTH-1", "PTH-2", "EQV-5", "NUM-1", "GRD-1", "GRD-4", "STA-1", "STA-3")
-ARITHMETIC = ("SMX", "MSK-1", "MSK-8", "HED-1", "EQV", "NUM", "GRD-1", "GRD-4", "GRD-6")
+ARITHMETIC = ("SMX", "MSK-8", "HED-1", "EQV-5", "EQV-6", "EQV-7", "NUM", "GRD-1", "GRD-6")
 BEARS_ON = {
     "uniform": ON_ROWS,
     "nan": ON_ROWS,
@@ -62,9 +62,9 @@ BEARS_ON = {
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
 }
 DTYPES = {
-    "stored softmax": ("float32", "bfloat16", "float16"),
+    "stored softmax": ("bfloat16", "float16"),
     "log-sum-exp": ("float32", "float16"),
-    "everything in float32": ("float32", "bfloat16", "float16"),
+    "everything in float32": ("bfloat16", "float16"),
 }
 # What a plain formula and these policies do not keep; all else must be kept, also what is only recommended.
 RECOMMENDED = {

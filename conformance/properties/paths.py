@@ -161,7 +161,8 @@ def extras_match_the_oracle(attention: Trial, case: Case) -> None:
     replace(EXTRA, paths=WITH_GRADIENT),
     needs="extras",
     after="HED-1",
-    rejects=("detached",),
+    rejects=("wild", "detached"),
+    floor=0.3,
 )
 def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
     keys = sorted({"bias_kv", "zero_key"} & set(attention.claims.extras))

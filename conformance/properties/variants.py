@@ -83,7 +83,8 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(attention: Trial, case: Cas
     replace(VARIANT, min_heads=2, paths=WITH_GRADIENT),
     needs="grouped_query",
     after="HED-1",
-    rejects=("detached",),
+    rejects=("wild", "detached"),
+    floor=0.3,
 )
 def grouped_heads_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
@@ -105,7 +106,8 @@ def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
     "XAT-1",
     replace(VARIANT, inputs=("cross",), paths=WITH_GRADIENT),
     needs="kv_widths",
-    rejects=("detached",),
+    rejects=("wild", "detached"),
+    floor=0.3,
 )
 def other_widths_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
