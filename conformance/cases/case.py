@@ -29,8 +29,8 @@ class Case:
 
     n_heads, head_dim, bias: the configuration. B, L, S: batch, queries, keys. dtype, device: names, as in torch.
     mask: a kind of `mha.conformance.cases.masks`. causal: the causal flag of the call.
-    inputs: "cross" (three tensors), "self" (one tensor given three times), "memory" (key and value are one tensor) or
-        "query_key" (query and key are), or "query_value".
+    inputs: "cross" (three tensors), "self" (one tensor given three times), "memory" (key and value are one tensor),
+        "query_key" (query and key are), or "query_value" (query and value are).
     layout: a layout of `mha.conformance.cases.layouts`, or "mixed". regime: one of `mha.conformance.cases.regimes`.
     path: "eval", "train", "no_grad", "inference" or "train_no_grad": the modes of module and gradients in the call.
     need_weights: whether the weights are asked for. seed: of the numbers.
