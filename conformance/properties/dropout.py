@@ -64,7 +64,7 @@ def evaluation_and_zero_drop_nothing(attention: Trial, case: Case) -> None:
 
 
 def _shown(case: Case, length: int) -> Problem:
-    """Return a problem in which each row's allowed keys weigh the same, and the outputs are the weights, twice.
+    """Return a problem in which a row's keys weigh what the mask alone says, and the outputs are the weights, twice.
 
     Queries are projected to zero, and each value has two columns of its own: in the output, the columns of head h have
     what it gives to each key, and then the same again. L and S are `length`, and d_k is twice that.
