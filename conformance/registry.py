@@ -31,6 +31,7 @@ MODULES = (
     "dropout",
     "state",
     "composition",
+    "decoding",
     "variants",
 )
 Check = Callable[[Trial, Case], None]

@@ -62,6 +62,7 @@ class Claims:
     grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
     kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
     decodes: the attention is a `mha.spec.Decoder` (clause INC-1).
+    decodes_ragged: its `decode` takes `active`, so that the items of a batch may differ in length.
     composes: what it can be used in, "compile", "export", "func", "autocast" (the CMP clauses).
     extras: "bias_kv", "zero_key", "length_first" (fields of `Config`), "unbatched" (inputs of two dimensions; PTH-5).
     retiles: its order of summation depends on the problem's sizes or numbers; equal bits and exact corners are then
@@ -83,6 +84,7 @@ class Claims:
     grouped_query: bool = False
     kv_widths: bool = False
     decodes: bool = False
+    decodes_ragged: bool = False
     composes: Collection[str] = frozenset()
     extras: Collection[str] = frozenset()
     retiles: bool = False

@@ -51,11 +51,15 @@ class Attention(Protocol):
 class Decoder(Attention, Protocol):
     """An attention that also takes one position at a time, and keeps the keys and values of those before (INC-1)."""
 
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """Attend from the next position, causally.
 
         query, key and value: (B, 1, D), of this position. cache: what the call for the position before gave back, None
         for the first. Returns the output (B, 1, D), and the cache for the next position.
+        active: boolean (B,), False for the items that have no position now: they keep their cache, and their output
+        means nothing. Only given where `Claims.decodes_ragged` is claimed.
         """
         ...
 

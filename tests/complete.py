@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ CLAIMS = Claims(
     grouped_query=True,
     kv_widths=True,
     decodes=True,
+    decodes_ragged=True,
     composes=set(COMPOSITIONS),
     extras=set(EXTRAS),
     dtypes=set(DTYPES),
@@ -114,11 +116,13 @@ class Complete(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
     def decode(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        if cache is not None:
-            key, value = torch.cat([cache[0], key], 1), torch.cat([cache[1], value], 1)
-        return self(query, key, value).output, (key, value)
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """The cache has keys, values, and for which items a place is one of their own."""
+        new = key, value, torch.ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
+        cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
+        key, value, present = cache
+        return self(query, key, value, mask=present[:, None, None]).output, cache
 
     def weight_gradients(self) -> dict[str, Tensor]:
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}

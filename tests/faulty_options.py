@@ -31,12 +31,20 @@ class AnotherScaleUnderAutocast(Complete):
         return super().score(q, k) * (1.1 if torch.is_autocast_enabled("cpu") else 1.0)
 
 
+class GraphBroken(Complete):
+    """A part of it silently runs uncompiled."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().weigh(scores, allowed)
+
+
 class ForgetsTheFirst(Complete):
     """The cache starts with the second position."""
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        output, (keys, values) = super().decode(query, key, value, cache)
-        return output, (keys, values) if keys.shape[1] > 1 else None
+        output, cache = super().decode(query, key, value, cache)
+        return output, cache if cache[0].shape[1] > 1 else None
 
 
 class DecodesOneBehind(Complete):
@@ -129,6 +137,15 @@ class GroupedWideCut(Complete):
         if self.config.kv_heads == self.config.n_heads:
             return super().score(q, k)
         return q[..., :16] @ k[..., :16].mT / self.config.head_dim**0.5
+
+
+class InactiveAttendedTo(Complete):
+    """What an item has in a step that is not its own stays in its cache, and is attended to, if it is a number."""
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        return super().decode(query, key.nan_to_num(0.0), value.nan_to_num(0.0), cache)
 
 
 class OneCacheForAll(Complete):

@@ -128,6 +128,7 @@ FAULTS = (
     Fault(faulty_options.AnotherScaleCompiled, "composition", "CMP-1", by="compiled_agrees_with_eager"),
     Fault(faulty_options.AnotherResultCompiled, "composition", "CMP-1"),
     Fault(faulty_options.MaskForgottenCompiled, "composition", "CMP-1", by="compiled_mask_agrees"),
+    Fault(faulty_options.GraphBroken, "composition", "CMP-1"),
     Fault(faulty_options.ReadsItself, "composition", "CMP-2", shown=False),
     Fault(faulty_options.AnotherScaleExported, "composition", "CMP-2", by="exported_program_agrees", shown=False),
     Fault(
@@ -166,5 +167,12 @@ FAULTS = (
     Fault(faulty_caches.WeightsPacked, "state", "STA-3", by="one_module_serves_all_its_life", shown=False),
     Fault(faulty_caches.BiasGivenBack, "state", "STA-2", shown=False),
     Fault(faulty_dropout.SameDropAtEachCall, "dropout", "DRP-3", by="the_seed_decides_what_is_dropped"),
+    Fault(
+        faulty_options.InactiveAttendedTo,
+        "composition",
+        "INC-1",
+        by="items_of_different_lengths_are_decoded_each_for_itself",
+        shown=False,
+    ),
     Fault(faulty_options.OneCacheForAll, "composition", "INC-1", by="decoding_equals_one_causal_pass", shown=False),
 )

@@ -108,6 +108,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "grouped_query": (False, "GQA-1"),
     "kv_widths": (False, "XAT-1"),
     "decodes": (False, "INC-1"),
+    "decodes_ragged": (False, "INC-1"),
     "composes": ((), "CMP-4"),
     "extras": ((), "PTH-5"),
     "retiles": (True, "EQV-1"),

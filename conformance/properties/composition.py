@@ -1,4 +1,4 @@
-"""CMP and INC: what an attention may be combined with, and decoding with a cache."""
+"""CMP: what an attention may be combined with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from getpass import getuser
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 from unittest.mock import patch
 
@@ -17,13 +18,12 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
-from mha.conformance.expect import expect, expect_agree, expect_close, need
+from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.guard import guarded
 from mha.conformance.properties.changes import expect_answer, expect_slopes
-from mha.conformance.properties.variants import grouped, rebuilt
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
-from mha.spec import Problem, Weights, oracle
+from mha.spec import Weights, oracle
 
 MASKS = ("none", "padding", "queries")
 SMALL = Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
@@ -47,20 +47,16 @@ PLAIN = Domain(
 FULL = replace(PLAIN, masks=("items", "bias"), inputs=("self",))
 
 
-@cache
-def _folder() -> TemporaryDirectory[str]:
-    """One folder for the process: what the compiler learns of the machine takes seconds."""
-    return TemporaryDirectory(ignore_cleanup_errors=True)
-
-
 @contextmanager
 def _generated_code_apart() -> Iterator[None]:
     """Let the compiler write its modules where Hypothesis does not read them.
 
     It draws constants of the modules that it takes for the user's own, so that later cases would depend on what was
-    compiled; what lies in a folder named "tests" it leaves out.
+    compiled; what lies in a folder named "tests" it leaves out. The folder stays, as the compiler's own does: what it
+    learns there of the machine takes seconds.
     """
-    with patch.dict("os.environ", {"TORCHINDUCTOR_CACHE_DIR": f"{_folder().name}/tests"}):
+    folder = Path(gettempdir(), f"mha_conformance_{getuser()}", "tests")
+    with patch.dict("os.environ", {"TORCHINDUCTOR_CACHE_DIR": str(folder)}):
         yield
 
 
@@ -74,8 +70,12 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
     able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
     backend = "inductor" if able and generate and case.dtype != "float64" else "aot_eager"
     torch.compiler.reset()
-    code = f"torch.compile({{}}, backend={backend!r})"
-    compiled = attention.derive(attention.built(problem), lambda module: torch.compile(module, backend=backend), code)
+    code = f"torch.compile({{}}, backend={backend!r}, fullgraph=True)"
+
+    def compiled_of(module: Any) -> Any:
+        return torch.compile(module, backend=backend, fullgraph=True)
+
+    compiled = attention.derive(attention.built(problem), compiled_of, code)
     with _generated_code_apart():
         seen = attention(problem, via=compiled).output
         expect_agree(seen, base, bounds=(bound, bound), because=f"what it gives uncompiled (backend {backend!r})")
@@ -196,40 +196,3 @@ def autocast_is_within_the_low_precision_bound(attention: Trial, case: Case) -> 
     seen = attention(problem, path="autocast", dtypes=(low, problem.query.dtype))
     because = "the oracle's value, with each product in bfloat16"
     expect_answer(seen, answer, because)
-
-
-STEPS = replace(EVALUATED, masks=("none",), square=True, causal=(True,), max_length=65)
-
-
-@checks("INC-1", STEPS, needs="decodes", after="HED-1")
-def decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
-    _expect_decoded(attention, case, case.problem())
-
-
-@checks("INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", after="HED-1", limit=20)
-def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
-    need(attention.claims.grouped_query, "needs the claim grouped_query")
-    _expect_decoded(attention, case, rebuilt(case, grouped(case)))
-
-
-def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
-    """Position by position, two sequences in turn, so that a cache is not the module's but the sequence's."""
-    attention.scripted = False
-    decoder: Any = attention.built(problem).attention
-    decoder.eval()
-    sequences = problem, problem.map_inputs(lambda x: x.flip(1))
-    caches: list[Any] = [None, None]
-    outputs: tuple[list[Tensor], list[Tensor]] = [], []
-    for place in range(case.L):
-        now = slice(place, place + 1)
-        for which, each in enumerate(sequences):
-            with torch.no_grad(), guarded("decode"):
-                inputs = each.query[:, now], each.key[:, now], each.value[:, now]
-                output, caches[which] = decoder.decode(*inputs, caches[which])
-            shape = (case.B, 1, case.config.d_model)
-            fits = isinstance(output, Tensor) and tuple(output.shape) == shape
-            expect(fits, f"decode gives {getattr(output, 'shape', output)!r:.80}, but should give a tensor {shape}")
-            outputs[which].append(output)
-    for each, parts in zip(sequences, outputs, strict=True):
-        seen = attention.aside(torch.cat(parts, 1), "decoded")
-        expect_close(seen, attention.answer(each).output, because="one causal pass over all positions")

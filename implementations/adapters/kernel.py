@@ -62,6 +62,8 @@ class KernelImplementation:
         module = KernelAttention(config, self.kernel, self.layout, self.call, self.claims)
         module.to(device=device, dtype=dtype)
         load(self.name, module, PARAMETERS, weights)
+        if not self.claims.gradients:
+            module.requires_grad_(False)
         module.rows = {name: len(tensor) for name, tensor in weights.named()}
         return module
 

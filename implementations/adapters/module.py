@@ -93,6 +93,8 @@ class ModuleImplementation:
         module = self.constructor(**options).to(device=device, dtype=dtype)
         parameters = self.parameters(config) if callable(self.parameters) else self.parameters
         load(self.name, module, parameters, weights)
+        if not self.claims.gradients:
+            module.requires_grad_(False)
         return ModuleAttention(module, self.call, parameters, weights)
 
 
@@ -116,6 +118,10 @@ class ModuleAttention(nn.Module):
     ) -> Output:
         """Call the module in its own convention."""
         return self.call(self.module, query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights)
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
+        """Call the module's own `decode`; see `mha.spec.Decoder`."""
+        return self.module.decode(query, key, value, *rest, **named)
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""

@@ -7,10 +7,14 @@ CLAUSES: tuple[Clause, ...] = (
         id="CMP-1",
         level="MAY",
         title="Compiled and eager results agree",
-        statement="`torch.compile(module)` agrees with eager execution, within the bound, and so do its gradients.",
+        statement=(
+            "`torch.compile(module, fullgraph=True)` agrees with eager execution, within the bound, and so do its "
+            "gradients."
+        ),
         why=(
             "Compiling is the usual way to make a model faster. If it changes the result, the model in production is "
-            "not the one that was debugged."
+            "not the one that was debugged; and a part that silently runs uncompiled, which only `fullgraph` tells, is "
+            "not made faster."
         ),
         source="torch.compile documentation; defect class: pytorch/pytorch#179578, #148545",
         differs=(
@@ -86,7 +90,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="INC-1",
         level="MAY",
         title="Cached decoding equals one causal pass",
-        statement="Decoding token by token with a key/value cache equals one causal pass over the whole sequence.",
+        statement=(
+            "Decoding token by token with a key/value cache equals one causal pass over the whole sequence; for each "
+            "item of the batch, where items may differ in length (`decodes_ragged`)."
+        ),
         why=(
             "Language models are trained in one causal pass and served with a cache. If the two differ, the model that "
             "is served is not the one that was trained."

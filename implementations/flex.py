@@ -1,0 +1,64 @@
+"""PyTorch's `flex_attention`: the mask is a function of positions, from which a kernel is compiled."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from mha.implementations.adapters.kernel import from_kernel
+from mha.spec import Claims, Rounding
+
+# Called uncompiled, flex_attention captures a graph for each new shape unless it is told not to.
+UNCOMPILED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """Return the context (B, H, L, d_k); mask: boolean, True = may attend, or added to the scores."""
+    batch, heads, queries, keys = sizes = (*q.shape[:3], k.shape[2])
+    if 0 in sizes:
+        return q.new_zeros(q.shape)  # create_block_mask takes no empty tensor
+    adds = mask is not None and mask.is_floating_point()
+
+    def may_attend(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        allowed = i >= j if is_causal else j >= 0
+        if mask is None:
+            return allowed
+        return allowed & (at(mask, b, h, i, j) > -math.inf if adds else at(mask, b, h, i, j))
+
+    def add_mask(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score if mask is None or not adds else score + at(mask, b, h, i, j)
+
+    with nullcontext() if torch.compiler.is_compiling() else patch(UNCOMPILED, True):
+        blocks = create_block_mask(may_attend, batch, heads, queries, keys, device=str(q.device))
+        # Compiled for the CPU, the kernel of torch 2.13 takes no views.
+        q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+        context: Tensor = flex_attention(q, k, v, add_mask, blocks, enable_gqa=q.shape[1] != k.shape[1])
+    return context
+
+
+def at(mask: Tensor, *place: Tensor) -> Tensor:
+    """Return one entry of a mask that is broadcastable to (B, H, L, S): the kernel reads it where it lies."""
+    of_mask = place[len(place) - mask.ndim :]
+    return mask[tuple(index * (size > 1) for index, size in zip(of_mask, mask.shape, strict=True))]
+
+
+implementation = from_kernel(
+    attend,
+    name="flex",
+    mask="keep",
+    claims=Claims(
+        masks={"bool", "float"},
+        returns_weights=False,
+        gradients=False,  # on the CPU it has none, and says so
+        grouped_query=True,
+        kv_widths=True,
+        composes={"compile"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    ),
+)

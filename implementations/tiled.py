@@ -1,0 +1,103 @@
+"""Online softmax over tiles of keys, forward and backward: memory grows with L + S, not with L times S."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.implementations.adapters.kernel import from_kernel
+from mha.spec import Claims, Rounding
+
+TILE = 64
+
+
+class TiledAttention(torch.autograd.Function):
+    """Milakov & Gimelshein 2018; the backward pass of FlashAttention (Dao et al. 2022), with tiles of keys alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
+        """Return the context (B, H, L, d_k), and of each row of scores the largest and the sum of exponentials.
+
+        A tile's exponentials are of differences to the largest score so far; what was summed before is rescaled.
+        """
+        highest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        total, context = torch.zeros_like(highest), torch.zeros_like(q, dtype=highest.dtype)
+        for keys, scores in tiles(q, k, mask, is_causal):
+            higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
+            weights = exp_difference(scores, higher)
+            rescale = exp_difference(highest, higher)
+            total = total * rescale + weights.sum(-1, keepdim=True)
+            context = context * rescale + weights @ v[..., keys, :].to(weights)
+            highest = higher
+        return (context / total.where(total > 0, 1)).to(q.dtype), highest, total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep what the backward pass needs: nothing of size L times S but the mask that the caller holds."""
+        q, k, v, mask, ctx.is_causal = inputs
+        ctx.save_for_backward(q, k, v, mask, *output)
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k and v; each tile's weights are computed anew.
+
+        The gradient of a row's scores is weights * (dW - mean), dW that of the weights and `mean` their mean under the
+        weights: the scalar product of the context with its own gradient, which is known before any tile is.
+        """
+        q, k, v, mask, context, highest, total = ctx.saved_tensors
+        upstream, inverse = upstream.to(total), 1 / total.where(total > 0, 1)
+        mean = (upstream * context).sum(-1, keepdim=True)
+        grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=total.dtype) for x in (q, k, v))
+        for keys, scores in tiles(q, k, mask, ctx.is_causal):
+            weights = exp_difference(scores, highest) * inverse
+            grad_scores = weights * (upstream @ v[..., keys, :].to(weights).mT - mean) / math.sqrt(q.shape[-1])
+            grad_q += grad_scores @ k[..., keys, :].to(weights)
+            grad_k[..., keys, :] = grad_scores.mT @ q.to(weights)
+            grad_v[..., keys, :] = weights.mT @ upstream
+        return grad_q.to(q), grad_k.to(k), grad_v.to(v), None, None
+
+
+def tiles(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Iterator[tuple[slice, Tensor]]:
+    """Yield each tile of keys and its scores (B, H, L, tile), -infinity where there is nothing to attend to."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    for start in range(0, k.shape[-2], TILE):
+        keys = slice(start, start + TILE)
+        scores = q.to(wide) @ k[..., keys, :].to(wide).mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            part = mask[..., keys] if mask.ndim and mask.shape[-1] > 1 else mask
+            scores = scores.masked_fill(~part, -math.inf)
+        if is_causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 - start)
+            scores = scores.masked_fill(later, -math.inf)
+        yield keys, scores
+
+
+def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
+    """Return exp(scores - highest), and 0 where a score is -infinity, even if the highest is."""
+    return (scores - highest.where(highest > -math.inf, 0)).exp()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """Return the context (B, H, L, d_k)."""
+    context: Tensor = TiledAttention.apply(q, k, v, mask, is_causal)[0]  # type: ignore[no-untyped-call]
+    return context
+
+
+implementation = from_kernel(
+    attend,
+    name="tiled",
+    mask="keep",
+    claims=Claims(
+        returns_weights=False,
+        composes={"compile", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False),
+    ),
+)
