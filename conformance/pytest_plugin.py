@@ -109,7 +109,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not found or session.exitstatus not in (0, 1):
         return
     statuses = {verdict["status"] for verdict in found}
-    if "harness_error" in statuses or statuses == {"not_claimed"} or selection(session.config).unavailable:
+    broken = any(entry.broken for entry in selection(session.config).unavailable)
+    if "harness_error" in statuses or statuses == {"not_claimed"} or broken:
         session.exitstatus = 2
 
 

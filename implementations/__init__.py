@@ -4,11 +4,12 @@ from mha.implementations.adapters.calls import as_output
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.module import from_module
 from mha.implementations.discovery import Registered, discover, preflight, resolve
-from mha.implementations.errors import ImplementationError
+from mha.implementations.errors import ImplementationError, UnavailableError
 
 __all__ = [
     "ImplementationError",
     "Registered",
+    "UnavailableError",
     "as_output",
     "discover",
     "from_kernel",

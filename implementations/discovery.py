@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from mha.implementations.errors import ImplementationError
+from mha.implementations.errors import ImplementationError, UnavailableError
 from mha.spec import Claims, Config, Implementation, Weights
 
 GROUP = "mha.implementations"
@@ -20,12 +20,16 @@ GROUP = "mha.implementations"
 
 @dataclass(frozen=True)
 class Registered:
-    """One entry of the group: its name, where it points, and either the implementation or why there is none."""
+    """One entry of the group: its name, where it points, and either the implementation or why there is none.
+
+    broken: whether that is a fault, and not something optional that is missing here.
+    """
 
     name: str
     target: str
     implementation: Implementation | None = None
     error: str = ""
+    broken: bool = False
 
 
 def discover() -> list[Registered]:
@@ -84,10 +88,12 @@ def preflight(implementation: Implementation) -> None:
 def _load_entry(point: EntryPoint) -> Registered:
     try:
         return Registered(point.name, point.value, _implementation(point.value, point.load()))
-    except ImplementationError as error:
+    except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
+    except ImplementationError as error:
+        return Registered(point.name, point.value, error=str(error), broken=True)
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
-        return Registered(point.name, point.value, error=_one_line(error))
+        return Registered(point.name, point.value, error=_one_line(error), broken=True)
 
 
 def _load_module(name: str) -> ModuleType:

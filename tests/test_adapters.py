@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import faults
 from mha import implementations
 from mha.conformance import check
-from mha.implementations import ImplementationError, discover, from_kernel, from_module, preflight, resolve
+from mha.implementations import ImplementationError, discover, discovery, from_kernel, from_module, preflight, resolve
 from mha.spec import Claims, Implementation
 
 # What an adapter could get wrong: values, masks, causal flag, biases, refusals, weights.
@@ -198,4 +199,20 @@ def test_all_built_in_implementations_are_found() -> None:
     folder = Path(implementations.__file__).parent
     files = {file.stem for file in folder.glob("*.py")} - {"__init__", "discovery", "errors"}
     assert files <= {entry.name for entry in discover()}
-    assert files <= {implementation.name for implementation in resolve("all")}
+    assert files - {"triton"} <= {implementation.name for implementation in resolve("all")}
+
+
+def test_what_lacks_something_optional_is_told_apart_from_what_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raised = {"lacking": "UnavailableError", "misread": "ImplementationError", "crashing": "RuntimeError"}
+    for name, error in raised.items():
+        code = f"from mha.implementations import *\nraise {error}('it needs a kernel library')\n"
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [EntryPoint(name, f"{name}:implementation", discovery.GROUP) for name in raised]
+    monkeypatch.setattr(discovery, "entry_points", lambda group: points)
+    found = {entry.name: (entry.broken, entry.error) for entry in discover()}
+    assert found["lacking"] == (False, "it needs a kernel library")
+    assert found["misread"] == (True, "it needs a kernel library")
+    assert found["crashing"] == (True, "RuntimeError: it needs a kernel library")

@@ -121,7 +121,8 @@ class ModuleAttention(nn.Module):
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""
-        return self.module.decode(query, key, value, *rest, **named)
+        decode: Any = self.module.decode
+        return decode(query, key, value, *rest, **named)
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""

@@ -1,0 +1,219 @@
+"""Online softmax in Triton: one kernel forward, two backward, run by Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.implementations.adapters.kernel import from_kernel
+from mha.implementations.errors import UnavailableError
+from mha.spec import Claims, Rounding
+
+ON_GPU = torch.cuda.is_available()
+TILE = 32
+if not ON_GPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it while it is imported
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    message = f"it needs the optional extra: pip install 'mha-conformance[triton]' ({error})"
+    raise UnavailableError(message) from error
+
+if not ON_GPU and isinstance(tl.zeros, triton.JITFunction):
+    raise UnavailableError(
+        "there is no GPU, and Triton was imported before without its interpreter: set TRITON_INTERPRET=1"
+    )
+
+
+@triton.jit
+def load(base, places, length, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
+    """Return rows of (length, D), zeros outside."""
+    width = tl.arange(0, BLOCK_D)
+    inside = (places < length)[:, None] & (width < D)[None, :]
+    return tl.load(base + places[:, None] * D + width[None, :], mask=inside, other=0.0).to(WIDE)
+
+
+@triton.jit
+def store(base, places, length, rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write rows of (length, D)."""
+    width = tl.arange(0, BLOCK_D)
+    inside = (places < length)[:, None] & (width < D)[None, :]
+    tl.store(base + places[:, None] * D + width[None, :], rows, mask=inside)
+
+
+@triton.jit
+def score(q, k, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr):
+    """Return the scores of a tile, -infinity where there is nothing to attend to; mask: that of one head."""
+    allowed = (rows < L)[:, None] & (keys < S)[None, :]
+    if IS_CAUSAL:
+        allowed = allowed & (rows[:, None] >= keys[None, :])
+    if HAS_MASK:
+        given = tl.load(mask + rows[:, None] * m_row + keys[None, :] * m_key, mask=allowed, other=0)
+        allowed = allowed & (given != 0)
+    return tl.where(allowed, tl.dot(q, tl.trans(k), input_precision="ieee") * tl.load(scale), float("-inf"))
+
+
+@triton.jit
+def statistics(mean, highest, total, item, rows, L):
+    """Return what is known of some rows: the mean slope, the highest score, and the sum of exponentials."""
+    mean = tl.load(mean + item * L + rows, mask=rows < L, other=0.0)
+    highest = tl.load(highest + item * L + rows, mask=rows < L, other=0.0)
+    total = tl.load(total + item * L + rows, mask=rows < L, other=1.0)
+    return mean, tl.where(highest == float("-inf"), 0.0, highest), tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def slopes(scores, upstream, v, known):
+    """Return a tile's weights, and the gradients of its scores, which are unscaled here."""
+    mean, highest, total = known
+    weights = tl.exp(scores - highest[:, None]) / total[:, None]
+    return weights, weights * (tl.dot(upstream, tl.trans(v), input_precision="ieee") - mean[:, None])
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, scale, mask, m_item, m_head, m_row, m_key, context, highest, total, heads, L, S,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Attend from one tile of queries of one head of one item, over all tiles of keys."""
+    rows, item = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1).to(tl.int64)
+    mask += (item // heads) * m_item + (item % heads) * m_head
+    q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
+    high = tl.full([TILE], float("-inf"), WIDE)
+    sums = tl.zeros([TILE], WIDE)
+    found = tl.zeros([TILE, BLOCK_D], WIDE)
+    for start in range(0, S, TILE):
+        keys = start + tl.arange(0, TILE)
+        k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
+        v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
+        scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
+        higher = tl.maximum(high, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights, rescale = tl.exp(scores - base[:, None]), tl.exp(high - base)
+        sums = sums * rescale + tl.sum(weights, 1)
+        found = found * rescale[:, None] + tl.dot(weights, v_tile, input_precision="ieee")
+        high = higher
+    found = found / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    store(context + item * L * D, rows, L, found, D, BLOCK_D)
+    tl.store(highest + item * L + rows, high, mask=rows < L)
+    tl.store(total + item * L + rows, sums, mask=rows < L)
+
+
+@triton.jit
+def query_kernel(
+    q, k, v, scale, mask, m_item, m_head, m_row, m_key, upstream, mean, highest, total, grad_q, heads, L, S,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient of one tile of queries over all tiles of keys."""
+    rows, item = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1).to(tl.int64)
+    mask += (item // heads) * m_item + (item % heads) * m_head
+    q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
+    up_tile = load(upstream + item * L * D, rows, L, D, BLOCK_D, WIDE)
+    known = statistics(mean, highest, total, item, rows, L)
+    found = tl.zeros([TILE, BLOCK_D], WIDE)
+    for start in range(0, S, TILE):
+        keys = start + tl.arange(0, TILE)
+        k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
+        v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
+        scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
+        _, grad_scores = slopes(scores, up_tile, v_tile, known)
+        found += tl.dot(grad_scores, k_tile, input_precision="ieee")
+    store(grad_q + item * L * D, rows, L, found * tl.load(scale), D, BLOCK_D)
+
+
+@triton.jit
+def key_kernel(
+    q, k, v, scale, mask, m_item, m_head, m_row, m_key, upstream, mean, highest, total, grad_k, grad_v, heads, L, S,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradients of one tile of keys and values over all tiles of queries."""
+    keys, item = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1).to(tl.int64)
+    mask += (item // heads) * m_item + (item % heads) * m_head
+    k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
+    v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
+    found_k, found_v = tl.zeros([TILE, BLOCK_D], WIDE), tl.zeros([TILE, BLOCK_D], WIDE)
+    for start in range(0, L, TILE):
+        rows = start + tl.arange(0, TILE)
+        q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
+        up_tile = load(upstream + item * L * D, rows, L, D, BLOCK_D, WIDE)
+        known = statistics(mean, highest, total, item, rows, L)
+        scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
+        weights, grad_scores = slopes(scores, up_tile, v_tile, known)
+        found_k += tl.dot(tl.trans(grad_scores), q_tile, input_precision="ieee")
+        found_v += tl.dot(tl.trans(weights), up_tile, input_precision="ieee")
+    store(grad_k + item * S * D, keys, S, found_k * tl.load(scale), D, BLOCK_D)
+    store(grad_v + item * S * D, keys, S, found_v, D, BLOCK_D)
+
+
+class FusedAttention(torch.autograd.Function):
+    """FlashAttention (Dao et al. 2022): no weights are held, forward or backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Return the context (B, H, L, d_k) of dense q (B, H, L, d_k), k and v (B, H, S, d_k)."""
+        batch, heads, queries, width = q.shape
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scale = torch.full((), 1 / math.sqrt(width), dtype=wide, device=q.device)  # a number would be a float32
+        context = torch.empty_like(q)
+        highest, total = (torch.empty(batch, heads, queries, dtype=wide, device=q.device) for _ in range(2))
+        allowed = q.new_ones((), dtype=torch.bool) if mask is None else mask
+        allowed = allowed.expand(batch, heads, queries, k.shape[2]).view(torch.uint8)
+        inputs = q, k, v, scale, allowed
+        ctx.sizes = heads, queries, k.shape[2]
+        ctx.options = {
+            "D": width,
+            "BLOCK_D": max(16, triton.next_power_of_2(width)),
+            "TILE": TILE,
+            "WIDE": {torch.float32: tl.float32, torch.float64: tl.float64}[wide],
+            "HAS_MASK": mask is not None,
+            "IS_CAUSAL": is_causal,
+        }
+        grid = (triton.cdiv(queries, TILE), batch * heads)
+        forward_kernel[grid](*inputs, *allowed.stride(), context, highest, total, *ctx.sizes, **ctx.options)
+        ctx.save_for_backward(*inputs, context, highest, total)
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k and v."""
+        *inputs, context, highest, total = ctx.saved_tensors
+        q, k, v, _, allowed = inputs
+        upstream = upstream.contiguous()
+        mean = (upstream.to(total) * context).sum(-1)
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        known = upstream, mean, highest, total
+        for kernel, length, results in (query_kernel, q.shape[2], grads[:1]), (key_kernel, k.shape[2], grads[1:]):
+            grid = (triton.cdiv(length, TILE), q.shape[0] * q.shape[1])
+            kernel[grid](*inputs, *allowed.stride(), *known, *results, *ctx.sizes, **ctx.options)
+        return *grads, None, None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """Return the context (B, H, L, d_k)."""
+    if 0 in q.shape or 0 in k.shape:
+        return q.new_zeros(q.shape)  # no program would run
+    context: Tensor = FusedAttention.apply(q.contiguous(), k.contiguous(), v.contiguous(), mask, is_causal)
+    return context
+
+
+implementation = from_kernel(
+    attend,
+    name="triton",
+    mask="keep",
+    claims=Claims(
+        returns_weights=False,
+        composes={"autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        devices={"cuda"} if ON_GPU else {"cpu"},
+        rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False),
+    ),
+)
