@@ -29,6 +29,7 @@ MODULES = (
     "gradients",
     "recording",
     "dropout",
+    "output_dropout",
     "state",
     "composition",
     "decoding",

@@ -79,18 +79,25 @@ class WrongAttention(nn.Module):
         if self.twist == "single":
             q, k, v, scores = q.float(), k.float(), v.float(), scores.float()
         weights = self._softmax(scores, *self._allowed(mask, is_causal, scores))
-        dropped = F.dropout(weights, self.config.dropout, self.training)
+        drops = "output" if self.claims.dropout == "output" else "weights"
+        dropped = F.dropout(weights, self.config.dropout, self.training and drops == "weights")
         output = self._linear((dropped @ v).transpose(1, 2).flatten(2).to(query), "o")
+        output = F.dropout(output, self.config.dropout, self.training and drops == "output")
         if self.twist in ("wild", "erratic") and output.requires_grad:
             factor = math.nan if self.twist == "wild" else float(torch.rand((), generator=self.generator))
             output.register_hook(lambda gradient: gradient * factor)
         return Output(output, weights.to(query) if need_weights else None)
 
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """See `mha.spec.Decoder`."""
-        if cache is not None:
-            key, value = torch.cat([cache[0], key], 1), torch.cat([cache[1], value], 1)
-        return self(query, key, value).output, (key, value)
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """See `mha.spec.Decoder`; the cache has keys, values, and which of them are an item's own."""
+        active = query.new_ones(len(query)).bool() if active is None else active
+        own = active[:, None, None]
+        new = key.where(own, 0), value.where(own, 0), own
+        cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
+        key, value, present = cache
+        return self(query, key, value, mask=present.mT.unsqueeze(1)).output, cache
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""

@@ -14,14 +14,15 @@ from mha.spec import Claims, Config, Output, Rounding, validate_call
 class VectorizedAttention(nn.Module):
     """All heads at once, as four-dimensional tensors (B, H, L, d_k); equation 1 of Vaswani et al. 2017."""
 
-    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
-        self.config = Config(d_model, n_heads, bias=bias)
+        self.config = Config(d_model, n_heads, bias=bias, dropout=dropout)
         self.config.validate()
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)
         self.k_proj = nn.Linear(d_model, d_model, bias=bias)
         self.v_proj = nn.Linear(d_model, d_model, bias=bias)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -44,7 +45,7 @@ class VectorizedAttention(nn.Module):
         # An empty row keeps its scores until after the softmax, so that neither it nor its gradient is NaN.
         empty = blocked.all(-1, keepdim=True)
         weights = scores.masked_fill(blocked & ~empty, float("-inf")).softmax(-1).masked_fill(blocked, 0.0)
-        return Output(self.out_proj(self.merge(weights @ v)), weights)
+        return Output(self.dropout(self.out_proj(self.merge(weights @ v))), weights)
 
     def split(self, x: Tensor) -> Tensor:
         """(B, L, D) to (B, H, L, d_k)."""
@@ -62,6 +63,7 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         masks={"bool", "float"},
+        dropout="output",
         composes={"compile", "export", "func", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

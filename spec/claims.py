@@ -56,7 +56,7 @@ class Claims:
     empty_row: what a query without an allowed key gets (clause MSK-8).
     returns_weights: per-head weights are returned on request.
     bias: which values of `Config.bias` can be built.
-    dropout: `Config.dropout` is honoured in training.
+    dropout: `Config.dropout` is honoured in training, True for dropout of the weights, "output" for that of the output.
     gradients: outputs can be differentiated.
     weight_gradients: the attention tells the gradients of its weights: it is a `mha.spec.Differentiable`.
     grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
@@ -78,7 +78,7 @@ class Claims:
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
     bias: Collection[bool] = frozenset({True, False})
-    dropout: bool = False
+    dropout: bool | Literal["output"] = False
     gradients: bool = True
     weight_gradients: bool = True
     grouped_query: bool = False
@@ -101,6 +101,7 @@ class Claims:
             if isinstance(claimed, str) or not set(claimed) <= set(values):
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
         choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}
+        choices["dropout"] = (False, True, "output")
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 expected = ", ".join(map(repr, allowed))

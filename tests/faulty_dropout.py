@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from complete import Complete
 from torch import Tensor
 
+import variants
 from mha.spec import Output
 
 
@@ -113,3 +114,18 @@ class SameDropAtEachCall(Complete):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch.initial_seed())
             return super().drop(weights)
+
+
+class OutputNotRescaled(variants.OutputDropped):
+    def drop_output(self, output: Tensor) -> Tensor:
+        return output * torch.ones_like(output).bernoulli_(1 - self.config.dropout) if self.training else output
+
+
+class OutputDroppedMore(variants.OutputDropped):
+    """Dropped with a probability that is 0.014 too high, and rescaled for the right one."""
+
+    def drop_output(self, output: Tensor) -> Tensor:
+        p = self.config.dropout
+        if not self.training or p in (0, 1):
+            return super().drop_output(output)
+        return output * torch.ones_like(output).bernoulli_(0.986 - p) / (1 - p)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import faulty_caches
 import faulty_dropout
 import faulty_gradients
 import faulty_options
 import faulty_paths
 import faulty_state
+from complete import CLAIMS
 from fault import Fault
 
 import faulty
@@ -89,6 +92,20 @@ FAULTS = (
     Fault(faulty_dropout.OneDrawForAllKeys, "dropout", "DRP-2", by=ALONE),
     Fault(faulty_dropout.NotRescaledForManyKeys, "dropout", "DRP-2", by=ALONE),
     Fault(faulty_dropout.DropsContexts, "dropout", "DRP-2", by=ALONE),
+    Fault(
+        faulty_dropout.OutputNotRescaled,
+        "dropout",
+        "DRP-2",
+        by="each_output_is_dropped_alone_or_rescaled",
+        claims=replace(CLAIMS, dropout="output"),
+    ),
+    Fault(
+        faulty_dropout.OutputDroppedMore,
+        "dropout",
+        "DRP-2",
+        by="the_share_of_outputs_that_is_dropped_is_p",
+        claims=replace(CLAIMS, dropout="output"),
+    ),
     Fault(faulty_dropout.FixedSeed, "dropout", "DRP-3", by="the_seed_decides_what_is_dropped"),
     Fault(faulty_dropout.SeedIgnored, "dropout", "DRP-3", by="the_seed_decides_what_is_dropped"),
     Fault(faulty_dropout.NanForAll, "dropout", "DRP-3", by="dropping_everything_is_not_nan"),

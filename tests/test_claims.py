@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
         variants.DropsBottomRight,
         replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False),
     ),
+    "dropout of the output": (variants.OutputDropped, replace(CLAIMS, dropout="output")),
     "everything in float32": (variants.EverythingInSingle, replace(CLAIMS, rounding=TIGHTEST)),
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
 }
@@ -58,6 +59,7 @@ BEARS_ON = {
     "log-sum-exp in base two": ARITHMETIC,
     "split keys": ARITHMETIC,
     "dropout, bottom right": ("DRP", "GRD", "CAU"),
+    "dropout of the output": ("DRP", "GRD-1", "GRD-2"),
     "everything in float32": (*ARITHMETIC, "CMP-4"),
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
 }

@@ -78,8 +78,9 @@ TOLD_BY = {
 }
 
 
-def test_right_answer_among_the_wrong_ones_conforms() -> None:
-    claims = replace(CLAIMS, composes=(), extras=())
+@pytest.mark.parametrize("dropout", [True, "output"])
+def test_right_answer_among_the_wrong_ones_conforms(dropout: Any) -> None:
+    claims = replace(CLAIMS, dropout=dropout, composes=(), extras=())
     report = check(WrongImplementation("none", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 

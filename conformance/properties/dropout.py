@@ -44,7 +44,7 @@ DRAWN = Domain(
 )
 
 
-def _dropping(problem: Problem, dropout: float) -> Problem:
+def dropping(problem: Problem, dropout: float) -> Problem:
     return problem.change(config=replace(problem.config, dropout=dropout))
 
 
@@ -58,7 +58,7 @@ def _dropping(problem: Problem, dropout: float) -> Problem:
 def evaluation_and_zero_drop_nothing(attention: Trial, case: Case) -> None:
     training = case.path.startswith("train")
     dropout = 0.0 if training else PROBABILITIES[case.seed % 3]
-    problem = _dropping(case.problem(), dropout)
+    problem = dropping(case.problem(), dropout)
     told = f"the oracle's value without dropout, on the path {case.path!r} with p = {dropout}"
     expect_close(attention(problem).output, attention.answer(problem).output, because=told)
 
@@ -80,59 +80,65 @@ def _shown(case: Case, length: int) -> Problem:
 
 def _expect_dropped(attention: Trial, case: Case, length: int, dropout: float) -> None:
     """Each weight is 0 with probability p, alone, and 1/(1-p) times as large otherwise."""
-    problem = _dropping(_shown(case, length), dropout)
+    problem = dropping(_shown(case, length), dropout)
     seen, answer = attention(problem, seed=case.seed).output, attention.answer(problem).output
     allowed = problem.allowed(attention.claims.causal)
     for item in range(case.B):
         for head in range(case.n_heads):
             first, second = (slice(start, start + length) for start in (2 * head * length, (2 * head + 1) * length))
             own, right = seen[item, slice(None), first], answer[item, :, first]
-            _expect_zero_or_rescaled(attention, own, right, dropout)
+            expect_zero_or_rescaled(attention, own, right, dropout, "the weight of key")
             twice = seen[item, slice(None), second]
             expect_equal(twice, own, because="a weight is dropped for all columns of its value, or for none")
-            _expect_share(own, allowed[item, head], dropout)
+            expect_share(own, allowed[item, head], dropout, ("queries", "keys"))
 
 
-def _expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropout: float) -> None:
+def expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropout: float, what: str) -> None:
+    """Each number of two dimensions is 0, or 1/(1 - p) times what it is without dropout."""
     found, kept = own.tensor.double(), 1 / (1 - dropout)
     # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without dropout.
     single = attention.claims.rounding.softmax_in_float32
     roundoff = torch.finfo(torch.float32 if single else own.tensor.dtype).eps / 2
-    reach = kept * (right.rad + (kept + 2) * roundoff * right.mid)
+    reach = kept * (right.rad + (kept + 2) * roundoff * right.mid.abs())
     wrong = ((found != 0) & ~((found - kept * right.mid).abs() <= reach)).nonzero()
     if len(wrong):
-        row, key = at = tuple(wrong[0].tolist())
+        at = tuple(wrong[0].tolist())
         place, value, most = own[at], kept * float(right.mid[at]), float(reach[at])
-        told = f"{place.code}, the weight of key {key} with p = {dropout}, is {float(found[row, key]):.6g}, but should "
+        told = f"{place.code}, {what} {at[1]} with p = {dropout}, is {float(found[at]):.6g}, but should "
         check = f"assert {place.code} == 0 or abs({place.code}.item() - {value!r}) <= {most!r}, {place.code}"
         expect(False, f"{told}be 0 or 1/(1 - p) times what it is without dropout, {value:.6g}", check)
 
 
-def _expect_share(own: Observed, allowed: Tensor, dropout: float) -> None:
-    """As many weights are dropped as p says, and no two queries, nor keys, drop the same by more than chance."""
-    dropped, length = (own.tensor == 0) & allowed, len(allowed)
+def expect_share(own: Observed, allowed: Tensor, dropout: float, names: tuple[str, str]) -> None:
+    """As many of the allowed numbers are dropped as p says, and no two rows, nor columns, alike but by chance.
+
+    names: what the rows are, and the columns.
+    """
+    dropped = (own.tensor == 0) & allowed
     count, total = int(dropped.sum()), int(allowed.sum())
     low, high = accepted(total, dropout)
-    told = f"with p = {dropout}, {count} of {total} weights are dropped, but should be {low} to {high}: more or fewer "
+    told = f"with p = {dropout}, {count} of {total} are dropped, but should be {low} to {high}: more or fewer "
     hidden = allowed.numel() - total
     check = f"assert {low + hidden} <= int(({own.code} == 0).sum()) <= {high + hidden}, int(({own.code} == 0).sum())"
     expect(low <= count <= high, f"{told}are dropped by chance with probability {FALSE_ALARM:.0e} only", check)
-    alike = math.comb(length, 2) * (dropout**2 + (1 - dropout) ** 2) ** length
-    if not hidden and alike <= FALSE_ALARM:
-        for pattern, what, code in ((dropped, "queries", own.code), (dropped.T, "keys", f"{own.code}.T")):
-            apart = len(pattern.unique(dim=0)) == length
-            check = f"assert len(({code} == 0).unique(dim=0)) == {length}"
+    for pattern, what, code in zip((dropped, dropped.T), names, (own.code, f"{own.code}.T"), strict=True):
+        rows, columns = pattern.shape
+        if not hidden and math.comb(rows, 2) * (dropout**2 + (1 - dropout) ** 2) ** columns <= FALSE_ALARM:
+            apart = len(pattern.unique(dim=0)) == rows
+            check = f"assert len(({code} == 0).unique(dim=0)) == {rows}"
             expect(apart, f"with p = {dropout}, two {what} drop the same in {own.code}", check)
 
 
 @checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12)
 def each_weight_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
+    need(attention.claims.dropout is True, "needs the claim dropout=True")
     for dropout in PROBABILITIES:
         _expect_dropped(attention, case, 65 if case.seed % 2 else 17, dropout)
 
 
 @checks("DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1)
 def the_share_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
+    need(attention.claims.dropout is True, "needs the claim dropout=True")
     for dropout in PROBABILITIES:
         _expect_dropped(attention, case, LONGEST, dropout)
 
@@ -147,7 +153,7 @@ def the_share_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
 def gradients_drop_what_the_outputs_dropped(attention: Trial, case: Case) -> None:
     """An output is linear in its values: summed against the upstream, it is the values against their gradient."""
     need(attention.claims.gradients, "needs the claim gradients")
-    problem = _dropping(passing_heads(case.problem()), 0.5)
+    problem = dropping(passing_heads(case.problem()), 0.5)
     width, heads = problem.config.d_model, (case.n_heads, case.head_dim)
     eye = torch.eye(width, dtype=problem.query.dtype, device=case.device)
     zeroed = {name: x * 0 for name, x in problem.weights.named() if name in ("w_q", "b_q", "b_v")}
@@ -184,13 +190,13 @@ def accepted(trials: int, p: float) -> tuple[int, int]:
     return low, trials - int((logs.flip(0).logcumsumexp(0) <= each).sum())
 
 
-# A row of 64 keys is never dropped alike by two seeds but with probability 2^-64, also where all rows share a pattern.
-SEEDED = Domain(regimes=("normal",), layouts=DENSE, paths=TRAINING, min_L=2, min_S=64)
+# 64 keys, or outputs, are never dropped alike by two seeds but with probability 2^-64, if all rows share a pattern too.
+SEEDED = Domain(regimes=("normal",), layouts=DENSE, paths=TRAINING, min_L=8, min_S=64, min_head_dim=8)
 
 
 @checks("DRP-3", SEEDED, needs="dropout")
 def the_seed_decides_what_is_dropped(attention: Trial, case: Case) -> None:
-    problem = _dropping(case.problem(), 0.5)
+    problem = dropping(case.problem(), 0.5)
     first, again, other = (attention(problem, seed=seed).output for seed in (1, 1, 2))
     expect_equal(again, first, because="the seed is the same")
     with torch.random.fork_rng():
@@ -208,7 +214,7 @@ def the_seed_decides_what_is_dropped(attention: Trial, case: Case) -> None:
 
 @checks("DRP-3", Domain(masks=("none", *FEW), regimes=MODERATE, paths=TRAINING), needs="dropout", rejects=())
 def dropping_everything_is_not_nan(attention: Trial, case: Case) -> None:
-    problem = _dropping(case.problem(), 1.0)
+    problem = dropping(case.problem(), 1.0)
     seen = attention(problem, seed=1).output
     expect(
         not bool(seen.tensor.isnan().any()), f"{seen.code} has NaN with p = 1", f"assert not {seen.code}.isnan().any()"
@@ -224,6 +230,6 @@ def dropping_everything_is_not_nan(attention: Trial, case: Case) -> None:
 )
 def returned_weights_are_those_before_dropout(attention: Trial, case: Case) -> None:
     need(attention.claims.returns_weights, "needs the claim returns_weights")
-    problem = _dropping(case.problem(), 0.5)
+    problem = dropping(case.problem(), 0.5)
     weights = weights_of(attention(problem, seed=1))
     expect_close(weights, attention.answer(problem).weights, because="the weights before dropout")

@@ -1,0 +1,41 @@
+"""DRP-2 for dropout of the output, after its projection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mha.conformance.cases.case import Case
+from mha.conformance.expect import need
+from mha.conformance.properties.dropout import (
+    DRAWN,
+    LONGEST,
+    PROBABILITIES,
+    dropping,
+    expect_share,
+    expect_zero_or_rescaled,
+)
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+
+
+@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12)
+def each_output_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
+    for dropout in PROBABILITIES:
+        _expect_outputs_dropped(attention, case, 65 if case.seed % 2 else 17, dropout)
+
+
+@checks("DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1)
+def the_share_of_outputs_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
+    for dropout in PROBABILITIES:
+        _expect_outputs_dropped(attention, case, LONGEST, dropout)
+
+
+def _expect_outputs_dropped(attention: Trial, case: Case, length: int, dropout: float) -> None:
+    """Each of L outputs of a width of at least L is 0 with probability p, alone, and rescaled otherwise."""
+    need(attention.claims.dropout == "output", "needs the claim dropout='output'")
+    problem = dropping(replace(case, L=length, S=length, head_dim=length).problem(), dropout)
+    seen, answer = attention(problem, seed=case.seed).output, attention.answer(problem).output
+    for item in range(case.B):
+        own, right = seen[item], answer[item]
+        expect_zero_or_rescaled(attention, own, right, dropout, "the output in column")
+        expect_share(own, right.mid != 0, dropout, ("rows", "columns"))
