@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -49,7 +51,8 @@ class Selection:
 def select(config: pytest.Config) -> Selection:
     """Read the options; raises ValueError, in one line, for one that cannot be followed."""
     option = config.option
-    devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or ("float32", "float64")
+    usual = ("float32",) if getattr(option, "benchmark_only", False) else ("float32", "float64")
+    devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or usual
     validate_choice("profile", [option.mha_profile], PROFILES)
     validate_choice("dtype", dtypes, DTYPES)
     validate_devices(devices)
@@ -108,6 +111,13 @@ class ContractFile(pytest.File):
                                 name=f"contract[{implementation.name}-{device}-{dtype}-{clause}]",
                                 what=(implementation, clause, dtype, device),
                             )
+
+
+class BenchmarkFile(pytest.Module):
+    """The module of benchmarks, under its own name: pytest would import it under another."""
+
+    def _getobj(self) -> ModuleType:
+        return importlib.import_module("mha.conformance.benchmarks")
 
 
 class ContractItem(pytest.Item):

@@ -60,8 +60,13 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a module of properties as the contract items of its clauses."""
-    if file_path.suffix != ".py" or not _is_ours(file_path.parent):
+    """Collect a module of properties as the contract items of its clauses, or, if asked for, the benchmarks instead."""
+    folder, benchmarks = file_path.parent, parent.config.getoption("benchmark_only", False)
+    if benchmarks and file_path.name == "benchmarks.py" and _is_ours(folder / "properties"):
+        from mha.conformance.pytest_items import BenchmarkFile
+
+        return BenchmarkFile.from_parent(parent, path=file_path)
+    if benchmarks or file_path.suffix != ".py" or not _is_ours(folder):
         return None
     from mha.conformance.pytest_items import ContractFile
 
@@ -99,6 +104,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("the contract of multi-head attention")
         for line in summary(selection(config), found):
             terminalreporter.write_line(line)
+    if config.getoption("benchmark_only", False):
+        reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
+        for reason in dict.fromkeys(reasons):
+            terminalreporter.write_line(str(reason).removeprefix("Skipped: "))
 
 
 @pytest.hookimpl(trylast=True)
