@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,8 @@ def speed_of(implementation: Any, shape: str = "one token", steps: str = "forwar
 
 
 def test_benchmarks_are_collected_only_if_asked_for() -> None:
-    asked = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa")
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    asked = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=alone)
     assert "benchmarks.py::test_speed[float32-cpu-small encoder-forward-sdpa]" in asked.stdout
     assert "contract[" not in asked.stdout
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
