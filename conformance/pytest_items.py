@@ -21,10 +21,13 @@ from mha.implementations import Registered, discover, resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
+# The dtypes of a run that names none; benchmarks take the first.
+USUAL = ("float32", "float64")
+
 
 @dataclass(frozen=True)
 class Selection:
-    """What the options select. unavailable: registered implementations that failed to load."""
+    """What the options select. unavailable: registered implementations of which none could be had."""
 
     implementations: tuple[Implementation, ...]
     unavailable: tuple[Registered, ...]
@@ -51,9 +54,10 @@ class Selection:
 def select(config: pytest.Config) -> Selection:
     """Read the options; raises ValueError, in one line, for one that cannot be followed."""
     option = config.option
-    usual = ("float32",) if getattr(option, "benchmark_only", False) else ("float32", "float64")
-    devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or usual
-    validate_choice("profile", [option.mha_profile], PROFILES)
+    timing = getattr(option, "benchmark_only", False)
+    profile = option.mha_profile or ("quick" if timing else "default")
+    devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or USUAL[: 1 if timing else 2]
+    validate_choice("profile", [profile], PROFILES)
     validate_choice("dtype", dtypes, DTYPES)
     validate_devices(devices)
     if not str(option.mha_seed).isdecimal():
@@ -75,7 +79,7 @@ def select(config: pytest.Config) -> Selection:
         unavailable=unavailable,
         devices=devices,
         dtypes=dtypes,
-        profile=option.mha_profile,
+        profile=profile,
         seed=int(option.mha_seed),
         waivers=tuple(waivers),
         strict=option.mha_strict,

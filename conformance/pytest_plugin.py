@@ -27,9 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mha-device", **several, help="devices to judge on: cpu, cuda (default: cpu)")
     group.addoption(
-        "--mha-dtype", **several, help="dtypes to judge in, as far as they are claimed (default: float32 float64)"
+        "--mha-dtype",
+        **several,
+        help="dtypes to judge in, as far as they are claimed (default: float32 float64; benchmarks: float32)",
     )
-    group.addoption("--mha-profile", default="default", metavar="NAME", help="how far to go: quick, default, thorough")
+    group.addoption(
+        "--mha-profile",
+        default=None,
+        metavar="NAME",
+        help="how far to go: quick, default, thorough (default: default; quick before benchmarks)",
+    )
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases; one seed, one result (default: 0)")
     group.addoption("--mha-strict", action="store_true", help="fail for a clause of level SHOULD too")
     group.addoption("--mha-waivers", default=None, metavar="FILE", help="known departures, as TOML")
@@ -38,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a wrong option before anything runs."""
     options = (name for name in vars(config.option) if name.startswith("mha_"))
-    if any(getattr(config.option, name) not in ([], None, False, "0", "default") for name in options):
+    if any(getattr(config.option, name) not in ([], None, False, "0") for name in options):
         selection(config)
 
 
@@ -61,16 +68,36 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect a module of properties as the contract items of its clauses, or, if asked for, the benchmarks instead."""
-    folder, benchmarks = file_path.parent, parent.config.getoption("benchmark_only", False)
-    if benchmarks and file_path.name == "benchmarks.py" and _is_ours(folder / "properties"):
-        from mha.conformance.pytest_items import BenchmarkFile
-
-        return BenchmarkFile.from_parent(parent, path=file_path)
-    if benchmarks or file_path.suffix != ".py" or not _is_ours(folder):
+    if _are_benchmarks(file_path) and not parent.session.isinitpath(file_path):
+        return pytest_pycollect_makemodule(file_path, parent)
+    if _times(parent.config) or file_path.suffix != ".py" or not _is_ours(file_path.parent):
         return None
     from mha.conformance.pytest_items import ContractFile
 
     return ContractFile.from_parent(parent, path=file_path)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the module of benchmarks under its own name, also where it is named on the command line."""
+    if not _are_benchmarks(module_path):
+        return None
+    from mha.conformance.pytest_items import BenchmarkFile
+
+    return BenchmarkFile.from_parent(parent, path=module_path)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the benchmarks out of a run that did not ask for them."""
+    return True if _are_benchmarks(collection_path) and not _times(config) else None
+
+
+def _times(config: pytest.Config) -> bool:
+    """Whether this run is for benchmarks."""
+    return bool(config.getoption("benchmark_only", False))
+
+
+def _are_benchmarks(path: Path) -> bool:
+    return path.name == "benchmarks.py" and _is_ours(path.parent / "properties")
 
 
 def _is_ours(folder: Path) -> bool:
@@ -104,7 +131,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("the contract of multi-head attention")
         for line in summary(selection(config), found):
             terminalreporter.write_line(line)
-    if config.getoption("benchmark_only", False):
+    if _times(config):
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
         for reason in dict.fromkeys(reasons):
             terminalreporter.write_line(str(reason).removeprefix("Skipped: "))
@@ -112,12 +139,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End with status 2 where the judge failed, nothing was judged, or a registered implementation did not load."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    found = _verdicts(reporter) if reporter is not None else []
-    if not found or session.exitstatus not in (0, 1):
+    """End with status 2 where the judge failed, nothing was judged, or a registered implementation is broken."""
+    if SELECTION not in session.config.stash or session.exitstatus not in (0, 1):
         return
-    statuses = {verdict["status"] for verdict in found}
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    statuses = {verdict["status"] for verdict in _verdicts(reporter)} if reporter is not None else set()
     broken = any(entry.broken for entry in selection(session.config).unavailable)
     if "harness_error" in statuses or statuses == {"not_claimed"} or broken:
         session.exitstatus = 2

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from unittest.mock import patch
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -13,8 +12,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from mha.implementations.adapters.kernel import from_kernel
 from mha.spec import Claims, Rounding
 
-# Called uncompiled, flex_attention captures a graph for each new shape unless it is told not to.
-UNCOMPILED = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+# Called outside of torch.compile, flex_attention captures a graph for each new shape, unless it is told not to by what
+# all threads share.
+ONE_AT_A_TIME = Lock()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -33,12 +33,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causa
     def add_mask(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score if mask is None or not adds else score + at(mask, b, h, i, j)
 
-    with nullcontext() if torch.compiler.is_compiling() else patch(UNCOMPILED, True):
-        blocks = create_block_mask(may_attend, batch, heads, queries, keys, device=str(q.device))
+    blocks = create_block_mask(may_attend, batch, heads, queries, keys, device=str(q.device))
+    grouped = q.shape[1] != k.shape[1]
+    if torch.compiler.is_compiling():
         # Compiled for the CPU, the kernel of torch 2.13 takes no views.
         q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
-        context: Tensor = flex_attention(q, k, v, add_mask, blocks, enable_gqa=q.shape[1] != k.shape[1])
-    return context
+        compiled: Tensor = flex_attention(q, k, v, add_mask, blocks, enable_gqa=grouped)
+        return compiled
+    with ONE_AT_A_TIME, torch.compiler.set_stance("force_eager"):
+        eager: Tensor = flex_attention(q, k, v, add_mask, blocks, enable_gqa=grouped)
+        return eager
 
 
 def at(mask: Tensor, *place: Tensor) -> Tensor:
@@ -57,7 +61,7 @@ implementation = from_kernel(
         gradients=False,  # on the CPU it has none, and says so
         grouped_query=True,
         kv_widths=True,
-        composes={"compile"},
+        composes={"compile", "autocast"},
         dtypes={"float64", "float32", "bfloat16", "float16"},
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),

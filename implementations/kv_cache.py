@@ -27,10 +27,11 @@ class Cache(NamedTuple):
         return places < self.lengths.unsqueeze(-1)
 
     def append(self, key: Tensor, value: Tensor, active: Tensor) -> Cache:
-        """Return the cache with one more key and value, (B, H, 1, d_k), for the items that are active, (B,)."""
-        longer = Cache(F.pad(self.keys, (0, 0, 0, 1)), F.pad(self.values, (0, 0, 0, 1)), self.lengths + active)
-        new = (longer.filled & ~F.pad(self.filled, (0, 1)))[:, None, :, None]
-        return longer._replace(keys=key.where(new, longer.keys), values=value.where(new, longer.values))
+        """Return the cache with one more place, and a key and a value, (B, H, 1, d_k), for the active items, (B,)."""
+        keys, values = F.pad(self.keys, (0, 0, 0, 1)), F.pad(self.values, (0, 0, 0, 1))
+        places = torch.arange(keys.shape[2], device=self.lengths.device)
+        new = ((places == self.lengths.unsqueeze(-1)) & active.unsqueeze(-1))[:, None, :, None]
+        return Cache(key.where(new, keys), value.where(new, values), self.lengths + active)
 
 
 class CachedAttention(nn.Module):

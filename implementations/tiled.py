@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mha.implementations.adapters.kernel import from_kernel
 from mha.spec import Claims, Rounding
@@ -45,6 +46,7 @@ class TiledAttention(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of q, k and v; each tile's weights are computed anew.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.errors import UnavailableError
@@ -49,7 +50,7 @@ def score(q, k, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK: tl.conste
     if IS_CAUSAL:
         allowed = allowed & (rows[:, None] >= keys[None, :])
     if HAS_MASK:
-        given = tl.load(mask + rows[:, None] * m_row + keys[None, :] * m_key, mask=allowed, other=0)
+        given = tl.load(mask + rows[:, None].to(tl.int64) * m_row + keys[None, :] * m_key, mask=allowed, other=0)
         allowed = allowed & (given != 0)
     return tl.where(allowed, tl.dot(q, tl.trans(k), input_precision="ieee") * tl.load(scale), float("-inf"))
 
@@ -78,7 +79,7 @@ def forward_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Attend from one tile of queries of one head of one item, over all tiles of keys."""
-    rows, item = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1).to(tl.int64)
+    rows, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
     high = tl.full([TILE], float("-inf"), WIDE)
@@ -108,7 +109,7 @@ def query_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one tile of queries over all tiles of keys."""
-    rows, item = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1).to(tl.int64)
+    rows, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
     up_tile = load(upstream + item * L * D, rows, L, D, BLOCK_D, WIDE)
@@ -131,7 +132,7 @@ def key_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of one tile of keys and values over all tiles of queries."""
-    keys, item = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1).to(tl.int64)
+    keys, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
     v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
@@ -172,12 +173,13 @@ class FusedAttention(torch.autograd.Function):
             "HAS_MASK": mask is not None,
             "IS_CAUSAL": is_causal,
         }
-        grid = (triton.cdiv(queries, TILE), batch * heads)
+        grid = (batch * heads, triton.cdiv(queries, TILE))
         forward_kernel[grid](*inputs, *allowed.stride(), context, highest, total, *ctx.sizes, **ctx.options)
         ctx.save_for_backward(*inputs, context, highest, total)
         return context
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of q, k and v."""
         *inputs, context, highest, total = ctx.saved_tensors
@@ -187,7 +189,7 @@ class FusedAttention(torch.autograd.Function):
         grads = [torch.empty_like(x) for x in (q, k, v)]
         known = upstream, mean, highest, total
         for kernel, length, results in (query_kernel, q.shape[2], grads[:1]), (key_kernel, k.shape[2], grads[1:]):
-            grid = (triton.cdiv(length, TILE), q.shape[0] * q.shape[1])
+            grid = (q.shape[0] * q.shape[1], triton.cdiv(length, TILE))
             kernel[grid](*inputs, *allowed.stride(), *known, *results, *ctx.sizes, **ctx.options)
         return *grads, None, None
 

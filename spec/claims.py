@@ -102,6 +102,8 @@ class Claims:
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
         choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}
         choices["dropout"] = (False, True, "output")
+        if self.decodes_ragged and not self.decodes:
+            raise ValueError("Claims.decodes_ragged says how it decodes, but Claims.decodes is False")
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 expected = ", ".join(map(repr, allowed))

@@ -58,8 +58,8 @@ class Decoder(Attention, Protocol):
 
         query, key and value: (B, 1, D), of this position. cache: what the call for the position before gave back, None
         for the first. Returns the output (B, 1, D), and the cache for the next position.
-        active: boolean (B,), False for the items that have no position now: they keep their cache, and their output
-        means nothing. Only given where `Claims.decodes_ragged` is claimed.
+        active: boolean (B,), False for the items that have no position now: they keep their cache, and what is
+        given for them and comes out means nothing. Only given where `Claims.decodes_ragged` is claimed.
         """
         ...
 

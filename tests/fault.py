@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from complete import Complete
+from torch import nn
 
-from correct import Correct
 from mha.spec import Claims
 
 
@@ -17,7 +16,7 @@ class Fault(NamedTuple):
     shown: whether a script can show it alone; what the judge measures by other means than calls, it cannot.
     """
 
-    cls: type[Correct | Complete]
+    cls: type[nn.Module]
     section: str
     clause: str
     dtype: str = "float32"

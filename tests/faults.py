@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tutorials
 from complete import CLAIMS, Complete, Direct, complete
 from gallery import FAULTS, Fault
+from torch import nn
 
 from correct import PARAMETERS, Correct
 from mha.implementations import from_module
@@ -22,8 +24,10 @@ __all__ = [
 ]
 
 
-def implementation_of(cls: type[Correct | Complete], claims: Claims | None = None) -> Implementation:
+def implementation_of(cls: type[nn.Module], claims: Claims | None = None) -> Implementation:
     """Return a class of these files as an implementation, with the claims of its base unless others are given."""
+    if cls in tutorials.IMPLEMENTATIONS:
+        return tutorials.IMPLEMENTATIONS[cls]
     if issubclass(cls, Complete):
         return Direct(cls, claims or CLAIMS)
     return from_module(cls, name=cls.__name__, parameters=PARAMETERS, claims=claims or Claims())

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from mha.implementations import from_module
-from mha.spec import Claims
+from mha.spec import Claims, Implementation
 
 DTYPES = {"float64", "float32", "bfloat16", "float16"}
 
@@ -147,3 +147,10 @@ fused_qkv = from_module(
     mask="drop",
     claims=Claims(cross_attention=False, returns_weights=False, dtypes=DTYPES),
 )
+IMPLEMENTATIONS: dict[type[nn.Module], Implementation] = {
+    Vectorized: vectorized,
+    Minimal: minimal,
+    Modular: modular,
+    Einops: einops,
+    FusedQKV: fused_qkv,
+}

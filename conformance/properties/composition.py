@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,8 +56,9 @@ def _generated_code_apart() -> Iterator[None]:
     compiled; what lies in a folder named "tests" it leaves out. The folder stays, as the compiler's own does: what it
     learns there of the machine takes seconds.
     """
-    folder = Path(gettempdir(), f"mha_conformance_{getuser()}", "tests")
-    with patch.dict("os.environ", {"TORCHINDUCTOR_CACHE_DIR": str(folder)}):
+    user = os.getuid() if hasattr(os, "getuid") else getuser()
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(gettempdir(), f"mha_conformance_{user}")
+    with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "tests"))}):
         yield
 
 

@@ -35,27 +35,21 @@ class Sequence:
         attention.scripted = False
         self.decoder: Any = attention.built(problem).attention.eval()
         self.attention, self.problem, self.cache = attention, problem, None
-        self.output = torch.zeros_like(problem.query)
 
-    def step(self, places: Tensor, active: Tensor | None = None) -> None:
-        """Decode the position `places[b]` of each item b, or of those that are active; NaN stands for the others'."""
-        rows = torch.arange(len(places)), places
-        inputs = [getattr(self.problem, name)[rows].unsqueeze(1) for name in ("query", "key", "value")]
-        named = {}
-        if active is not None:
-            inputs = [x.where(active[:, None, None], torch.nan) for x in inputs]
-            named = {"active": active}
+    def step(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
+        """Decode one position of query, key and value; return its output (B, 1, D)."""
+        named = {} if active is None else {"active": active}
         with torch.no_grad(), guarded("decode"):
             output, self.cache = self.decoder.decode(*inputs, self.cache, **named)
-        shape = inputs[0].shape
-        fits = isinstance(output, Tensor) and output.shape == shape
-        expect(fits, f"decode gives {getattr(output, 'shape', output)!r:.80}, but should give a tensor {tuple(shape)}")
-        kept = output.squeeze(1) if active is None else output.squeeze(1).where(active[:, None], self.output[rows])
-        self.output[rows] = kept
+        shape = tuple(inputs[0].shape)
+        fits = isinstance(output, Tensor) and tuple(output.shape) == shape
+        expect(fits, f"decode gives {getattr(output, 'shape', output)!r:.80}, but should give a tensor {shape}")
+        found: Tensor = output
+        return found
 
-    def expect_one_pass(self) -> None:
+    def expect_one_pass(self, decoded: Tensor) -> None:
         """What was decoded is what one causal pass gives."""
-        seen = self.attention.aside(self.output, "decoded")
+        seen = self.attention.aside(decoded, "decoded")
         expect_close(seen, self.attention.answer(self.problem).output, because="one causal pass over all positions")
 
 
@@ -73,21 +67,32 @@ def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> Non
 def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
     """Position by position, two sequences in turn, so that a cache is not the module's but the sequence's."""
     sequences = [Sequence(attention, each) for each in (problem, problem.map_inputs(lambda x: x.flip(1)))]
+    outputs: tuple[list[Tensor], list[Tensor]] = [], []
     for place in range(case.L):
-        for sequence in sequences:
-            sequence.step(torch.full((case.B,), place))
-    for sequence in sequences:
-        sequence.expect_one_pass()
+        for sequence, found in zip(sequences, outputs, strict=True):
+            found.append(sequence.step([x[:, place : place + 1] for x in _inputs(sequence.problem)]))
+    for sequence, found in zip(sequences, outputs, strict=True):
+        sequence.expect_one_pass(torch.cat(found, 1))
 
 
 @checks("INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", after="HED-1", limit=40)
 def items_of_different_lengths_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
-    sequence, generator = Sequence(attention, case.problem()), case.generator
-    done = torch.zeros(case.B, dtype=torch.long)
+    """In each step some items have a position, and the others numbers that must not matter."""
+    problem, generator = case.problem(), case.generator
+    sequence, decoded = Sequence(attention, problem), torch.zeros_like(problem.query)
+    done, items = torch.zeros(case.B, dtype=torch.long), torch.arange(case.B)
     while (done < case.L).any():
         waiting = done < case.L
         active = waiting & (torch.rand(case.B, generator=generator) < 0.5)
         active = active if active.any() else waiting
-        sequence.step(done.clamp(max=case.L - 1), active.to(case.device))
+        now = items, done.clamp(max=case.L - 1)
+        own = active[:, None, None].to(case.device)
+        inputs = [x[now].unsqueeze(1) for x in _inputs(problem)]
+        output = sequence.step([x.where(own, 3 - x) for x in inputs], active.to(case.device))
+        decoded[items[active], done[active]] = output.squeeze(1)[active]
         done += active
-    sequence.expect_one_pass()
+    sequence.expect_one_pass(decoded)
+
+
+def _inputs(problem: Problem) -> list[Tensor]:
+    return [problem.query, problem.key, problem.value]

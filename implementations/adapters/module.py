@@ -56,7 +56,7 @@ def from_module(
         (0 or -infinity is added), or None where it takes no mask.
     call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
     claims: what the module can do; by default `Claims()`, with float masks too if `mask` is "additive", and without
-        masks if it is None.
+        masks if it is None. Where they are without gradients, the weights are built to require none.
     name: by default the class's name.
 
     Raises ImplementationError where the constructor or `forward` cannot be understood.
