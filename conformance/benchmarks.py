@@ -43,8 +43,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("implementation", chosen.implementations, ids=lambda implementation: implementation.name)
 
 
+@pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 def test_speed(
-    request: pytest.FixtureRequest, implementation: Implementation, shape: str, steps: str, dtype: str, device: str
+    benchmark: Any,
+    request: pytest.FixtureRequest,
+    implementation: Implementation,
+    shape: str,
+    steps: str,
+    dtype: str,
+    device: str,
 ) -> None:
     """Time one implementation, if it conforms and what it gives for these sizes is right, before and after."""
     missing = unclaimed(implementation, shape, steps, dtype, device)
@@ -58,7 +65,6 @@ def test_speed(
         run = prepared(implementation, case, training=steps == "training")
         expect_right(run(), shape, steps, dtype, device)
         memory = peak_memory(run, device)
-        benchmark = request.getfixturevalue("benchmark")
         benchmark.group = f"{shape}, {steps}, {dtype} on {device}"
         benchmark.name = f"{implementation.name} ({memory / 2**20:.1f} MiB)"
         benchmark.extra_info["peak_memory_bytes"] = memory

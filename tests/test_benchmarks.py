@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from test_front_end import run
+from test_front_end import CHECKOUT, run
 from torch import Tensor
 
 import faults
 from mha.conformance import benchmarks
 from mha.conformance.pytest_plugin import SELECTION
 from mha.implementations import resolve
+
+ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+MINE = """\
+import faults
+
+plain = faults.correct
+unscaled = faults.implementations["Unscaled"]
+"""
 
 
 class Recorder:
@@ -36,19 +47,35 @@ def speed_of(
     """Run one benchmark, and return what it recorded."""
     recorder, chosen = Recorder(), SimpleNamespace(waivers=(), profile="quick", seed=0, strict=False)
     config = SimpleNamespace(stash={SELECTION: chosen})
-    request: Any = SimpleNamespace(config=config, getfixturevalue=lambda name: recorder)
-    benchmarks.test_speed(request, implementation, shape, steps, dtype, device)
+    request: Any = SimpleNamespace(config=config)
+    benchmarks.test_speed(recorder, request, implementation, shape, steps, dtype, device)
     return recorder
 
 
 def test_benchmarks_are_collected_only_if_asked_for() -> None:
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    asked = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=alone)
+    asked = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=ALONE)
     assert "benchmarks.py::test_speed[float32-cpu-encoder-inference-sdpa]" in asked.stdout
     assert "contract[" not in asked.stdout
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
     assert "contract[sdpa-cpu-float32-MSK-1]" in plain.stdout
     assert "test_speed" not in plain.stdout
+    command = [sys.executable, "-m", "pytest", "conformance/benchmarks.py", "--mha-impl", "sdpa"]
+    named = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
+    assert named.returncode == 2
+    assert "benchmarks.py is for a run with --benchmark-only" in named.stdout + named.stderr
+
+
+def test_run_tells_time_memory_and_what_is_not_timed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    path = ALONE | {"PYTHONPATH": str(CHECKOUT / "tests")}
+    asked = (f"{tmp_path}/mine.py:unscaled", f"{tmp_path}/mine.py:plain", "fused_qkv")
+    found = run("--benchmark-only", "-k", "token", "--mha-impl", *asked, env=path)
+    assert found.returncode == 1, found.stdout
+    assert "Unscaled is not timed: it does not conform (" in found.stdout
+    assert "benchmark 'token, inference, float32 on cpu': 1 tests" in found.stdout
+    assert "Correct (" in found.stdout
+    assert "error" not in found.stdout.splitlines()[-1]
+    assert "fused_qkv is not timed: it does not claim cross_attention" in found.stdout
 
 
 WORK = [("encoder", "inference"), ("encoder", "training"), ("long", "inference"), ("token", "inference")]
