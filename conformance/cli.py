@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -41,6 +42,44 @@ def spec(
         near = get_close_matches(wanted, [*CLAUSES, *FAMILIES], n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "`mha spec` lists them"
         _refuse(f"{clause!r} is neither a clause, such as MSK-1, nor a family, such as MSK; {hint}")
+
+
+@app.command()
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(help="Faults of the gallery; all, if none.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the cases.")] = 0,
+    profile: Annotated[str, typer.Option(help="quick, default or thorough.")] = "default",
+    every_clause: Annotated[
+        bool, typer.Option("--every-clause", help="Judge by every clause, not by those alone that must catch it.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the matrix to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write it as a table.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write it as a picture.")] = None,
+) -> None:
+    """Judge the judge: is every fault of the gallery caught? Example: mha faults --markdown kills.md"""
+    from mha.conformance import kills
+    from mha.conformance.faults.gallery import implementations
+    from mha.conformance.search import PROFILES
+
+    for given, known, what in ((names or [], implementations, "fault"), ([profile], PROFILES, "profile")):
+        for word in given:
+            if word not in known:
+                near = get_close_matches(word, known, n=3)
+                _refuse(f"there is no {what} {word!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    for file in (json, markdown, svg):
+        if file is not None and not file.resolve().parent.is_dir():
+            _refuse(f"there is no folder {str(file.parent)!r} to write {file.name!r} in")
+    found = []
+    for kill in kills.kills(seed, profile, every_clause=every_clause, names=names or ()):
+        found.append(kill)
+        if kill.named:
+            told = f"{kill.first:5} examples" if kill.caught else f"NOT CAUGHT: {kill.status}"
+            typer.echo(f"{kill.clause:7} {kill.dtype:9} {told:15}  {kill.fault}: {kill.wrong}")
+    for file, text in ((json, kills.to_json), (markdown, kills.to_markdown), (svg, kills.to_svg)):
+        if file is not None:
+            file.write_text(text(found), encoding="utf-8")
+    typer.echo("\n".join(["", *kills.summary(found)]))
+    raise typer.Exit(0 if all(kill.caught for kill in found if kill.named) else 1)
 
 
 def _refuse(why: str) -> NoReturn:

@@ -108,6 +108,7 @@ def judge(
                 found = replace(
                     found,
                     examples=found.examples + search.examples,
+                    first=found.examples + search.first if search.failure else None,
                     margin=max(found.margin, search.margin),
                 )
                 if search.failure:

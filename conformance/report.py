@@ -25,7 +25,8 @@ NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
 class Verdict:
     """The judgement of one clause on one implementation, in one dtype on one device.
 
-    required: whether the implementation must keep it: a SHOULD only in a strict run. examples: how many cases were run.
+    required: whether the implementation must keep it: a SHOULD only in a strict run. examples: how many cases were run;
+    first: how many of them up to the first that failed, before it was shrunk.
     margin: the largest error/bound among them. rejected: how many of the cases that were given to a known wrong answer
     rejected it, by its name ("zeros"), and how many were given to it ("zeros tried"). case: the minimal failing case,
     as code. message: why, where the status is not "pass". script: a stand-alone script that shows the failure.
@@ -40,6 +41,7 @@ class Verdict:
     status: Status
     required: bool = True
     examples: int = 0
+    first: int | None = None
     margin: float = 0.0
     rejected: dict[str, int] = field(default_factory=dict)
     case: str | None = None

@@ -54,7 +54,8 @@ class Search:
     """The search for a violation of one property.
 
     failure: the trial that fails and its violation; the simplest that was found. remark: what else to say of it.
-    examples: how many cases were tried; those that said nothing are not counted, and `left_out` says why.
+    examples: how many cases were tried; those that said nothing are not counted, and `left_out` says why. first: how
+    many it took to the first failure.
     rejected: how often each known wrong answer was rejected ("zeros") and tried ("zeros tried"). missed: how many cases
     a known wrong answer was given that none of them rejects.
     """
@@ -84,7 +85,7 @@ class Search:
         self.tried: list[Case] = []
         self.rejected, self.missed = Counter[str](), Counter[str]()
         self.remark = self.left_out = ""
-        self.margin = 0.0
+        self.margin, self.first = 0.0, 0
 
     @property
     def examples(self) -> int:
@@ -152,7 +153,7 @@ class Search:
                 self.left_out = "the call with a causal flag and L != S is refused, which CAU-3 allows"
                 return
             self.tried.append(case)
-            self.failure = trial, violation
+            self.failure, self.first = (trial, violation), self.first or self.examples
             raise
         self.tried.append(case)
         self.margin = max(self.margin, trial.margin)

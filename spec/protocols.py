@@ -76,8 +76,15 @@ class Differentiable(Attention, Protocol):
 class Implementation(Protocol):
     """A way to compute multi-head attention, as the judge sees it."""
 
-    name: str
-    claims: Claims
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def claims(self) -> Claims:
+        """What it says that it can do."""
+        ...
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
         """Return an attention of this configuration with these weights; raise for an invalid one (clause CFG-1)."""

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import faults
 from mha import implementations
 from mha.conformance import check
+from mha.conformance.faults import gallery as faults
 from mha.implementations import ImplementationError, discover, discovery, from_kernel, from_module, preflight, resolve
 from mha.spec import Claims, Implementation
 

@@ -15,14 +15,14 @@ import torch
 from test_front_end import CHECKOUT, run
 from torch import Tensor
 
-import faults
 from mha.conformance import benchmarks
+from mha.conformance.faults import gallery as faults
 from mha.conformance.pytest_plugin import SELECTION
 from mha.implementations import resolve
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 MINE = """\
-import faults
+from mha.conformance.faults import gallery as faults
 
 plain = faults.correct
 unscaled = faults.implementations["Unscaled"]

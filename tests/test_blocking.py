@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import faults
 from mha.conformance import Report, check
+from mha.conformance.faults import gallery as faults
 from mha.conformance.text import describe, summarise
 from mha.spec import CLAUSES, Output
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from complete import CLAIMS
 from torch import Tensor
 
-import faults
-import faulty
 import variants
 from mha.conformance import Verdict, check
+from mha.conformance.faults import basics
+from mha.conformance.faults import gallery as faults
+from mha.conformance.faults.complete import CLAIMS
+from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Weights
 
@@ -22,7 +23,7 @@ TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings
 LOG = replace(CLAIMS, rounding=Rounding())
 IN_SINGLE = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
 VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
-    "uniform": (faulty.FiniteFill, Claims(empty_row="uniform")),
+    "uniform": (basics.FiniteFill, Claims(empty_row="uniform")),
     "nan": (variants.NanForEmptyRow, Claims(empty_row="nan")),
     "error": (variants.RaisesForEmptyRow, Claims(empty_row="error")),
     "bottom right": (variants.BottomRight, Claims(causal="bottom_right")),
@@ -39,7 +40,7 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
         variants.DropsBottomRight,
         replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False),
     ),
-    "dropout of the output": (variants.OutputDropped, replace(CLAIMS, dropout="output")),
+    "dropout of the output": (OutputDropped, replace(CLAIMS, dropout="output")),
     "everything in float32": (variants.EverythingInSingle, replace(CLAIMS, rounding=TIGHTEST)),
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
 }

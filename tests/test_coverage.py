@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from complete import CLAIMS
 
-import faults
 import variants
 from mha.conformance import check
 from mha.conformance.cases.domain import Domain
+from mha.conformance.faults import gallery as faults
+from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.registry import Property, properties
 from mha.conformance.search import PROFILES, Search
 from mha.conformance.wrong import TWISTS, WrongImplementation

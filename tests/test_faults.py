@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import faults
 from mha.conformance import check
+from mha.conformance.faults import gallery as faults
 from mha.conformance.registry import Property, properties
 
 PROPERTIES = properties()

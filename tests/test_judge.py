@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-import faults
 from mha.conformance import check
+from mha.conformance.faults import gallery as faults
 from mha.conformance.registry import properties
 from mha.conformance.text import describe, summarise
 from mha.conformance.waivers import Waiver, WaiverError, built_in_waivers, read_waivers

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-import faults
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.expect import expect_close, need
+from mha.conformance.faults import gallery as faults
 from mha.conformance.registry import Property, properties
 from mha.conformance.report import Report
 from mha.conformance.search import PROFILES, Search

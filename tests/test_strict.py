@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import faults
 from mha.conformance import check
+from mha.conformance.faults import gallery as faults
 from mha.conformance.text import summarise
 
 CHECKOUT = Path(__file__).resolve().parent.parent

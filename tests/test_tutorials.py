@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-import tutorials
 
 from mha.conformance import check
+from mha.conformance.faults import tutorials
 
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "tutorials.md").read_text(encoding="utf-8")
 # The form, what it violates in float32, and what is blocked then.

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import torch
-from complete import Complete
 from torch import Tensor
 
-from correct import Correct
+from mha.conformance.faults.complete import Complete
+from mha.conformance.faults.correct import Correct
 from mha.spec import Output, causal_mask
 
 
@@ -173,17 +173,3 @@ class EverythingInSingle(Complete):
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output, None if weights is None else weights.to(query))
-
-
-class OutputDropped(Complete):
-    """Dropout of the output, and none of the weights."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        return weights
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        projected = super().project(x, role)
-        return self.drop_output(projected) if role == "o" else projected
-
-    def drop_output(self, output: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(output, self.config.dropout, self.training)

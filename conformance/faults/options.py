@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from complete import Complete
 from torch import Tensor
+
+from mha.conformance.faults.complete import Complete
 
 
 class AnotherScaleCompiled(Complete):

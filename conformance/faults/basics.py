@@ -1,4 +1,4 @@
-"""Attention that is wrong, each class in one way; `faults` says which clause must catch it."""
+"""Attention that is wrong, each class in one way; `gallery` says which clause must catch it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from correct import Correct
+from mha.conformance.faults.correct import Correct
 from mha.spec import Config, Output, causal_mask
 
 

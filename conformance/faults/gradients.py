@@ -1,4 +1,4 @@
-"""Attention whose results are right and whose gradients are not; see `faults`."""
+"""Attention whose results are right and whose gradients are not; see `gallery`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from complete import Complete
 from torch import Tensor
 
+from mha.conformance.faults.complete import Complete
 from mha.spec import Output
 
 

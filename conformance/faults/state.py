@@ -1,4 +1,4 @@
-"""Attention that keeps what it should not, or changes what is not its own; see `faults`."""
+"""Attention that keeps what it should not, or changes what is not its own; see `gallery`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import warnings
 from typing import Any, ClassVar
 
 import torch
-from complete import Complete
 from torch import Tensor
 
+from mha.conformance.faults.complete import Complete
 from mha.spec import Config, Output, Weights
 
 

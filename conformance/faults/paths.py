@@ -1,4 +1,4 @@
-"""Attention that is wrong on one path, with one option or for one size; see `faults`."""
+"""Attention that is wrong on one path, with one option or for one size; see `gallery`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from complete import Complete
 from torch import Tensor
 
+from mha.conformance.faults.complete import Complete
 from mha.spec import Config, Output, Weights
 
 

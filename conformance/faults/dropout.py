@@ -1,4 +1,4 @@
-"""Attention whose dropout is wrong; see `faults`."""
+"""Attention whose dropout is wrong; see `gallery`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from complete import Complete
 from torch import Tensor
 
-import variants
+from mha.conformance.faults.complete import Complete
 from mha.spec import Output
 
 
@@ -116,12 +115,26 @@ class SameDropAtEachCall(Complete):
             return super().drop(weights)
 
 
-class OutputNotRescaled(variants.OutputDropped):
+class OutputDropped(Complete):
+    """Dropout of the output, and none of the weights."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        projected = super().project(x, role)
+        return self.drop_output(projected) if role == "o" else projected
+
+    def drop_output(self, output: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(output, self.config.dropout, self.training)
+
+
+class OutputNotRescaled(OutputDropped):
     def drop_output(self, output: Tensor) -> Tensor:
         return output * torch.ones_like(output).bernoulli_(1 - self.config.dropout) if self.training else output
 
 
-class OutputDroppedMore(variants.OutputDropped):
+class OutputDroppedMore(OutputDropped):
     """Dropped with a probability that is 0.014 too high, and rescaled for the right one."""
 
     def drop_output(self, output: Tensor) -> Tensor:

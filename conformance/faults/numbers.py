@@ -1,4 +1,4 @@
-"""Attention that is inaccurate, or wrong in an operation that only some numbers show; see `faults`."""
+"""Attention that is inaccurate, or wrong in an operation that only some numbers show; see `gallery`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-from complete import Complete
 from torch import Tensor
 
+from mha.conformance.faults.complete import Complete
 from mha.spec import Output
 
 
