@@ -55,7 +55,7 @@ def kills(seed: int, profile: str, *, every_clause: bool, names: Collection[str]
             yield Kill(
                 fault=cls.__name__,
                 section=section,
-                wrong=told_of(cls),
+                wrong=inspect.cleandoc(cls.__doc__ or "").replace("\n", " "),
                 clause=clause,
                 dtype=dtype,
                 seed=seed,
@@ -65,13 +65,6 @@ def kills(seed: int, profile: str, *, every_clause: bool, names: Collection[str]
                 size=elements(found.case) if found.case else None,
                 case=found.case,
             )
-
-
-def told_of(cls: type) -> str:
-    """Return what a faulty class says of itself: its docstring, or else its name in words."""
-    told = inspect.cleandoc(vars(cls).get("__doc__") or "").partition("\n\n")[0].replace("\n", " ")
-    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in cls.__name__)
-    return told or words.strip().capitalize() + "."
 
 
 def elements(code: str) -> int:

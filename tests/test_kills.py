@@ -33,7 +33,10 @@ def test_matrix_of_two_faults_is_told_and_written(tmp_path: Path) -> None:
         ("FiniteFill", "MSK-8", "fail"),
     }
     assert all(cell["first"] >= 1 and cell["size"] >= 1 and cell["case"].startswith("Case(") for cell in cells)
-    assert "| Unscaled | Unscaled. | arithmetic | float32 | SMX-6 |" in files["markdown"].read_text()
+    assert (
+        "| Unscaled | The scores are not divided by sqrt(d_k). | arithmetic | float32 | SMX-6 |"
+        in files["markdown"].read_text()
+    )
     drawn = ElementTree.fromstring(files["svg"].read_text())
     assert len(drawn.findall("{*}rect")) == 3  # the ground, and a square for each
 
@@ -70,3 +73,10 @@ def test_bad_input_is_refused_in_one_line(arguments: tuple[str, ...], told: str)
     assert status == 2
     assert told in said
     assert len(said.splitlines()) == 1
+
+
+def test_every_fault_says_what_is_wrong() -> None:
+    for fault in FAULTS:
+        told = vars(fault.cls).get("__doc__")
+        assert told, fault.cls
+        assert told.strip().endswith("."), fault.cls

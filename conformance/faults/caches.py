@@ -39,6 +39,8 @@ class LastValues(torch.autograd.Function):
 
 
 class LastCallDifferentiated(Complete):
+    """The backward pass looks at the values of the last call."""
+
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         self.last = v.detach().masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
         return LastValues.apply(weights, v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0), self)

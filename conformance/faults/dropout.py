@@ -13,21 +13,29 @@ from mha.spec import Output
 
 
 class DropsInEvaluation(Complete):
+    """Dropout is active in evaluation."""
+
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout, True)
 
 
 class DropsAtZero(Complete):
+    """Something is dropped with p = 0."""
+
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout or 0.1, self.training)
 
 
 class NotRescaled(Complete):
+    """What is kept is not rescaled by 1/(1-p)."""
+
     def drop(self, weights: Tensor) -> Tensor:
         return super().drop(weights) * (1 - self.config.dropout if self.training else 1.0)
 
 
 class NotRescaledForManyKeys(Complete):
+    """With many keys, what is kept is not rescaled."""
+
     def drop(self, weights: Tensor) -> Tensor:
         rescaled = weights.shape[-1] == 1 or not self.training
         return super().drop(weights) * (1.0 if rescaled else 1 - self.config.dropout)
@@ -44,11 +52,15 @@ class AnotherProbability(Complete):
 
 
 class OneDrawForAllQueries(Complete):
+    """All queries share one draw."""
+
     def drop(self, weights: Tensor) -> Tensor:
         return weights * super().drop(torch.ones_like(weights[..., :1, :]))
 
 
 class FixedSeed(Complete):
+    """Every call draws from a seed of its own, always the same."""
+
     def drop(self, weights: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -56,6 +68,8 @@ class FixedSeed(Complete):
 
 
 class SeedIgnored(Complete):
+    """The draw is from a generator of its own, which no seed reaches."""
+
     generator = torch.Generator()
 
     def drop(self, weights: Tensor) -> Tensor:
@@ -66,6 +80,8 @@ class SeedIgnored(Complete):
 
 
 class NanForAll(Complete):
+    """With p = 1 the output is NaN."""
+
     def drop(self, weights: Tensor) -> Tensor:
         if not self.training:
             return weights
@@ -73,6 +89,8 @@ class NanForAll(Complete):
 
 
 class WeightsAfterDropout(Complete):
+    """The weights returned are those after dropout."""
+
     def drop(self, weights: Tensor) -> Tensor:
         self.dropped = super().drop(weights)
         return self.dropped
@@ -94,11 +112,15 @@ class MaskDropped(Complete):
 
 
 class OneDrawForAllKeys(Complete):
+    """All keys share one draw."""
+
     def drop(self, weights: Tensor) -> Tensor:
         return weights * super().drop(torch.ones_like(weights[..., :1]))
 
 
 class DropsContexts(Complete):
+    """The contexts are dropped instead of the weights."""
+
     def drop(self, weights: Tensor) -> Tensor:
         return weights
 
@@ -130,6 +152,8 @@ class OutputDropped(Complete):
 
 
 class OutputNotRescaled(OutputDropped):
+    """What is kept of the output is not rescaled."""
+
     def drop_output(self, output: Tensor) -> Tensor:
         return output * torch.ones_like(output).bernoulli_(1 - self.config.dropout) if self.training else output
 

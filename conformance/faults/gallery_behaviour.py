@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mha.conformance.faults import basics, caches, dropout, gradients, options, paths, state
+from mha.conformance.faults import basics, caches, dropout, gradients, options, paths, sizes, state
 from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.fault import Fault
 
@@ -99,8 +99,8 @@ FAULTS = (
     Fault(dropout.SeedIgnored, "dropout", "DRP-3", by="the_seed_decides_what_is_dropped"),
     Fault(dropout.NanForAll, "dropout", "DRP-3", by="dropping_everything_is_not_nan"),
     Fault(dropout.WeightsAfterDropout, "dropout", "DRP-4"),
-    Fault(basics.ForgetsMemory, "state", "EQV-8"),
-    Fault(basics.ScalesQueryInPlace, "state", "STA-1"),
+    Fault(sizes.ForgetsMemory, "state", "EQV-8"),
+    Fault(sizes.ScalesQueryInPlace, "state", "STA-1"),
     Fault(state.MaskTurnedInPlace, "state", "STA-1", shown=False),
     Fault(state.WeightsDrift, "state", "STA-1", shown=False),
     Fault(state.QueryGivenBack, "state", "STA-2"),

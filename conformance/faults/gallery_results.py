@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mha.conformance.faults import basics, numbers, paths
+from mha.conformance.faults import basics, numbers, paths, sizes
 from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.fault import Fault
 
@@ -44,13 +44,13 @@ FAULTS = (
     Fault(paths.ShortFill, "masks", "MSK-3"),
     Fault(paths.AnyMaskAnotherScale, "masks", "MSK-4"),
     Fault(paths.FlatMaskForgotten, "masks", "MSK-5", by="mask_of_fewer_dimensions_is_broadcast"),
-    Fault(basics.HeadMaskIgnoredWithoutQueries, "masks", "MSK-5", by="broadcast_mask_equals_expanded"),
+    Fault(sizes.HeadMaskIgnoredWithoutQueries, "masks", "MSK-5", by="broadcast_mask_equals_expanded"),
     Fault(basics.MaskOfFirstItem, "masks", "MSK-6"),
-    Fault(basics.CausalMaskOfFirstCall, "masks", "MSK-6"),
+    Fault(sizes.CausalMaskOfFirstCall, "masks", "MSK-6"),
     Fault(basics.LastKeyNeverMasked, "masks", "MSK-7"),
     Fault(basics.FiniteFill, "masks", "MSK-8", by="empty_rows_follow_the_declared_policy"),
     Fault(basics.NanInEmptyRow, "masks", "MSK-8"),
-    Fault(basics.EmptyUnderCausal, "masks", "MSK-8"),
+    Fault(sizes.EmptyUnderCausal, "masks", "MSK-8"),
     Fault(numbers.FillThatRunsOver, "masks", "MSK-8", by="empty_rows_give_zeros", claims=UNIFORM, shown=False),
     Fault(basics.EmptyRowSpoilsItem, "masks", "MSK-9", by="empty_rows_leave_other_rows_alone"),
     Fault(paths.MaskedKeysReadAtZeroWeight, "masks", "MSK-10"),
@@ -59,26 +59,26 @@ FAULTS = (
     Fault(paths.FiniteMaskForgotten, "masks", "MSK-11", by="additive_mask_is_a_bias_on_the_scores"),
     Fault(paths.LowestNumberAsInfinity, "masks", "MSK-11", by="the_lowest_number_is_no_infinity"),
     Fault(paths.MaskCropped, "masks", "MSK-12", by="masks_of_a_wrong_shape_are_refused"),
-    Fault(basics.IntegerMaskAsBoolean, "masks", "MSK-12", by="masks_of_an_unclaimed_dtype_are_refused"),
+    Fault(sizes.IntegerMaskAsBoolean, "masks", "MSK-12", by="masks_of_an_unclaimed_dtype_are_refused"),
     Fault(paths.ShortFill, "masks", "EQV-6", by="one_allowed_key_gives_its_value"),
     Fault(basics.CausalOffByOne, "masks", "CAU-1"),
     Fault(basics.CausalOffByOne, "masks", "CAU-2"),
     Fault(basics.CausalFromTheRight, "masks", "CAU-3"),
     Fault(basics.CausalForgottenBesideMask, "masks", "CAU-4"),
-    Fault(basics.DropsKeyAfterTile, "sizes", "NUM-1"),
-    Fault(basics.SqueezesBatchOfOne, "sizes", "SHP-1"),
-    Fault(basics.SqueezesBatchOfOne, "sizes", "SHP-4"),
-    Fault(basics.ReadsMemoryAsDense, "layouts", "SHP-7"),
+    Fault(sizes.DropsKeyAfterTile, "sizes", "NUM-1"),
+    Fault(sizes.SqueezesBatchOfOne, "sizes", "SHP-1"),
+    Fault(sizes.SqueezesBatchOfOne, "sizes", "SHP-4"),
+    Fault(sizes.ReadsMemoryAsDense, "layouts", "SHP-7"),
     Fault(paths.AverageOfWeights, "shapes", "SHP-2"),
     Fault(paths.AlwaysDouble, "shapes", "SHP-3"),
     Fault(paths.NeedsKeys, "shapes", "SHP-5"),
-    Fault(basics.BatchOfKeysBroadcast, "shapes", "SHP-6"),
-    Fault(basics.NoValidation, "configuration", "CFG-1"),
+    Fault(sizes.BatchOfKeysBroadcast, "shapes", "SHP-6"),
+    Fault(sizes.NoValidation, "configuration", "CFG-1"),
     Fault(paths.RefusalSaysNothing, "configuration", "CFG-2", shown=False),
     Fault(paths.NegativeHeads, "configuration", "CFG-3"),
-    Fault(basics.RefusesHeadsOfWidthOne, "configuration", "CFG-4"),
+    Fault(sizes.RefusesHeadsOfWidthOne, "configuration", "CFG-4"),
     Fault(paths.BiasAllTheSame, "configuration", "CFG-5"),
     Fault(paths.DropoutUnchecked, "configuration", "CFG-6"),
-    Fault(basics.MeanOfValues, "cheats", "SMX-2"),
-    Fault(basics.RepeatsItself, "cheats", "EQV-2"),
+    Fault(sizes.MeanOfValues, "cheats", "SMX-2"),
+    Fault(sizes.RepeatsItself, "cheats", "EQV-2"),
 )

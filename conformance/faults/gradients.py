@@ -21,16 +21,22 @@ def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 class DetachedKeys(Complete):
+    """The keys are detached."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k.detach())
 
 
 class DataInside(Complete):
+    """`.data` inside the call cuts the gradient off."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores.data, allowed)
 
 
 class GradientTooLarge(Complete):
+    """The gradient is too large by one in a thousand."""
+
     factor = 1.001
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
@@ -39,6 +45,8 @@ class GradientTooLarge(Complete):
 
 
 class GradientFarTooLarge(GradientTooLarge):
+    """The gradient is too large by one in twenty."""
+
     factor = 1.05
 
 
@@ -66,12 +74,16 @@ class ValueAloneForgotten(Complete):
 
 
 class AnotherScaleWhenRecorded(Complete):
+    """Another scale where gradients are recorded."""
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output * (1.01 if query.requires_grad else 1.0), weights)
 
 
 class MaskGradientDropped(Complete):
+    """An additive mask has no gradient."""
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if mask is None else mask.detach(), is_causal, q, k)
 
@@ -108,6 +120,8 @@ class NoneTold(Complete):
 
 
 class OutputWeightForgottenInHalf(Complete):
+    """In half precision W_o has no gradient."""
+
     def project(self, x: Tensor, role: str) -> Tensor:
         if role == "o" and x.element_size() == 2:
             return super().project(x, role).detach() + 0 * x.sum()
@@ -115,11 +129,15 @@ class OutputWeightForgottenInHalf(Complete):
 
 
 class WideHeadsDetached(Complete):
+    """Wide heads have no gradient."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k.detach() if k.shape[-1] > 32 else k)
 
 
 class LateKeysDetached(Complete):
+    """Keys that stand late in a long row have no gradient."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, torch.cat([k[:, :, :600], k[:, :, 600:].detach()], 2))
 

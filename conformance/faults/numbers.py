@@ -27,16 +27,22 @@ class SummedOneByOne(Complete):
 
 
 class ScoresInHalf(Complete):
+    """The scores are in half precision, inside a float32 path."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores.half().to(scores), allowed)
 
 
 class SoftmaxInBfloat16(Complete):
+    """The softmax is in bfloat16, inside a float32 path."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores.bfloat16(), allowed).to(scores)
 
 
 class FillThatDoesNotFit(Complete):
+    """The fill value is no float16 number."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if bool(allowed.all()):
             return super().weigh(scores, allowed)
@@ -70,11 +76,15 @@ class ValuesNormalised(Complete):
 
 
 class ScoresClamped(Complete):
+    """The scores are clamped to 5 either way."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k).clamp(-5.0, 5.0)
 
 
 class WeightsTooLarge(Complete):
+    """The weights are too large by one in a hundred."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores, allowed) * 1.01
 
@@ -87,27 +97,37 @@ class AlmostOne(Complete):
 
 
 class FirstHeadLouder(Complete):
+    """The first head counts one in a hundred more than the others."""
+
     def merge(self, x: Tensor) -> Tensor:
         return super().merge(torch.cat([x[:, :1] * 1.01, x[:, 1:]], 1))
 
 
 class OneHeadNotProjected(Complete):
+    """With a single head there is no output projection."""
+
     def project(self, x: Tensor, role: str) -> Tensor:
         return x.clone() if role == "o" and self.config.n_heads == 1 else super().project(x, role)
 
 
 class OutputClipped(Complete):
+    """The output is clipped to 1 either way."""
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output.clamp(-1.0, 1.0), weights)
 
 
 class LaterKeysFavoured(Complete):
+    """A key weighs a little more the later it stands."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) + torch.arange(k.shape[2]).to(q) / 100
 
 
 class ValuesClipped(Complete):
+    """The values are clipped to 2 either way."""
+
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return super().combine(weights, v.clamp(-2.0, 2.0), allowed)
 
@@ -122,6 +142,8 @@ class Sink(Complete):
 
 
 class ValueByKeyProjection(Complete):
+    """The value is projected by W_k."""
+
     def project(self, x: Tensor, role: str) -> Tensor:
         return super().project(x, "k" if role == "v" else role)
 

@@ -11,6 +11,8 @@ from mha.conformance.faults.complete import Complete
 
 
 class AnotherScaleCompiled(Complete):
+    """Another scale under `torch.compile`."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.compiler.is_compiling() else 1.0)
 
@@ -23,11 +25,15 @@ class ReadsItself(Complete):
 
 
 class AnotherScaleExported(Complete):
+    """Another scale under `torch.export`."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.compiler.is_exporting() else 1.0)
 
 
 class AnotherScaleUnderAutocast(Complete):
+    """Another scale under autocast."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.is_autocast_enabled("cpu") else 1.0)
 
@@ -91,16 +97,22 @@ class NarrowValueDetached(Complete):
 
 
 class AnotherResultCompiled(Complete):
+    """Under `torch.compile` the contexts are larger by a tenth."""
+
     def merge(self, x: Tensor) -> Tensor:
         return super().merge(x) * (1.1 if torch.compiler.is_compiling() else 1.0)
 
 
 class MaskForgottenCompiled(Complete):
+    """The mask is forgotten under `torch.compile`."""
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if torch.compiler.is_compiling() else mask, is_causal, q, k)
 
 
 class MaskForgottenExported(Complete):
+    """The mask is forgotten under `torch.export`."""
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if torch.compiler.is_exporting() else mask, is_causal, q, k)
 
@@ -121,11 +133,15 @@ class FirstGroupDecoded(Complete):
 
 
 class GroupsDetached(Complete):
+    """Keys and values that heads share have no gradient."""
+
     def repeat(self, x: Tensor) -> Tensor:
         return super().repeat(x.detach() if x.shape[1] < self.config.n_heads else x)
 
 
 class ExtraKeyDetached(Complete):
+    """The added key has no gradient."""
+
     def extend(self, x: Tensor, name: str) -> Tensor:
         extended = super().extend(x, name)
         return torch.cat([extended[:, :, : x.shape[2]], extended[:, :, x.shape[2] :].detach()], 2)

@@ -14,12 +14,16 @@ from mha.spec import Config, Output, Weights
 
 
 class AnotherScaleWithWeights(Complete):
+    """Another scale if weights are asked for."""
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output * (1.0 if weights is None else 1.01), weights)
 
 
 class AnotherScaleWithoutGradient(Complete):
+    """Another scale where gradients are off."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.0 if torch.is_grad_enabled() else 1.01)
 
@@ -45,6 +49,8 @@ class FastPathOfSelfAttention(Complete):
 
 
 class FloatMaskAsBoolean(Complete):
+    """A float mask is read as a boolean one."""
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if mask is None else mask.bool(), is_causal, q, k)
 
@@ -58,11 +64,15 @@ class FiniteMaskForgotten(Complete):
 
 
 class HintOverridesMask(Complete):
+    """The causal flag overrides the mask."""
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if is_causal else mask, is_causal, q, k)
 
 
 class ZeroKeyMasked(Complete):
+    """The added zero key is masked."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if self.config.zero_key:
             allowed = torch.cat([allowed[..., :-1], torch.zeros_like(allowed[..., -1:])], -1)
@@ -77,6 +87,8 @@ class ExtraKeyFirst(Complete):
 
 
 class LengthFirstForgotten(Complete):
+    """`length_first` is ignored."""
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(replace(config, length_first=False), weights)
 
@@ -91,22 +103,30 @@ class PositionsAsItems(Complete):
 
 
 class RefusalSaysNothing(Complete):
+    """An impossible configuration is refused without the numbers."""
+
     def __init__(self, config: Config, weights: Weights) -> None:
         assert config.n_heads == 0 or config.d_model % config.n_heads == 0
         super().__init__(config, weights)
 
 
 class DropoutUnchecked(Complete):
+    """An impossible dropout is accepted."""
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(replace(config, dropout=0.0), weights)
 
 
 class NegativeHeads(Complete):
+    """A negative number of heads is taken for a positive one."""
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(replace(config, n_heads=abs(config.n_heads)), weights)
 
 
 class BiasAllTheSame(Complete):
+    """Built without biases, it has one for the output all the same."""
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
         if not config.bias:
@@ -114,23 +134,31 @@ class BiasAllTheSame(Complete):
 
 
 class NeedsKeys(Complete):
+    """No keys at all raises."""
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores - scores.detach().amax(-1, keepdim=True), allowed)
 
 
 class AverageOfWeights(Complete):
+    """The weights returned are averaged over heads."""
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output, weights if weights is None else weights.mean(1))
 
 
 class AlwaysDouble(Complete):
+    """The result is float64, whatever came in."""
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output.double(), weights)
 
 
 class NanSwallowed(Complete):
+    """NaN in query, key or value is taken for zero."""
+
     def split(self, x: Tensor) -> Tensor:
         return super().split(x).nan_to_num(nan=0.0)
 
@@ -159,6 +187,8 @@ class MaskCropped(Complete):
 
 
 class AnyMaskAnotherScale(Complete):
+    """With any mask, another scale."""
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         output, weights = super().attend(query, key, value, mask, *rest)
         return Output(output * (1.0 if mask is None else 1.01), weights)
@@ -172,6 +202,8 @@ class ShortFill(Complete):
 
 
 class LowestNumberAsInfinity(Complete):
+    """The dtype's lowest number in a mask is read as -infinity."""
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         if mask is not None and mask.is_floating_point():
             mask = mask.masked_fill(mask == torch.finfo(mask.dtype).min, -math.inf)

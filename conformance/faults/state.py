@@ -28,6 +28,8 @@ class MaskTurnedInPlace(Complete):
 
 
 class WeightsDrift(Complete):
+    """Each call changes the weights a little."""
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         result = super().attend(query, *rest)
         self.w_o.data.mul_(1.001)
@@ -43,6 +45,8 @@ class QueryGivenBack(Complete):
 
 
 class BufferUsedAgain(Complete):
+    """The output lies in a buffer that the next call writes over."""
+
     buffer: Tensor | None = None
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
@@ -80,11 +84,15 @@ class _Remembers(Complete):
 
 
 class ResultsByIdentity(_Remembers):
+    """A result is given again for a tensor with the same `id`."""
+
     def key_of(self, x: Tensor) -> int:
         return id(x)
 
 
 class ResultsByAddress(_Remembers):
+    """A result is given again for a tensor at the same address."""
+
     def key_of(self, x: Tensor) -> int:
         return x.data_ptr()
 
@@ -147,24 +155,32 @@ class CopyForgets(Complete):
 
 
 class DrawsWithoutDropout(Complete):
+    """A random number is drawn without dropout."""
+
     def drop(self, weights: Tensor) -> Tensor:
         torch.rand(1)
         return super().drop(weights)
 
 
 class DefaultDtypeChanged(Complete):
+    """The call changes the default dtype."""
+
     def drop(self, weights: Tensor) -> Tensor:
         torch.set_default_dtype({torch.float32: torch.float64}.get(torch.get_default_dtype(), torch.float32))
         return super().drop(weights)
 
 
 class GradientModeChanged(Complete):
+    """The call switches gradients off for good."""
+
     def drop(self, weights: Tensor) -> Tensor:
         torch.set_grad_enabled(not torch.is_grad_enabled())
         return super().drop(weights)
 
 
 class WarningsSilenced(Complete):
+    """The call silences warnings for good."""
+
     def drop(self, weights: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", category=ResourceWarning)
         return super().drop(weights)
@@ -184,6 +200,8 @@ class RunningMean(Complete):
 
 
 class AnotherScaleInTraining(Complete):
+    """Another scale in training mode."""
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.01 if self.training else 1.0)
 
