@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from mha.conformance.violation import Refusal, Violation
+
+# Ctrl-C, and what pytest stops a run or an item with.
+NOT_ITS_OWN = (KeyboardInterrupt, pytest.fail.Exception, pytest.exit.Exception)
 
 
 @contextmanager
@@ -20,7 +24,9 @@ def guarded(what: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (Exception, SystemExit) as error:
+    except NOT_ITS_OWN:
+        raise
+    except BaseException as error:
         raise Refusal(f"{what} raised {_told(error)}", error, what) from error
 
 

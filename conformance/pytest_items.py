@@ -15,12 +15,15 @@ from mha.conformance.judge import judge, validate_choice, validate_devices, vers
 from mha.conformance.registry import properties
 from mha.conformance.report import Verdict
 from mha.conformance.search import PROFILES
+from mha.conformance.tampering import put_back
 from mha.conformance.text import describe, summarise
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
 from mha.implementations import Registered, discover, resolve
-from mha.spec import Implementation
+from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DTYPES
 
+# The seconds that a clause may take, for each profile, where pytest-timeout has no other limit.
+LIMITS = {"quick": 300, "default": 900, "thorough": 0}
 # The dtypes of a run that names none; benchmarks take the first.
 USUAL = ("float32", "float64")
 
@@ -68,6 +71,8 @@ def select(config: pytest.Config) -> Selection:
     registered = discover() if not targets or "all" in targets else []
     chosen = [entry.implementation for entry in registered if entry.implementation is not None]
     chosen += [found for target in targets if target != "all" for found in resolve(target)]
+    if replaced := put_back():
+        raise ValueError(f"an implementation replaced {replaced} while it was imported; import it without that")
     by_name: dict[str, Implementation] = {}
     for implementation in chosen:
         if by_name.setdefault(implementation.name, implementation) is not implementation:
@@ -86,11 +91,27 @@ def select(config: pytest.Config) -> Selection:
     )
 
 
-def summary(chosen: Selection, verdicts: list[dict[str, Any]]) -> list[str]:
+def stopped(report: Any, implementation: str, device: str, dtype: str, clause: str) -> dict[str, Any]:
+    """Return the verdict on an item that came to no end: a crash of its process, or a time limit."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    told = " ".join(str(crash.message if crash else report.longrepr).split())[:300]
+    verdict = Verdict(
+        implementation=implementation,
+        clause=clause,
+        level=CLAUSES[clause].level,
+        dtype=dtype,
+        device=device,
+        status="fail",
+        message=f"it was not judged to the end: {told}",
+    )
+    return asdict(verdict)
+
+
+def summary(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> list[str]:
     """Return the lines that end a run, in the order in which the implementations were named."""
     order = [implementation.name for implementation in chosen.implementations]
     found = sorted((Verdict(**verdict) for verdict in verdicts), key=lambda v: order.index(v.implementation))
-    return [*chosen.header(), "", *summarise(found)]
+    return [*chosen.header(), "", *summarise(found, incomplete=incomplete)]
 
 
 def _words(given: Iterable[str]) -> tuple[str, ...]:
@@ -105,16 +126,21 @@ class ContractFile(pytest.File):
         from mha.conformance.pytest_plugin import selection
 
         chosen = selection(self.config)
+        given = self.config.getoption("timeout", None)  # of pytest-timeout, if that is there
+        limit = LIMITS[chosen.profile] if given is None and self.config.pluginmanager.hasplugin("timeout") else 0
         for implementation in chosen.implementations:
             for device in chosen.devices:
                 for dtype in chosen.dtypes:
                     for clause, (first, *_) in properties().items():
                         if first.module == self.path.stem:
-                            yield ContractItem.from_parent(
+                            item = ContractItem.from_parent(
                                 self,
                                 name=f"contract[{implementation.name}-{device}-{dtype}-{clause}]",
                                 what=(implementation, clause, dtype, device),
                             )
+                            if limit:
+                                item.add_marker(pytest.mark.timeout(limit, method="thread"))
+                            yield item
 
 
 class BenchmarkFile(pytest.Module):

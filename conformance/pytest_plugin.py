@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mha.conformance.pytest_items import Selection
 
 PROPERTIES = Path(__file__).resolve().parent / "properties"
+ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 CLAUSE_ID = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
 
@@ -122,14 +123,15 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return config.stash[SELECTION].header() if SELECTION in config.stash else []
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Tell what was found, for each implementation."""
     found = _verdicts(terminalreporter)
     if found:
         from mha.conformance.pytest_items import summary
 
         terminalreporter.section("the contract of multi-head attention")
-        for line in summary(selection(config), found):
+        incomplete = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        for line in summary(selection(config), found, incomplete=incomplete):
             terminalreporter.write_line(line)
     if _times(config):
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
@@ -152,5 +154,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _verdicts(reporter: Any) -> list[dict[str, Any]]:
     """Return the verdicts that came with the reports, from this process or from workers."""
     reports = (report for reports in reporter.stats.values() for report in reports)
-    calls = (report for report in reports if getattr(report, "when", None) == "call")
-    return [value for report in calls for name, value in report.user_properties if name == "mha"]
+    found = []
+    for report in reports:
+        told = [value for name, value in getattr(report, "user_properties", ()) if name == "mha"]
+        unjudged = ITEM.search(getattr(report, "nodeid", "")) if getattr(report, "failed", False) and not told else None
+        if getattr(report, "when", None) == "call":
+            found += told
+        if unjudged:
+            from mha.conformance.pytest_items import stopped
+
+            found.append(stopped(report, *unjudged.groups()))
+    return found

@@ -31,8 +31,11 @@ def describe(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def summarise(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return a line for each implementation, and one for each clause that it does not keep, the root causes first."""
+def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[str]:
+    """Return a line for each implementation, and one for each clause that it does not keep, the root causes first.
+
+    incomplete: the run was stopped, and there may be clauses that were not judged.
+    """
     lines = []
     by_name: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
@@ -41,7 +44,8 @@ def summarise(verdicts: Iterable[Verdict]) -> list[str]:
         counts = Counter(_status(verdict) for verdict in own)
         told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
-        lines.append(f"{name}: {_outcome(own)} ({told}; {examples} cases, largest error/bound {margin:.2f})")
+        outcome = f"INCOMPLETE, so far: {_outcome(own)}" if incomplete else _outcome(own)
+        lines.append(f"{name}: {outcome} ({told}; {examples} cases, largest error/bound {margin:.2f})")
         told_of: dict[tuple[str, str], list[Verdict]] = {}
         blocked: dict[str, list[Verdict]] = {}
         for verdict in own:

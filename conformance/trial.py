@@ -14,6 +14,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import lay_out
 from mha.conformance.guard import guarded, require_plain
 from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
+from mha.conformance.tampering import require_untouched
 from mha.conformance.violation import CALL, Violation
 from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
@@ -203,6 +204,7 @@ class Trial:
                 is_causal=problem.is_causal,
                 need_weights=step.need_weights,
             )
+        require_untouched(self.implementation)
         for name, value, restore in settings:
             if getattr(torch, name)() != value:
                 restore(value)

@@ -18,9 +18,10 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_unchanged, need
-from mha.conformance.guard import guarded
+from mha.conformance.guard import NOT_ITS_OWN, guarded
 from mha.conformance.observed import Observation
 from mha.conformance.registry import checks
+from mha.conformance.tampering import require_untouched
 from mha.conformance.trial import INPUTS, Built, Trial
 from mha.conformance.violation import CALL, Refusal, Violation
 from mha.spec import Answer, Problem
@@ -187,7 +188,9 @@ def global_state_is_left_alone(attention: Trial, case: Case) -> None:
         before = _globals()
         try:
             called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
-        except Exception as error:
+        except NOT_ITS_OWN:
+            raise
+        except BaseException as error:
             raise Refusal(f"{CALL} raised {type(error).__name__}: {str(error)[:300]}", error, CALL) from error
         finally:
             after = _globals()
@@ -196,6 +199,7 @@ def global_state_is_left_alone(attention: Trial, case: Case) -> None:
             torch.set_num_threads(before["the number of threads"])
             torch.use_deterministic_algorithms(before["the deterministic flag"])
             torch.set_grad_enabled(before["the gradient mode"])
+    require_untouched(attention.implementation)
     for name, value in before.items():
         shown = "" if "state" in name or "filter" in name else f" from {value} to {after[name]}"
         expect(after[name] == value, f"the call changed {name}{shown}")

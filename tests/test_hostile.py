@@ -1,0 +1,66 @@
+"""What works against its judge gets the right verdict, and nobody else's is lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_front_end import QUICK, run
+
+from mha.conformance import check
+from mha.conformance.faults import hostile
+from mha.implementations import resolve
+
+HOSTILE = "mha.conformance.faults.hostile"
+TOLD = {
+    "exits": ("SHP-1", "the call raised SystemExit"),
+    "closes": ("SHP-1", "the call raised GeneratorExit"),
+    "gives_nothing": ("SHP-1", "but should return Output(output, weights)"),
+    "gives_elsewhere": ("SHP-1", "output_2.device is meta, but should be cpu"),
+    "gives_lazy": ("SHP-1", "output_2 is of type Lazy, but should be a tensor"),
+    "writes_later": ("NUM-1", "but should be"),
+    "replaces_comparisons": ("STA-5", "the call replaced torch.Tensor.all, torch.allclose, torch.equal, for everybody"),
+    "replaces_softmax": ("STA-5", "the call replaced torch.Tensor.softmax, torch.softmax, for everybody"),
+    "seeks_the_oracle": ("NUM-1", "but should be"),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_hostile_implementation_is_told_for_what_it_does(name: str) -> None:
+    clause, told = TOLD[name]
+    (verdict,) = check(getattr(hostile, name), "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    assert verdict.status == "fail"
+    assert told in verdict.message
+
+
+def test_replacing_is_undone_and_remembered() -> None:
+    before = torch.softmax, torch.Tensor.softmax, torch.allclose
+    clauses = ["SHP-1", "HED-1", "STA-5"]
+    verdicts = check(hostile.replaces_softmax, "quick", clauses=clauses, dtypes=["float32"]).verdicts
+    assert [verdict.status for verdict in verdicts] == ["blocked", "blocked", "fail"]
+    assert (torch.softmax, torch.Tensor.softmax, torch.allclose) == before
+    (loop,) = resolve("loop")
+    assert check(loop, "quick", clauses=clauses, dtypes=["float32"]).conforms
+
+
+def test_shouting_changes_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(hostile.shouts, "quick", clauses=["SHP-4"], dtypes=["float32"]).conforms
+    assert len(capsys.readouterr().out) >= 1 << 20
+
+
+def test_what_stops_its_process_is_told_and_the_others_are_judged() -> None:
+    names = ("loops", "segfaults", "exits_hard")
+    targets = [f"{HOSTILE}:{name}" for name in names]
+    done = run("-n", "2", "--timeout", "10", "-k", "SHP-1", "--mha-impl", *targets, "loop", *QUICK)
+    assert done.returncode == 1, done.stdout
+    for name in names:
+        assert f"{name}: DOES NOT CONFORM (1 fail;" in done.stdout
+    assert "fail SHP-1 (float32 cpu): it was not judged to the end: " in done.stdout
+    assert "Timeout" in done.stdout
+    assert "crashed while running" in done.stdout
+    assert "loop: conforms (1 pass;" in done.stdout
+
+
+def test_interrupted_run_says_so() -> None:
+    done = run("-k", "SHP-1", "--mha-impl", "loop", f"{HOSTILE}:interrupts", *QUICK)
+    assert done.returncode == 2
+    assert "loop: INCOMPLETE, so far: conforms (1 pass;" in done.stdout
