@@ -55,6 +55,11 @@ def double_precision_is_double_throughout(attention: Trial, case: Case) -> None:
 
 @checks("NUM-3", replace(MANY, masks=("none", *FEW), causal=BOTH), rejects=("noise", "zeros"))
 def half_precision_is_no_worse_than_the_plain_formula(attention: Trial, case: Case) -> None:
+    expect_no_worse_than_plain(attention, case)
+
+
+def expect_no_worse_than_plain(attention: Trial, case: Case) -> None:
+    """The root mean square error of the output is at most twice that of the plain formula in the same dtype."""
     problem = case.problem()
     right, seen = attention.answer(problem), attention(problem).output
     filled = (~right.empty).all(1)

@@ -1,4 +1,4 @@
-"""NUM-5: rows of many keys, of which some are compared with the oracle, and their gradients (GRD-1)."""
+"""NUM-5: rows of many keys, of which some are compared with the oracle; their gradients (GRD-1), in half (NUM-3)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, HALF, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.expect import expect_close
+from mha.conformance.properties.accuracy import expect_no_worse_than_plain
 from mha.conformance.properties.changes import expect_gradients
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -52,6 +53,17 @@ def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
 def long_rows_have_gradients(attention: Trial, case: Case) -> None:
     case = _either_way(replace(case, L=min(case.L, 2)))
     expect_gradients(attention, case.problem(), None, f"of {case.L} queries over {case.S} keys")
+
+
+@checks(
+    "NUM-3",
+    replace(LONG, masks=("none",), causal=(False,), inputs=("cross",), regimes=("normal",), dtypes=HALF, max_heads=2),
+    after="HED-1",
+    rejects=("zeros", "noise"),
+    limit=6,
+)
+def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(attention: Trial, case: Case) -> None:
+    expect_no_worse_than_plain(attention, replace(case, L=33))
 
 
 def _either_way(case: Case) -> Case:
