@@ -16,7 +16,7 @@ from hypothesis.strategies import SearchStrategy
 from mha.conformance.blocking import BASIC, plain_cases
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
-from mha.conformance.cases.drawing import boundary_cases, drawn_cases, simpler_cases
+from mha.conformance.cases.drawing import boundary_cases, drawn_cases, simpler_cases, varied
 from mha.conformance.registry import Property
 from mha.conformance.trial import Trial
 from mha.conformance.violation import CALL, Inapplicable, Refusal, Violation
@@ -121,8 +121,7 @@ class Search:
         if self.prop.clause in BASIC:
             _, claims, dtype, device, _ = self.where
             cases = [*plain_cases(claims, dtype, device), *cases]  # so that what blocks others is a failure itself
-        count = min(len(cases), self.limit)
-        for case in (cases[(2 * place + 1) * len(cases) // (2 * count)] for place in range(count)):
+        for case in varied(cases, self.limit):
             try:
                 self.attempt(case)
             except Violation as violation:

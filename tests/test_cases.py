@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, EDGES, EVERYDAY, Domain
-from mha.conformance.cases.drawing import boundary_cases, drawn_cases
+from mha.conformance.cases.drawing import boundary_cases, drawn_cases, varied
 from mha.conformance.cases.layouts import LAYOUTS, lay_out
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.regimes import REGIMES
@@ -145,3 +145,14 @@ def test_regime_makes_finite_numbers(regime: str, dtype: str) -> None:
     tensors = [problem.query, problem.key, problem.value, *(tensor for _, tensor in problem.weights.named())]
     assert all(bool(tensor.isfinite().all()) for tensor in tensors)
     assert {str(tensor.dtype) for tensor in tensors} == {f"torch.{dtype}"}
+
+
+def test_a_few_cases_have_every_level_that_they_can() -> None:
+    domain = Domain(scale="wide", masks=("none", "padding", "bias"), causal=(False, True))
+    cases = boundary_cases(domain, Claims(masks={"bool", "float"}), "float32", "cpu", 260)
+    few = varied(cases, 6)
+    assert len(few) == 6
+    assert [case for case in cases if case in few] == few
+    for field in ("head_dim", "n_heads", "B", "L", "mask", "causal"):
+        assert {getattr(case, field) for case in few} == {getattr(case, field) for case in cases}, field
+    assert varied(cases, len(cases)) == cases

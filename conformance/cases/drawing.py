@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
@@ -35,6 +36,26 @@ def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, long
         for seed, row in enumerate(rows)
     ]
     return sorted(cases, key=lambda case: (case.B * case.n_heads * case.head_dim * case.L * case.S, repr(case)))
+
+
+def varied(cases: list[Case], most: int) -> list[Case]:
+    """Return at most so many of the cases, in their order: first those that have every level of every field."""
+    if len(cases) <= most:
+        return cases
+    left, found, seen = list(cases), list[Case](), set[tuple[str, Any]]()
+    while left and len(found) < most:
+        news = [_levels_of(case) - seen for case in left]
+        if not any(news) and seen:
+            seen.clear()
+            continue
+        place = max(range(len(left)), key=lambda place: len(news[place]))
+        seen |= news[place]
+        found.append(left.pop(place))
+    return [case for case in cases if any(case is one for one in found)]
+
+
+def _levels_of(case: Case) -> set[tuple[str, Any]]:
+    return {(field.name, getattr(case, field.name)) for field in dataclasses.fields(case) if field.name != "seed"}
 
 
 def _with_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
