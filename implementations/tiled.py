@@ -88,7 +88,7 @@ def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
     """Return the context (B, H, L, d_k)."""
-    context: Tensor = TiledAttention.apply(q, k, v, mask, is_causal)[0]  # type: ignore[no-untyped-call]
+    context: Tensor = TiledAttention.apply(q, k, v, mask, is_causal)[0]  # type: ignore[no-untyped-call]  # of torch
     return context
 
 
