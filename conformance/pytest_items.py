@@ -56,8 +56,9 @@ class Selection:
 
 def select(config: pytest.Config) -> Selection:
     """Read the options; raises ValueError, in one line, for one that cannot be followed."""
-    option = config.option
-    timing = getattr(option, "benchmark_only", False)
+    from mha.conformance.pytest_plugin import times
+
+    option, timing = config.option, times(config)
     profile = option.mha_profile or ("quick" if timing else "default")
     devices, dtypes = _words(option.mha_device) or ("cpu",), _words(option.mha_dtype) or USUAL[: 1 if timing else 2]
     validate_choice("profile", [profile], PROFILES)
@@ -147,8 +148,10 @@ class BenchmarkFile(pytest.Module):
     """The module of benchmarks, under its own name: pytest would import it under another."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Yield the benchmarks; none if the module is named in a run that did not ask for them."""
-        return super().collect() if self.config.getoption("benchmark_only", False) else []
+        """Yield the benchmarks; none in a run that did not ask for them."""
+        from mha.conformance.pytest_plugin import times
+
+        return super().collect() if times(self.config) else []
 
     def _getobj(self) -> ModuleType:
         return importlib.import_module("mha.conformance.benchmarks")

@@ -71,7 +71,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     """Collect a module of properties as the contract items of its clauses, or, if asked for, the benchmarks instead."""
     if _are_benchmarks(file_path) and not parent.session.isinitpath(file_path):
         return pytest_pycollect_makemodule(file_path, parent)
-    if _times(parent.config) or file_path.suffix != ".py" or not _is_ours(file_path.parent):
+    if times(parent.config) or file_path.suffix != ".py" or not _is_ours(file_path.parent):
         return None
     from mha.conformance.pytest_items import ContractFile
 
@@ -87,12 +87,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return BenchmarkFile.from_parent(parent, path=module_path)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the benchmarks out of a run that did not ask for them."""
-    return True if _are_benchmarks(collection_path) and not _times(config) else None
-
-
-def _times(config: pytest.Config) -> bool:
+def times(config: pytest.Config) -> bool:
     """Whether this run is for benchmarks."""
     return bool(config.getoption("benchmark_only", False))
 
@@ -133,7 +128,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         incomplete = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         for line in summary(selection(config), found, incomplete=incomplete):
             terminalreporter.write_line(line)
-    if _times(config):
+    if times(config):
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
         for reason in dict.fromkeys(reasons):
             terminalreporter.write_line(str(reason).removeprefix("Skipped: "))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
+from dataclasses import fields
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -42,20 +42,19 @@ def varied(cases: list[Case], most: int) -> list[Case]:
     """Return at most so many of the cases, in their order: first those that have every level of every field."""
     if len(cases) <= most:
         return cases
-    left, found, seen = list(cases), list[Case](), set[tuple[str, Any]]()
-    while left and len(found) < most:
-        news = [_levels_of(case) - seen for case in left]
-        if not any(news) and seen:
+    levels = [
+        {(field.name, getattr(case, field.name)) for field in fields(case) if field.name != "seed"} for case in cases
+    ]
+    left, found, seen = list(range(len(cases))), list[int](), set[tuple[str, Any]]()
+    while len(found) < most:
+        best = max(left, key=lambda place: len(levels[place] - seen))
+        if levels[best] <= seen:
             seen.clear()
             continue
-        place = max(range(len(left)), key=lambda place: len(news[place]))
-        seen |= news[place]
-        found.append(left.pop(place))
-    return [case for case in cases if any(case is one for one in found)]
-
-
-def _levels_of(case: Case) -> set[tuple[str, Any]]:
-    return {(field.name, getattr(case, field.name)) for field in dataclasses.fields(case) if field.name != "seed"}
+        seen |= levels[best]
+        found.append(best)
+        left.remove(best)
+    return [cases[place] for place in sorted(found)]
 
 
 def _with_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
@@ -81,7 +80,7 @@ def _pairwise(levels: tuple[tuple[str, tuple[Any, ...]], ...], volume: float) ->
 def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> SearchStrategy[Case]:
     """Return the strategy of the random phase; it shrinks each field towards its first level."""
     limit = min(longest, domain.max_length)
-    fields: dict[str, SearchStrategy[Any]] = {
+    drawn: dict[str, SearchStrategy[Any]] = {
         "L": lengths(domain.min_L, limit),
         "S": lengths(domain.min_S, limit),
         "n_heads": st.integers(domain.min_heads, min(domain.max_heads, 4))
@@ -90,13 +89,13 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
         "B": st.integers(domain.min_B, domain.max_B),
     }
     if domain.scale == "long":
-        fields |= {"L": st.integers(1, 40), "S": st.integers(longest // 8, longest)}
+        drawn |= {"L": st.integers(1, 40), "S": st.integers(longest // 8, longest)}
     elif domain.scale == "wide":
-        fields = {}
+        drawn = {}
     levels = domain.levels(longest).items()
-    fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
-    fields["seed"] = st.integers(0, 2**16)
-    fields["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
+    drawn |= {name: st.sampled_from(values) for name, values in levels if name not in drawn}
+    drawn["seed"] = st.integers(0, 2**16)
+    drawn["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
 
     def case_of(row: dict[str, Any]) -> Case:
         row = dict(row)
@@ -113,7 +112,7 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
             row[name] = max(smallest, min(row[name], VOLUMES["wide" if domain.scale == "wide" else "small"] // others))
         return domain.case(claims, dtype, device, row)
 
-    return st.fixed_dictionaries(fields).map(case_of)
+    return st.fixed_dictionaries(drawn).map(case_of)
 
 
 def simpler_cases(
