@@ -51,6 +51,21 @@ def expect_equal(got: Observed, expected: Observed | float, *, because: str) -> 
     raise Violation(_told(got, value, _worst(error), wanted, because), (check,))
 
 
+def expect_no_worse(code: str, seen: Tensor, plain: Tensor, right: Tensor) -> None:
+    """The root mean square error is at most twice that of the plain formula in the same dtype, NaN being an error.
+
+    Below one rounding of the result, "twice as large" would tell luck, not method.
+    """
+    error, least = _root_mean_square(seen - right), torch.finfo(plain.dtype).eps / 2 * _root_mean_square(right)
+    allowed = max(_root_mean_square(plain - right), least)
+    told = f"the root mean square error of {code} is {error:.3g}, more than twice the {allowed:.3g} of the plain "
+    expect(error <= 2 * allowed, f"{told}formula in the same dtype")
+
+
+def _root_mean_square(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
 def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
     """Every element is within the radius of the expected ball; NaN and infinity stand in the same places."""
     expect_shape(got, tuple(expected.mid.shape))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, HALF, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
-from mha.conformance.expect import expect, expect_close, need
-from mha.conformance.observed import Observed
+from mha.conformance.expect import expect_close, expect_no_worse, need
 from mha.conformance.properties.changes import expect_answer
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -63,18 +61,8 @@ def expect_no_worse_than_plain(attention: Trial, case: Case) -> None:
     problem = case.problem()
     right, seen = attention.answer(problem), attention(problem).output
     filled = (~right.empty).all(1)
-    plain = _root_mean_square(
-        plain_formula(problem, problem.allowed(attention.claims.causal)), right.output.mid, filled
-    )
-    error = _root_mean_square(seen.tensor, right.output.mid, filled)
-    # Below one rounding of the result, "twice as large" tells luck, not method.
-    least = torch.finfo(seen.tensor.dtype).eps / 2 * _root_mean_square(right.output.mid, torch.zeros(()), filled)
-    _expect_no_worse(seen, error, max(plain, least))
-
-
-def _expect_no_worse(seen: Observed, error: float, plain: float) -> None:
-    told = f"the root mean square error of {seen.code} is {error:.3g}, more than twice the {plain:.3g} of the plain "
-    expect(error <= 2 * plain, f"{told}formula in the same dtype")
+    plain = plain_formula(problem, problem.allowed(attention.claims.causal))
+    expect_no_worse(seen.code, seen.tensor[filled], plain[filled], right.output.mid[filled])
 
 
 def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
@@ -88,11 +76,6 @@ def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
         scores = scores + problem.mask
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
     return F.linear((weights @ v).transpose(1, 2).flatten(2), given.w_o, given.b_o)
-
-
-def _root_mean_square(x: Tensor, right: Tensor, rows: Tensor) -> float:
-    error = (x.double() - right)[rows]
-    return float(error.square().mean().sqrt()) if error.numel() else 0.0
 
 
 @checks(

@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, EVERYDAY, HALF, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
-from mha.conformance.expect import expect, expect_close, expect_equal, need
+from mha.conformance.expect import expect, expect_close, expect_equal, expect_no_worse, need
 from mha.conformance.guard import guarded
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY, plain_formula
 from mha.conformance.properties.changes import expect_finite, expect_gradients
@@ -90,11 +90,7 @@ def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None
     leaves = {name: getattr(copied, name) for name in INPUTS} | dict(copied.weights.named())
     # Of the few numbers of a bias, the root mean square is a matter of luck.
     for name in (name for name in leaves if name in seen and leaves[name].ndim > 1):
-        plain, value = leaves[name].grad, right[name].mid
-        error, allowed = _root_mean_square(seen[name].tensor, value), _root_mean_square(plain, value)
-        least = torch.finfo(plain.dtype).eps / 2 * _root_mean_square(value, torch.zeros_like(value))
-        told = f"the root mean square error of {seen[name].code} is {error:.3g}, more than twice the {allowed:.3g} of "
-        expect(error <= 2 * max(allowed, least), f"{told}the plain formula in the same dtype")
+        expect_no_worse(seen[name].code, seen[name].tensor, leaves[name].grad, right[name].mid)
 
 
 @checks(
@@ -112,10 +108,6 @@ def the_gradients_of_all_weights_are_told(attention: Trial, case: Case) -> None:
     check = f"assert hasattr(attention_{built.number}, 'weight_gradients')"
     expect(hasattr(built.attention, "weight_gradients"), f"{told}with weight_gradients=False", check)
     attention.gradients(problem, attention.upstream(problem))  # which looks for each of them
-
-
-def _root_mean_square(x: Tensor, right: Tensor) -> float:
-    return float((x.double() - right).square().mean().sqrt())
 
 
 @checks(
