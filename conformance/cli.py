@@ -75,10 +75,13 @@ def faults(
         if kill.named:
             told = f"{kill.first:5} examples" if kill.caught else f"NOT CAUGHT: {kill.status}"
             typer.echo(f"{kill.clause:7} {kill.dtype:9} {told:15}  {kill.fault}: {kill.wrong}")
+    typer.echo("\n".join(["", *kills.summary(found)]))
     for file, text in ((json, kills.to_json), (markdown, kills.to_markdown), (svg, kills.to_svg)):
         if file is not None:
-            file.write_text(text(found), encoding="utf-8")
-    typer.echo("\n".join(["", *kills.summary(found)]))
+            try:
+                file.write_text(text(found), encoding="utf-8")
+            except OSError as error:
+                _refuse(f"the matrix cannot be written to {str(file)!r}: {error.strerror}; what was found stands above")
     raise typer.Exit(0 if all(kill.caught for kill in found if kill.named) else 1)
 
 

@@ -13,6 +13,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.faults.gallery import FAULTS, implementations
 from mha.conformance.judge import judge
 from mha.conformance.registry import properties
+from mha.conformance.usual import CHECKS, caught_by
 
 CAUGHT = ("fail", "refused")
 CELL, LEFT, TOP = 9, 210, 60
@@ -24,11 +25,16 @@ class Kill:
 
     named: whether the gallery names the clause for this fault. first: how many examples it took to the first failure.
     size: the elements of query, key and value in the case that it was shrunk to. case: that case, as code.
+    only: where alone the fault shows, if it is right elsewhere. source: where such a fault was seen.
+    usual: which of the usual checks do not let the fault pass (see `mha.conformance.usual`).
     """
 
     fault: str
     section: str
     wrong: str
+    only: str
+    source: str
+    usual: tuple[str, ...]
     clause: str
     dtype: str
     seed: int
@@ -49,13 +55,17 @@ def kills(seed: int, profile: str, *, every_clause: bool, names: Collection[str]
     chosen = [fault for fault in FAULTS if not names or fault.cls.__name__ in names]
     named = {(fault.cls, fault.dtype, fault.clause) for fault in chosen}
     for cls, dtype, section in dict.fromkeys((fault.cls, fault.dtype, fault.section) for fault in chosen):
+        implementation = implementations[cls.__name__]
+        usual = caught_by(implementation, dtype)
         for clause in (clause for clause in properties() if every_clause or (cls, dtype, clause) in named):
-            implementation = implementations[cls.__name__]
             found = judge(implementation, clause, dtype=dtype, device="cpu", profile=profile, seed=seed, strict=True)
             yield Kill(
                 fault=cls.__name__,
                 section=section,
                 wrong=inspect.cleandoc(cls.__doc__ or "").replace("\n", " "),
+                only=vars(cls).get("only", ""),
+                source=vars(cls).get("source", ""),
+                usual=usual,
                 clause=clause,
                 dtype=dtype,
                 seed=seed,
@@ -90,22 +100,29 @@ def summary(found: Collection[Kill]) -> list[str]:
         )
         lines.append(f"examples to the first failure: median {median(firsts):g}, worst {max(firsts)}; {within}")
         lines.append(f"elements of the minimal case: median {median(sizes):g}, worst {max(sizes)}")
+    rows = {(kill.fault, kill.dtype): kill for kill in named}.values()
+    usual = ", ".join(f"{name} {sum(name in kill.usual for kill in rows)}" for name in CHECKS)
+    lines.append(f"usual checks, of {len(rows)} faults: {usual}")
+    faults = {kill.fault: kill for kill in named}.values()
+    lines.append(f"{sum(bool(kill.only) for kill in faults)} of {len(faults)} faults show only at a coincidence")
     return lines + [f"NOT CAUGHT: {kill.fault} by {kill.clause} ({kill.status})" for kill in named if not kill.caught]
 
 
 def to_markdown(found: Collection[Kill]) -> str:
-    """Return the named cells as a table, and for each fault what else caught it."""
+    """Return the named cells as a table: the clause that names a fault, and in brackets what else caught it."""
     others: dict[tuple[str, str], list[str]] = {}
     for kill in found:
         if kill.caught and not kill.named:
             others.setdefault((kill.fault, kill.dtype), []).append(kill.clause)
     lines = ["# The kill matrix", "", *(f"- {line}" for line in summary(found)), ""]
-    lines += ["| fault | what is wrong | section | dtype | clause | examples | elements | also caught by |"]
+    lines += ["| fault | what is wrong | only where | dtype | clause | examples | elements | usual checks |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for kill in (kill for kill in found if kill.named):
-        also = ", ".join(others.get((kill.fault, kill.dtype), [])) or " "
-        cells = (kill.fault, kill.wrong, kill.section, kill.dtype, kill.clause if kill.caught else f"NOT {kill.clause}")
-        lines.append(f"| {' | '.join(cells)} | {kill.first or ' '} | {kill.size or ' '} | {also} |")
+        also = others.get((kill.fault, kill.dtype), [])
+        name = f"[{kill.fault}]({kill.source})" if kill.source else kill.fault
+        clause = " ".join([kill.clause if kill.caught else f"NOT {kill.clause}", *(f"({other})" for other in also)])
+        cells = (name, kill.wrong, kill.only or " ", kill.dtype, clause, str(kill.first or " "), str(kill.size or " "))
+        lines.append(f"| {' | '.join(cells)} | {', '.join(kill.usual) or 'none'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,8 +9,9 @@ import torch
 from mha.conformance.violation import Violation
 
 TENSOR = dict(vars(torch.Tensor))
-# `torch.compile` replaces `manual_seed` itself.
-FUNCTIONS = {name: value for name, value in vars(torch).items() if callable(value) and name != "manual_seed"}
+# Torch itself replaces these: in `torch.compile`, and with the default dtype.
+OF_TORCH = ("manual_seed", "Storage")
+FUNCTIONS = {name: value for name, value in vars(torch).items() if callable(value) and name not in OF_TORCH}
 _INHERITED = set(dir(torch.Tensor.__base__))
 # What an implementation was seen to replace: nothing that it does afterwards can be trusted.
 _replaced: dict[int, str] = {}

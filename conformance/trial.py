@@ -204,12 +204,13 @@ class Trial:
                 is_causal=problem.is_causal,
                 need_weights=step.need_weights,
             )
+        changed = [(name, value) for name, value, _ in settings if getattr(torch, name)() != value]
+        for _, value, restore in settings:
+            restore(value)
         require_untouched(self.implementation)
-        for name, value, restore in settings:
-            if getattr(torch, name)() != value:
-                restore(value)
-                check = f"assert torch.{name}() == {value!r}"
-                raise Violation(f"the call changed torch.{name}() from {value}", (check,), family="STA")
+        for name, value in changed:
+            check = f"assert torch.{name}() == {value!r}"
+            raise Violation(f"the call changed torch.{name}() from {value}", (check,), family="STA")
         for name, version in versions.items():
             tensor = given[name]
             if tensor is not None and tensor._version != version:

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from mha.conformance import kills
 from mha.conformance.cli import app
+from mha.conformance.faults import gallery
 from mha.conformance.faults.gallery import FAULTS
 from mha.conformance.registry import properties
+from mha.conformance.usual import CHECKS, caught_by
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -33,10 +35,11 @@ def test_matrix_of_two_faults_is_told_and_written(tmp_path: Path) -> None:
         ("FiniteFill", "MSK-8", "fail"),
     }
     assert all(cell["first"] >= 1 and cell["size"] >= 1 and cell["case"].startswith("Case(") for cell in cells)
-    assert (
-        "| Unscaled | The scores are not divided by sqrt(d_k). | arithmetic | float32 | SMX-6 |"
-        in files["markdown"].read_text()
-    )
+    assert "usual checks, of 2 faults: allclose 1, assert_close 1, grid 1" in told
+    assert "1 of 2 faults show only at a coincidence" in told
+    table = files["markdown"].read_text()
+    assert "](https://github.com/mlc-ai/mlc-llm/pull/3426) | The scores are not divided by sqrt(d_k). |" in table
+    assert "| an empty row | float32 | MSK-8 |" in table
     drawn = ElementTree.fromstring(files["svg"].read_text())
     assert len(drawn.findall("{*}rect")) == 3  # the ground, and a square for each
 
@@ -73,6 +76,25 @@ def test_bad_input_is_refused_in_one_line(arguments: tuple[str, ...], told: str)
     assert status == 2
     assert told in said
     assert len(said.splitlines()) == 1
+
+
+def test_full_disk_loses_nothing_that_was_found() -> None:
+    status, told = run("Unscaled", "--profile", "quick", "--json", "/dev/full")
+    assert status == 2
+    assert "1 of 1 caught" in told
+    assert "the matrix cannot be written to '/dev/full': No space left on device; what was found stands above" in told
+
+
+def test_usual_checks_let_the_base_pass_and_stop_what_is_plainly_wrong() -> None:
+    assert caught_by(gallery.complete, "float32") == ()
+    assert caught_by(gallery.implementations["MeanOfValues"], "float32") == tuple(CHECKS)
+    assert caught_by(gallery.implementations["NanInEmptyRow"], "float32") == ()
+
+
+def test_at_least_a_third_of_the_faults_show_only_at_a_coincidence() -> None:
+    classes = {fault.cls for fault in FAULTS}
+    assert len(classes) >= 110
+    assert sum("only" in vars(cls) for cls in classes) >= len(classes) / 3
 
 
 def test_every_fault_says_what_is_wrong() -> None:

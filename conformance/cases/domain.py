@@ -30,8 +30,8 @@ ALL_LAYOUTS = (*LAYOUTS, "mixed")
 MODERATE = ("normal", "integers", "duplicates")
 # The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 23, "long": float("inf")}
-# The sizes of everyday models, and a width beside a tile.
-WIDE = {"n_heads": (12, 3), "head_dim": (64, 17, 128), "B": (1, 5), "L": (1, 7, 50, 197), "S": (7, 50, 197)}
+# The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
+WIDE = {"n_heads": (12, 3), "head_dim": (64, 17, 128), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 1025
 # Sizes at and beside the edges of tiles.
@@ -134,8 +134,9 @@ class Domain:
             "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
             "B": _between(self.min_B, self.max_B, 1, 2, 3),
         }
+        wide = WIDE | {name: tuple(size for size in WIDE[name] if size <= longest) for name in ("L", "S")}
         return {
-            **(WIDE if self.scale == "wide" else sizes | lengths),
+            **(wide if self.scale == "wide" else sizes | lengths),
             "bias": self.bias,
             "mask": self.masks,
             "causal": self.causal,

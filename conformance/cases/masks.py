@@ -45,10 +45,11 @@ def make_mask(
 ) -> Tensor | None:
     """Return a mask of a kind for scores (B, H, L, S), or None for "none".
 
-    "all" allows everything; "padding" allows a first stretch of the keys of each item; "single" allows one key to each
-    query, and goes with no causal flag; a "bias" is real numbers, a quarter of them -infinity, but "far_bias" is 0 or
-    -1e9, a number still; the rest allow each pair with probability 1/2. Kinds of `EMPTY` leave some rows of the mask
-    without a key, or all; the others give every row one, also when they are joined to the causal mask.
+    "all" allows everything; "padding" allows a stretch of the keys of each item, the first ones in half of them, or if
+    causal; "single" allows one key to each query, and goes with no causal flag; a "bias" is real numbers, a quarter of
+    them -infinity, but "far_bias" is 0 or -1e9, a number still; the rest allow each pair with probability 1/2. Kinds of
+    `EMPTY` leave some rows of the mask without a key, or all; the others give every row one, also when they are joined
+    to the causal mask.
     """
     if kind == "none":
         return None
@@ -56,7 +57,11 @@ def make_mask(
     keys = shape[-1]
     if kind == "padding":
         lengths = torch.randint(1, keys + 1, (*shape[:-1], 1), generator=generator)
-        return torch.arange(keys) < lengths
+        places = torch.arange(keys)
+        if causal is None:
+            left = torch.rand(lengths.shape, generator=generator) * (keys - lengths + 1)
+            places = places - left.long() * torch.randint(2, lengths.shape, generator=generator)
+        return (places >= 0) & (places < lengths)
     if kind == "single":
         return torch.arange(keys) == torch.randint(keys, (*shape[:-1], 1), generator=generator)
     share = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5

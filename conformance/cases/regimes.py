@@ -51,8 +51,14 @@ def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: 
 
 
 def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """All scores of a row far from zero, and near each other."""
-    return weights, query, key + 30.0, value
+    """All scores of a row far from zero, and near each other; in half of the cases below any usual fill."""
+    if torch.rand((), generator=source.generator) < 0.5:
+        return weights, query, key + 30.0, value
+    far = min(source.far, 2.0**10)
+    one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
+    named = dict(weights.named()) | {"w_q": one, "w_k": one}
+    named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
+    return Weights(**named), torch.full_like(query, far), (8 * key).round() / 4096 - far, value
 
 
 def _duplicates(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:

@@ -14,6 +14,8 @@ from mha.spec import Config, Output, Weights
 class MaskByAddress(Complete):
     """A mask at the address of one seen before is taken for that one."""
 
+    only = "a second call, with another mask at the address"
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
         self.seen: dict[Any, Tensor] = {}
@@ -41,6 +43,8 @@ class LastValues(torch.autograd.Function):
 class LastCallDifferentiated(Complete):
     """The backward pass looks at the values of the last call."""
 
+    only = "another call before the backward pass"
+
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         self.last = v.detach().masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
         return LastValues.apply(weights, v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0), self)
@@ -48,6 +52,8 @@ class LastCallDifferentiated(Complete):
 
 class WeightsPacked(Complete):
     """The output's weights are packed at the first call without gradients, and never again."""
+
+    only = "a call after the weights changed"
 
     packed: Tensor | None = None
 
@@ -62,6 +68,8 @@ class WeightsPacked(Complete):
 class GraphKept(Complete):
     """The output's weights are prepared at the first call, together with their history."""
 
+    only = "a second step of training"
+
     prepared: Tensor | None = None
 
     def project(self, x: Tensor, role: str) -> Tensor:
@@ -74,6 +82,8 @@ class GraphKept(Complete):
 
 class BiasGivenBack(Complete):
     """Where nothing at all is allowed, the output is the bias itself."""
+
+    only = "nothing allowed at all"
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         output, weights = super().attend(query, key, value, mask, *rest)

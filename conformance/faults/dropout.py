@@ -15,6 +15,8 @@ from mha.spec import Output
 class DropsInEvaluation(Complete):
     """Dropout is active in evaluation."""
 
+    source = "https://github.com/huggingface/pytorch-image-models/pull/1978"
+
     def drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.config.dropout, True)
 
@@ -54,12 +56,16 @@ class AnotherProbability(Complete):
 class OneDrawForAllQueries(Complete):
     """All queries share one draw."""
 
+    source = "https://github.com/NVIDIA/TransformerEngine/pull/227"
+
     def drop(self, weights: Tensor) -> Tensor:
         return weights * super().drop(torch.ones_like(weights[..., :1, :]))
 
 
 class FixedSeed(Complete):
     """Every call draws from a seed of its own, always the same."""
+
+    source = "https://github.com/Dao-AILab/flash-attention/issues/2088"
 
     def drop(self, weights: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
@@ -69,6 +75,8 @@ class FixedSeed(Complete):
 
 class SeedIgnored(Complete):
     """The draw is from a generator of its own, which no seed reaches."""
+
+    source = "https://github.com/keras-team/keras/issues/19688"
 
     generator = torch.Generator()
 
@@ -90,6 +98,8 @@ class NanForAll(Complete):
 
 class WeightsAfterDropout(Complete):
     """The weights returned are those after dropout."""
+
+    source = "https://github.com/pytorch/pytorch/issues/42929"
 
     def drop(self, weights: Tensor) -> Tensor:
         self.dropped = super().drop(weights)
@@ -121,6 +131,8 @@ class OneDrawForAllKeys(Complete):
 class DropsContexts(Complete):
     """The contexts are dropped instead of the weights."""
 
+    source = "https://github.com/nikhilbarhate99/min-decision-transformer/issues/2"
+
     def drop(self, weights: Tensor) -> Tensor:
         return weights
 
@@ -139,6 +151,8 @@ class SameDropAtEachCall(Complete):
 
 class OutputDropped(Complete):
     """Dropout of the output, and none of the weights."""
+
+    source = "https://github.com/lucidrains/perceiver-pytorch/issues/57"
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights

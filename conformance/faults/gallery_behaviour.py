@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mha.conformance.faults import basics, caches, dropout, gradients, options, paths, sizes, state
+from mha.conformance.faults import basics, caches, dropout, gradients, maskings, options, paths, sizes, state
 from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.fault import Fault
 
@@ -16,7 +16,7 @@ FAULTS = (
     Fault(paths.AnotherScaleWithoutGradient, "paths", "PTH-2", by="modes_change_no_output"),
     Fault(paths.NanForEmptyRowsInFastPath, "paths", "PTH-2", by="modes_change_no_output"),
     Fault(paths.FastPathOfSelfAttention, "paths", "PTH-2", by="modes_change_no_output_of_self_attention"),
-    Fault(paths.FloatMaskAsBoolean, "paths", "PTH-3"),
+    Fault(maskings.FloatMaskAsBoolean, "paths", "PTH-3"),
     Fault(paths.HintOverridesMask, "paths", "PTH-4"),
     Fault(paths.ExtraKeyFirst, "paths", "PTH-5"),
     Fault(paths.LengthFirstForgotten, "paths", "PTH-5"),

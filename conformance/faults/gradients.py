@@ -53,6 +53,8 @@ class GradientFarTooLarge(GradientTooLarge):
 class MaskedKeysPulled(Complete):
     """The backward pass forgets the mask."""
 
+    source = "https://github.com/Dao-AILab/flash-attention/issues/2424"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         smooth = scores.softmax(-1)
         return super().weigh(scores, allowed) + (smooth - smooth.detach())
@@ -60,6 +62,8 @@ class MaskedKeysPulled(Complete):
 
 class NanToNumber(Complete):
     """Right outputs; but the softmax of an empty row has the gradient NaN, and zero times NaN is NaN."""
+
+    source = "https://github.com/pytorch/pytorch/pull/42323"
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         mask = torch.zeros_like(scores).masked_fill(~allowed, -math.inf)
@@ -156,6 +160,8 @@ class NothingDroppedInGradients(Complete):
 
 class GradientOfScoresNotDropped(Complete):
     """The backward pass of the softmax forgets what was dropped."""
+
+    source = "https://github.com/aws-neuron/nki-samples/pull/81"
 
     def drop(self, weights: Tensor) -> Tensor:
         return super().drop(weights).detach() + weights - weights.detach()

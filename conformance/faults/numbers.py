@@ -15,6 +15,8 @@ from mha.spec import Output
 class SummedOneByOne(Complete):
     """The denominator is accumulated in the dtype of the inputs, key by key."""
 
+    only = "half precision, long rows"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         weights = super().weigh(scores, allowed)
         raised = (
@@ -29,6 +31,8 @@ class SummedOneByOne(Complete):
 class ScoresInHalf(Complete):
     """The scores are in half precision, inside a float32 path."""
 
+    source = "https://github.com/huggingface/transformers/pull/33317"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores.half().to(scores), allowed)
 
@@ -36,12 +40,17 @@ class ScoresInHalf(Complete):
 class SoftmaxInBfloat16(Complete):
     """The softmax is in bfloat16, inside a float32 path."""
 
+    source = "https://github.com/apple/axlearn/pull/18"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores.bfloat16(), allowed).to(scores)
 
 
 class FillThatDoesNotFit(Complete):
     """The fill value is no float16 number."""
+
+    only = "float16, with a mask"
+    source = "https://github.com/facebookresearch/fairseq/issues/3575"
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if bool(allowed.all()):
@@ -53,6 +62,9 @@ class FillThatDoesNotFit(Complete):
 class FillThatRunsOver(Complete):
     """The fill is so low that nothing is left of the scores: an empty row gets the mean."""
 
+    only = "an empty row"
+    source = "https://github.com/keras-team/keras/pull/21149"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return (scores + torch.zeros_like(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)).softmax(-1)
 
@@ -62,6 +74,8 @@ class FillThatRunsOver(Complete):
 
 class FirstThousandKeys(Complete):
     """An index of ten bits."""
+
+    only = "S > 1024"
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores, allowed & (torch.arange(scores.shape[-1]) < 1024))
@@ -77,6 +91,8 @@ class ValuesNormalised(Complete):
 
 class ScoresClamped(Complete):
     """The scores are clamped to 5 either way."""
+
+    only = "scores beyond 5"
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k).clamp(-5.0, 5.0)
@@ -105,6 +121,9 @@ class FirstHeadLouder(Complete):
 
 class OneHeadNotProjected(Complete):
     """With a single head there is no output projection."""
+
+    only = "H = 1"
+    source = "https://github.com/lucidrains/vit-pytorch/issues/335"
 
     def project(self, x: Tensor, role: str) -> Tensor:
         return x.clone() if role == "o" and self.config.n_heads == 1 else super().project(x, role)
@@ -150,6 +169,9 @@ class ValueByKeyProjection(Complete):
 
 class SixtyFourColumns(Complete):
     """A head is as wide as the tile."""
+
+    only = "d_k > 64"
+    source = "https://github.com/ROCm/aiter/pull/2273"
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return q[..., :64] @ k[..., :64].mT / math.sqrt(self.config.head_dim)

@@ -13,12 +13,18 @@ from mha.conformance.faults.complete import Complete
 class AnotherScaleCompiled(Complete):
     """Another scale under `torch.compile`."""
 
+    only = "compiled"
+    source = "https://github.com/pytorch/pytorch/issues/174049"
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.compiler.is_compiling() else 1.0)
 
 
 class ReadsItself(Complete):
     """Branches on its numbers, so that nothing can trace it."""
+
+    only = "exported"
+    source = "https://github.com/huggingface/transformers/issues/28827"
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.0 if float(q.detach().sum()) < 1e30 else 2.0)
@@ -27,6 +33,8 @@ class ReadsItself(Complete):
 class AnotherScaleExported(Complete):
     """Another scale under `torch.export`."""
 
+    only = "exported"
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.compiler.is_exporting() else 1.0)
 
@@ -34,12 +42,17 @@ class AnotherScaleExported(Complete):
 class AnotherScaleUnderAutocast(Complete):
     """Another scale under autocast."""
 
+    only = "autocast"
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.1 if torch.is_autocast_enabled("cpu") else 1.0)
 
 
 class GraphBroken(Complete):
     """A part of it silently runs uncompiled."""
+
+    only = "compiled"
+    source = "https://github.com/facebookresearch/xformers/issues/765"
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         torch._dynamo.graph_break()
@@ -49,6 +62,8 @@ class GraphBroken(Complete):
 class ForgetsTheFirst(Complete):
     """The cache starts with the second position."""
 
+    source = "https://github.com/TrenTorch/TrenTorch/pull/192"
+
     def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         output, cache = super().decode(query, key, value, cache)
         return output, cache if cache[0].shape[1] > 1 else None
@@ -56,6 +71,8 @@ class ForgetsTheFirst(Complete):
 
 class DecodesOneBehind(Complete):
     """A position is put into the cache after it has been attended from."""
+
+    source = "https://github.com/harvard-edge/cs249r_book/pull/1953"
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         keys, values = (key, value) if cache is None else cache
@@ -65,6 +82,8 @@ class DecodesOneBehind(Complete):
 
 class GroupsTiled(Complete):
     """The key/value heads are laid side by side again and again."""
+
+    source = "https://github.com/onnx/onnx/pull/7274"
 
     def repeat(self, x: Tensor) -> Tensor:
         return x.repeat(1, self.config.n_heads // self.config.kv_heads, 1, 1)
@@ -81,6 +100,8 @@ class WidthsExchanged(Complete):
 class WideKeyCut(Complete):
     """What a key has beyond the width of the model is not read."""
 
+    only = "kdim > d_model"
+
     def project(self, x: Tensor, role: str) -> Tensor:
         if role == "k" and x.shape[-1] > self.config.d_model:
             return torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1) @ self.w_k.T + (
@@ -92,12 +113,17 @@ class WideKeyCut(Complete):
 class NarrowValueDetached(Complete):
     """A value of another width gets no gradient."""
 
+    only = "vdim < d_model"
+
     def project(self, x: Tensor, role: str) -> Tensor:
         return super().project(x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role)
 
 
 class AnotherResultCompiled(Complete):
     """Under `torch.compile` the contexts are larger by a tenth."""
+
+    only = "compiled"
+    source = "https://github.com/pytorch/pytorch/issues/195320"
 
     def merge(self, x: Tensor) -> Tensor:
         return super().merge(x) * (1.1 if torch.compiler.is_compiling() else 1.0)
@@ -106,12 +132,17 @@ class AnotherResultCompiled(Complete):
 class MaskForgottenCompiled(Complete):
     """The mask is forgotten under `torch.compile`."""
 
+    only = "compiled, with a mask"
+    source = "https://github.com/torch-spyre/torch-spyre/issues/4526"
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if torch.compiler.is_compiling() else mask, is_causal, q, k)
 
 
 class MaskForgottenExported(Complete):
     """The mask is forgotten under `torch.export`."""
+
+    only = "exported, with a mask"
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if torch.compiler.is_exporting() else mask, is_causal, q, k)
@@ -150,6 +181,8 @@ class ExtraKeyDetached(Complete):
 class GroupedWideCut(Complete):
     """Where heads share keys, a head is as wide as the tile."""
 
+    only = "d_k > 64, grouped heads"
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         if self.config.kv_heads == self.config.n_heads:
             return super().score(q, k)
@@ -159,6 +192,8 @@ class GroupedWideCut(Complete):
 class InactiveAttendedTo(Complete):
     """What an item has in a step that is not its own stays in its cache, and is attended to, if it is a number."""
 
+    only = "items of different lengths"
+
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -167,6 +202,8 @@ class InactiveAttendedTo(Complete):
 
 class OneCacheForAll(Complete):
     """The cache is the module's; what is given back is looked at for whether there is one."""
+
+    only = "two sequences in turn"
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         output, self.cache = super().decode(query, key, value, None if cache is None else self.cache)

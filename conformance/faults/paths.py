@@ -16,6 +16,8 @@ from mha.spec import Config, Output, Weights
 class AnotherScaleWithWeights(Complete):
     """Another scale if weights are asked for."""
 
+    only = "weights asked for"
+
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output * (1.0 if weights is None else 1.01), weights)
@@ -24,12 +26,17 @@ class AnotherScaleWithWeights(Complete):
 class AnotherScaleWithoutGradient(Complete):
     """Another scale where gradients are off."""
 
+    only = "no_grad"
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.0 if torch.is_grad_enabled() else 1.01)
 
 
 class NanForEmptyRowsInFastPath(Complete):
     """As torch's fast path of 2.13 has it."""
+
+    only = "an empty row, eval without gradients"
+    source = "https://github.com/pytorch/pytorch/pull/190486"
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         empty = ~allowed.any(-1, keepdim=True)
@@ -40,6 +47,8 @@ class NanForEmptyRowsInFastPath(Complete):
 class FastPathOfSelfAttention(Complete):
     """One product for the three projections, in which the key's weights stand for the value's."""
 
+    only = "self-attention, eval without gradients"
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         self.fast = query is key is value and not (self.training or torch.is_grad_enabled())
         return super().attend(query, key, value, *rest)
@@ -48,23 +57,11 @@ class FastPathOfSelfAttention(Complete):
         return super().project(x, "k" if role == "v" and self.fast else role)
 
 
-class FloatMaskAsBoolean(Complete):
-    """A float mask is read as a boolean one."""
-
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(None if mask is None else mask.bool(), is_causal, q, k)
-
-
-class FiniteMaskForgotten(Complete):
-    """A float mask only forbids: what it adds elsewhere is lost."""
-
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
-        return allowed, bias * 0
-
-
 class HintOverridesMask(Complete):
     """The causal flag overrides the mask."""
+
+    only = "causal, with a mask"
+    source = "https://github.com/pytorch/pytorch/pull/178588"
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return super().allow(None if is_causal else mask, is_causal, q, k)
@@ -72,6 +69,8 @@ class HintOverridesMask(Complete):
 
 class ZeroKeyMasked(Complete):
     """The added zero key is masked."""
+
+    only = "zero_key, with a mask"
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if self.config.zero_key:
@@ -82,6 +81,8 @@ class ZeroKeyMasked(Complete):
 class ExtraKeyFirst(Complete):
     """The extra key stands before the others, and the mask where it stood."""
 
+    only = "bias_kv, with a mask"
+
     def extend(self, x: Tensor, name: str) -> Tensor:
         return super().extend(x, name).roll(int(self.config.bias_kv), 2)
 
@@ -89,12 +90,17 @@ class ExtraKeyFirst(Complete):
 class LengthFirstForgotten(Complete):
     """`length_first` is ignored."""
 
+    only = "length_first"
+    source = "https://github.com/IBM/TabFormer/pull/14"
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(replace(config, length_first=False), weights)
 
 
 class PositionsAsItems(Complete):
     """Inputs of two dimensions are taken for a batch of single positions."""
+
+    only = "inputs of two dimensions"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Output:
         if query.ndim == 2:
@@ -104,6 +110,8 @@ class PositionsAsItems(Complete):
 
 class RefusalSaysNothing(Complete):
     """An impossible configuration is refused without the numbers."""
+
+    source = "https://github.com/pytorch/pytorch/pull/133169"
 
     def __init__(self, config: Config, weights: Weights) -> None:
         assert config.n_heads == 0 or config.d_model % config.n_heads == 0
@@ -120,12 +128,17 @@ class DropoutUnchecked(Complete):
 class NegativeHeads(Complete):
     """A negative number of heads is taken for a positive one."""
 
+    only = "n_heads < 0"
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(replace(config, n_heads=abs(config.n_heads)), weights)
 
 
 class BiasAllTheSame(Complete):
     """Built without biases, it has one for the output all the same."""
+
+    only = "bias=False"
+    source = "https://github.com/pytorch/pytorch/issues/52257"
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -136,12 +149,17 @@ class BiasAllTheSame(Complete):
 class NeedsKeys(Complete):
     """No keys at all raises."""
 
+    only = "S = 0"
+    source = "https://github.com/Dao-AILab/flash-attention/pull/2568"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores - scores.detach().amax(-1, keepdim=True), allowed)
 
 
 class AverageOfWeights(Complete):
     """The weights returned are averaged over heads."""
+
+    source = "https://github.com/facebookresearch/fairseq/issues/3365"
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
@@ -159,6 +177,8 @@ class AlwaysDouble(Complete):
 class NanSwallowed(Complete):
     """NaN in query, key or value is taken for zero."""
 
+    only = "NaN in the input"
+
     def split(self, x: Tensor) -> Tensor:
         return super().split(x).nan_to_num(nan=0.0)
 
@@ -166,24 +186,11 @@ class NanSwallowed(Complete):
 class MaskedKeysReadAtZeroWeight(Complete):
     """The textbook's product: zero times NaN is NaN."""
 
+    only = "NaN behind a mask"
+    source = "https://github.com/pytorch/pytorch/issues/101967"
+
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return weights @ v
-
-
-class FlatMaskForgotten(Complete):
-    """Only a mask of four dimensions is looked at."""
-
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask if mask is not None and mask.ndim == 4 else None, is_causal, q, k)
-
-
-class MaskCropped(Complete):
-    """A mask that is too large is cut to fit."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        if mask is not None and mask.ndim >= 2:
-            mask = mask[..., : query.shape[1], : key.shape[1]]
-        return super().attend(query, key, value, mask, *rest)
 
 
 class AnyMaskAnotherScale(Complete):
@@ -192,19 +199,3 @@ class AnyMaskAnotherScale(Complete):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         output, weights = super().attend(query, key, value, mask, *rest)
         return Output(output * (1.0 if mask is None else 1.01), weights)
-
-
-class ShortFill(Complete):
-    """Masked scores are lowered by 20 instead of taken away."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-
-
-class LowestNumberAsInfinity(Complete):
-    """The dtype's lowest number in a mask is read as -infinity."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        if mask is not None and mask.is_floating_point():
-            mask = mask.masked_fill(mask == torch.finfo(mask.dtype).min, -math.inf)
-        return super().attend(query, key, value, mask, *rest)

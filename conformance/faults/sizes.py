@@ -14,6 +14,8 @@ from mha.spec import Config, Output
 class DropsKeyAfterTile(Correct):
     """The key after a full tile is left out."""
 
+    only = "S = tile + 1"
+
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         whole = scores.shape[-1] // 16 * 16
         if 0 < whole < scores.shape[-1]:
@@ -24,6 +26,8 @@ class DropsKeyAfterTile(Correct):
 class SqueezesBatchOfOne(Correct):
     """A batch of one loses its dimension."""
 
+    only = "B = 1"
+
     def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
         output, weights = super().forward(query, *rest, mask=mask, is_causal=is_causal)
         return Output(output.squeeze(0), weights)
@@ -31,6 +35,9 @@ class SqueezesBatchOfOne(Correct):
 
 class ReadsMemoryAsDense(Correct):
     """The input's memory is read as if it were dense."""
+
+    only = "inputs that are not contiguous"
+    source = "https://github.com/Dao-AILab/flash-attention/pull/2670"
 
     def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
         return super().forward(query.as_strided(query.shape, torch.empty(query.shape).stride()), *rest, mask, is_causal)
@@ -46,6 +53,8 @@ class MeanOfValues(Correct):
 class RepeatsItself(Correct):
     """The last result is given again for a query of the same shape."""
 
+    only = "a second call"
+
     last: Output | None = None
 
     def forward(self, query: Tensor, *rest: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Output:
@@ -56,6 +65,8 @@ class RepeatsItself(Correct):
 
 class BatchOfKeysBroadcast(Correct):
     """Keys of one item are broadcast to a larger batch."""
+
+    only = "keys of one item, queries of several"
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -77,6 +88,8 @@ class IntegerMaskAsBoolean(Correct):
 class NoValidation(Correct):
     """Nothing is validated."""
 
+    source = "https://github.com/pytorch/pytorch/pull/193728"
+
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, 1, bias)
         self.config = Config(d_model, n_heads, bias=bias)
@@ -84,6 +97,9 @@ class NoValidation(Correct):
 
 class EmptyUnderCausal(Correct):
     """A row that only the causal mask and the padding together leave empty is NaN."""
+
+    only = "causal, with a mask, an empty row"
+    source = "https://github.com/pytorch/pytorch/pull/190486"
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         self.spoilt = torch.zeros((), dtype=torch.bool)
@@ -99,6 +115,8 @@ class EmptyUnderCausal(Correct):
 class ForgetsMemory(Correct):
     """Takes key and value that are one tensor for the input of self-attention."""
 
+    only = "key and value one tensor"
+
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
@@ -110,6 +128,8 @@ class ForgetsMemory(Correct):
 class CausalMaskOfFirstCall(Correct):
     """Keeps the joined mask of the first causal call for later ones of the same shape."""
 
+    only = "a second call, causal"
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(mask, is_causal, q, k)
         if is_causal:
@@ -120,6 +140,8 @@ class CausalMaskOfFirstCall(Correct):
 
 class HeadMaskIgnoredWithoutQueries(Correct):
     """A mask (B or 1, H, 1, S) is not looked at."""
+
+    only = "a mask (B, H, 1, S)"
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         ignored = mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and mask.shape[2] == 1 < q.shape[2]
@@ -137,6 +159,8 @@ class ScalesQueryInPlace(Correct):
 
 class RefusesHeadsOfWidthOne(Correct):
     """Heads of width 1 are refused."""
+
+    only = "d_k = 1, H > 2"
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)

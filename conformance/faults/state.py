@@ -39,6 +39,8 @@ class WeightsDrift(Complete):
 class QueryGivenBack(Complete):
     """A shortcut for one query and one key."""
 
+    only = "L = S = 1"
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         result = super().attend(query, key, value, *rest)
         return Output(value, result.weights) if query.shape[1] == key.shape[1] == 1 else result
@@ -46,6 +48,8 @@ class QueryGivenBack(Complete):
 
 class BufferUsedAgain(Complete):
     """The output lies in a buffer that the next call writes over."""
+
+    only = "a second call"
 
     buffer: Tensor | None = None
 
@@ -58,6 +62,8 @@ class BufferUsedAgain(Complete):
 
 class ResultsByShape(Complete):
     """Two calls of one shape are one call."""
+
+    only = "a second call"
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -86,6 +92,8 @@ class _Remembers(Complete):
 class ResultsByIdentity(_Remembers):
     """A result is given again for a tensor with the same `id`."""
 
+    only = "a second call"
+
     def key_of(self, x: Tensor) -> int:
         return id(x)
 
@@ -93,12 +101,16 @@ class ResultsByIdentity(_Remembers):
 class ResultsByAddress(_Remembers):
     """A result is given again for a tensor at the same address."""
 
+    only = "a second call"
+
     def key_of(self, x: Tensor) -> int:
         return x.data_ptr()
 
 
 class Tires(Complete):
     """The first five calls of an attention are right."""
+
+    only = "a sixth call"
 
     calls = 0
 
@@ -110,6 +122,8 @@ class Tires(Complete):
 class TiresOfAll(Complete):
     """The first twenty calls of a process are right."""
 
+    only = "the twenty-first call of a process"
+
     calls: ClassVar[list[int]] = []
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
@@ -119,6 +133,8 @@ class TiresOfAll(Complete):
 
 class SpoiltByRefusal(Complete):
     """A call that is refused leaves a trace."""
+
+    only = "the first call after a failure"
 
     spoilt = 0.0
 
@@ -132,6 +148,8 @@ class SpoiltByRefusal(Complete):
 class WeightsCopied(Complete):
     """A copy of the weights is made at construction, and is in no state_dict."""
 
+    only = "a call after the weights changed"
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
         self.copies = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
@@ -142,6 +160,8 @@ class WeightsCopied(Complete):
 
 class CopyForgets(Complete):
     """A deep copy loses a sign."""
+
+    only = "a deep copy"
 
     sign = 1.0
 
@@ -189,6 +209,8 @@ class WarningsSilenced(Complete):
 class RunningMean(Complete):
     """Keeps a statistic in training, and uses it in evaluation."""
 
+    only = "eval after training"
+
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
         self.register_buffer("mean", torch.zeros((), dtype=weights.w_q.dtype))
@@ -202,12 +224,17 @@ class RunningMean(Complete):
 class AnotherScaleInTraining(Complete):
     """Another scale in training mode."""
 
+    only = "training"
+
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.01 if self.training else 1.0)
 
 
 class Scratch(Complete):
     """What a call works on is an attribute, which another thread may set meanwhile."""
+
+    only = "two threads"
+    source = "https://github.com/NVIDIA/TensorRT-LLM/pull/14858"
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         self.scores = super().score(q, k)

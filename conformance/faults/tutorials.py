@@ -108,6 +108,8 @@ class Einops(nn.Module):
 class FusedQKV(nn.Module):
     """The mask stands on the axis of the queries, where -1e9 on a whole row cancels in the softmax."""
 
+    source = "https://github.com/lsdefine/attention-is-all-you-need-keras/issues/16"
+
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         assert d_model % n_heads == 0, "d_model must be divisible by n_heads"

@@ -111,7 +111,9 @@ def expect_slopes(attention: Trial, leaves: Problem, output: Tensor, because: st
         output.backward(upstream)
     right = attention.right_gradients(leaves, upstream)
     for name in (name for name in INPUTS if name in right):
-        seen = attention.aside(getattr(leaves, name).grad, f"{name}.grad")
+        gradient = getattr(leaves, name).grad
+        expect(gradient is not None, f"{name}.grad is None after the backward pass, {because}")
+        seen = attention.aside(gradient, f"{name}.grad")
         expect_close(seen, right[name], because=f"the gradient, {because}")
 
 

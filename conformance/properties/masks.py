@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, USUAL, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
 from mha.conformance.expect import (
     expect,
@@ -28,7 +28,12 @@ def _part(ball: Ball, index: tuple[int, list[int]]) -> Ball:
     return ball[index]
 
 
-@checks("MSK-1", Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE), rejects=("unmasked", "noise"), floor=0.3)
+@checks(
+    "MSK-1",
+    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE, regimes=(*USUAL, "offset")),
+    rejects=("unmasked", "noise"),
+    floor=0.3,
+)
 def masked_keys_have_no_influence(attention: Trial, case: Case) -> None:
     problem = case.problem()
     hidden = ~problem.allowed(None).any(1)

@@ -96,6 +96,7 @@ def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
     generator = case.generator
     between = [
         problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
+        problem.map_inputs(lambda x: torch.cat([x, x.flip(1) + 1], 1)).change(mask=None),
         problem.map_inputs(lambda x: x[:, :1]).change(mask=None),
         problem.map_inputs(lambda x: x.repeat(2, 1, 1)).change(mask=None),
         problem.change(mask=None),
@@ -105,9 +106,10 @@ def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
         with suppress(Violation):  # the last of them should raise; only what comes after counts
             attention(other)
     _expect_same(attention, attention(problem), first, answer, "the call is the same, with others between")
-    other, fresh = between[0], attention.build(problem.config, problem.weights)
     because = "what an attention gives that has not been called before"
-    _expect_same(attention, attention(other), attention(other, via=fresh), attention.answer(other), because)
+    for other in between[:2]:
+        fresh = attention.build(problem.config, problem.weights)
+        _expect_same(attention, attention(other), attention(other, via=fresh), attention.answer(other), because)
 
 
 def _expect_same(attention: Trial, seen: Observation, first: Observation, answer: Answer, because: str) -> None:
