@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: conformance test lint clean
+.PHONY: conformance test seeds lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto $(OPTIONS)
 
 test: $(READY) lint
 	$(BIN)/pytest -q -n auto
+
+# The kill matrix on ten seeds: every fault caught, and no implementation of ours.
+seeds: $(READY)
+	mkdir -p build
+	for seed in 0 1 2 3 4 5 6 7 8 9; do \
+		$(BIN)/mha faults --seed $$seed --json build/kills-$$seed.json || exit 1; \
+		$(BIN)/pytest conformance -q -n auto --mha-seed $$seed $(OPTIONS) || exit 1; \
+	done
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import pytest
 
 from mha.conformance.judge import judge, validate_choice, validate_devices, versions
 from mha.conformance.registry import properties
-from mha.conformance.report import Verdict
+from mha.conformance.report import Report, Verdict
 from mha.conformance.search import PROFILES
 from mha.conformance.tampering import put_back
 from mha.conformance.text import describe, summarise
@@ -78,6 +78,8 @@ def select(config: pytest.Config) -> Selection:
     for implementation in chosen:
         if by_name.setdefault(implementation.name, implementation) is not implementation:
             raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
+    if option.mha_report:
+        validate_report(Path(option.mha_report), timing=timing)
     waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers)) if option.mha_waivers else [])]
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
     return Selection(
@@ -113,6 +115,36 @@ def summary(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bo
     order = [implementation.name for implementation in chosen.implementations]
     found = sorted((Verdict(**verdict) for verdict in verdicts), key=lambda v: order.index(v.implementation))
     return [*chosen.header(), "", *summarise(found, incomplete=incomplete)]
+
+
+def validate_report(file: Path, *, timing: bool) -> None:
+    """Raise ValueError for a report that could not be written, before anything is judged."""
+    if timing:
+        raise ValueError("--mha-report tells verdicts; for benchmarks there is --benchmark-json FILE")
+    if file.suffix != ".json":
+        raise ValueError(f"--mha-report must be the name of a .json file, but is {str(file)!r}")
+    if not file.resolve().parent.is_dir():
+        raise ValueError(f"--mha-report: there is no folder {str(file.parent)!r} to write {file.name!r} in")
+
+
+def write_report(config: pytest.Config, chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> str:
+    """Write the report, in the order of the selection and of the contract; return why not, "" if it is written."""
+    names = [implementation.name for implementation in chosen.implementations]
+    clauses = list(CLAUSES)
+
+    def place(verdict: Verdict) -> tuple[int, ...]:
+        where = chosen.devices.index(verdict.device), chosen.dtypes.index(verdict.dtype)
+        return names.index(verdict.implementation), *where, clauses.index(verdict.clause)
+
+    found = tuple(sorted((Verdict(**verdict) for verdict in verdicts), key=place))
+    report = Report(
+        verdicts=found, profile=chosen.profile, seed=chosen.seed, versions=versions(), incomplete=incomplete
+    )
+    try:
+        Path(config.option.mha_report).write_text(report.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        return f"the report cannot be written to {config.option.mha_report!r}: {error.strerror}; it stands above"
+    return ""
 
 
 def _words(given: Iterable[str]) -> tuple[str, ...]:

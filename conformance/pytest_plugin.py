@@ -15,6 +15,8 @@ PROPERTIES = Path(__file__).resolve().parent / "properties"
 ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 CLAUSE_ID = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
+UNWRITTEN = pytest.StashKey[str]()
+COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases; one seed, one result (default: 0)")
     group.addoption("--mha-strict", action="store_true", help="fail for a clause of level SHOULD too")
     group.addoption("--mha-waivers", default=None, metavar="FILE", help="known departures, as TOML")
+    group.addoption("--mha-report", default=None, metavar="FILE.json", help="write every verdict to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -125,9 +128,10 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         from mha.conformance.pytest_items import summary
 
         terminalreporter.section("the contract of multi-head attention")
-        incomplete = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        for line in summary(selection(config), found, incomplete=incomplete):
+        for line in summary(selection(config), found, incomplete=exitstatus not in COMPLETE):
             terminalreporter.write_line(line)
+    if UNWRITTEN in config.stash:
+        terminalreporter.write_line(config.stash[UNWRITTEN])
     if times(config):
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
         for reason in dict.fromkeys(reasons):
@@ -136,14 +140,26 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End with status 2 where the judge failed, nothing was judged, or a registered implementation is broken."""
-    if SELECTION not in session.config.stash or session.exitstatus not in (0, 1):
+    """Write the report, also of a run that was stopped.
+
+    The status is 2 where it cannot be written, the judge failed, nothing was judged, or a registered implementation is
+    broken.
+    """
+    config, reporter = session.config, session.config.pluginmanager.get_plugin("terminalreporter")
+    if SELECTION not in config.stash or session.exitstatus > pytest.ExitCode.INTERNAL_ERROR:
         return
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    statuses = {verdict["status"] for verdict in _verdicts(reporter)} if reporter is not None else set()
-    broken = any(entry.broken for entry in selection(session.config).unavailable)
+    found = _verdicts(reporter) if reporter is not None else []
+    if reporter is not None and config.option.mha_report:
+        from mha.conformance.pytest_items import write_report
+
+        unwritten = write_report(config, selection(config), found, incomplete=session.exitstatus not in COMPLETE)
+        if unwritten:
+            config.stash[UNWRITTEN] = f"mha: {unwritten}"
+            session.exitstatus = 2
+    statuses = {verdict["status"] for verdict in found}
+    broken = any(entry.broken for entry in selection(config).unavailable)
     if "harness_error" in statuses or statuses == {"not_claimed"} or broken:
-        session.exitstatus = 2
+        session.exitstatus = max(2, session.exitstatus)
 
 
 def _verdicts(reporter: Any) -> list[dict[str, Any]]:

@@ -57,17 +57,21 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The verdicts of a run, in the order of the contract, with what is needed to repeat it."""
+    """The verdicts of a run, in the order of the contract, with what is needed to repeat it.
+
+    incomplete: the run was stopped, and there may be clauses that were not judged.
+    """
 
     verdicts: tuple[Verdict, ...]
     profile: str
     seed: int
     versions: dict[str, str]
+    incomplete: bool = False
 
     @property
     def conforms(self) -> bool:
         """Whether something was judged, and every clause that is claimed, and must be kept, is kept."""
-        judged = any(verdict.status != "not_claimed" for verdict in self.verdicts)
+        judged = any(verdict.status != "not_claimed" for verdict in self.verdicts) and not self.incomplete
         return judged and all(verdict.conforms and verdict.status != "harness_error" for verdict in self.verdicts)
 
     def to_json(self) -> str:

@@ -144,7 +144,7 @@ def _attend(
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
     # A numerator that underflows is lost before the row is divided by its sum, which is 1/max(upper) or more.
     lost = flush + (units.subnormal if claims.rounding.softmax_stored else 0.0)
-    faint = lost * _largest(upper).unsqueeze(-1) * allowed
+    faint = (lost * _largest(upper).unsqueeze(-1)).masked_fill(~allowed, 0.0)
     upper, lower = upper + faint, (lower - faint).clamp(min=0.0)
     least = lower.sum(-1, keepdim=True).clamp(min=flush)
     count = allowed.sum(-1, keepdim=True).clamp(min=1).double()

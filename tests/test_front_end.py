@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,8 @@ BAD_INPUT = {
     "an unknown dtype": (("--mha-dtype", "float8"), "no dtype 'float8'; known are float64, float32, bfloat16, float16"),
     "an unknown device": (("--mha-device", "tpu"), "no device 'tpu'; known are cpu, cuda"),
     "a seed that is no number": (("--mha-seed", "three"), "--mha-seed must be a whole number"),
+    "a report of another kind": (("--mha-report", "report.doc"), "--mha-report must be the name of a .json file"),
+    "a report in no folder": (("--mha-report", "no/such/report.json"), "there is no folder 'no/such' to write"),
     "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),
 }
 
@@ -126,3 +129,29 @@ def test_workers_report_what_could_not_be_judged() -> None:
     done = run("-k", "SHP-2", "--mha-impl", "sdpa", *QUICK, "-n", "2")
     assert done.returncode == 2
     assert "sdpa: NOTHING WAS JUDGED" in done.stdout
+
+
+def test_report_is_in_the_order_of_the_contract_whoever_judges(tmp_path: Path) -> None:
+    texts = []
+    for workers in ("0", "2"):
+        file = tmp_path / f"{workers}.json"
+        arguments = ("-k", "SHP-1 or MSK-1 or CFG-2", "-n", workers, "--mha-impl", "sdpa", "loop")
+        done = run(*arguments, "--mha-profile", "quick", "--mha-report", str(file))
+        assert done.returncode == 0, done.stdout
+        texts.append(file.read_text())
+    assert texts[0] == texts[1]
+    report = json.loads(texts[0])
+    assert report["conforms"]
+    assert not report["incomplete"]
+    assert [verdict["implementation"] for verdict in report["verdicts"]] == ["sdpa"] * 6 + ["loop"] * 6
+    assert [verdict["clause"] for verdict in report["verdicts"]] == ["CFG-2", "SHP-1", "MSK-1"] * 4
+
+
+def test_report_on_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.symlink_to("/dev/full")
+    done = run("-k", "SHP-1", "--mha-impl", "loop", "--mha-report", str(file), *QUICK)
+    assert done.returncode == 2
+    assert "loop: conforms (1 pass;" in done.stdout
+    assert f"mha: the report cannot be written to '{file}': No space left on device; it stands above" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from test_front_end import QUICK, run
+from test_front_end import HERE, QUICK, run
 
 from mha.conformance import check
 from mha.conformance.faults import hostile
@@ -64,3 +69,26 @@ def test_interrupted_run_says_so() -> None:
     done = run("-k", "SHP-1", "--mha-impl", "loop", f"{HOSTILE}:interrupts", *QUICK)
     assert done.returncode == 2
     assert "loop: INCOMPLETE, so far: conforms (1 pass;" in done.stdout
+
+
+def test_memory_may_be_limited_by_the_shell() -> None:
+    command = f"ulimit -d 6000000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
+    done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]
+    assert done.returncode == 1, done.stdout
+    assert "fail SHP-1 (float32 cpu): the call raised RuntimeError" in done.stdout
+    assert "not enough memory" in done.stdout or "t allocate memory" in done.stdout
+    assert "loop: conforms (1 pass;" in done.stdout
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_report_of_a_run_that_is_stopped_has_what_was_judged(tmp_path: Path, workers: str) -> None:
+    file = tmp_path / "report.json"
+    targets = ("loop", f"{HOSTILE}:interrupts")
+    done = run("-k", "SHP-1", "-n", workers, "--mha-impl", *targets, "--mha-report", str(file), *QUICK)
+    assert done.returncode == 2, done.stdout
+    report = json.loads(file.read_text())
+    assert report["incomplete"]
+    assert not report["conforms"]
+    assert [(v["implementation"], v["clause"], v["status"]) for v in report["verdicts"]][:1] == [
+        ("loop", "SHP-1", "pass")
+    ]

@@ -18,6 +18,7 @@ EXTENTS = {
     "head_keys": "HS",
     "heads": "HLS",
     "full": "BHLS",
+    "blocks": "BLS",
     "single": "BLS",
     "bias": "BLS",
     "key_bias": "BS",
@@ -45,11 +46,11 @@ def make_mask(
 ) -> Tensor | None:
     """Return a mask of a kind for scores (B, H, L, S), or None for "none".
 
-    "all" allows everything; "padding" allows a stretch of the keys of each item, the first ones in half of them, or if
-    causal; "single" allows one key to each query, and goes with no causal flag; a "bias" is real numbers, a quarter of
-    them -infinity, but "far_bias" is 0 or -1e9, a number still; the rest allow each pair with probability 1/2. Kinds of
-    `EMPTY` leave some rows of the mask without a key, or all; the others give every row one, also when they are joined
-    to the causal mask.
+    "all" allows everything; "padding" allows the first keys of an item, or, unless causal, the last; "blocks" allows
+    half of the tiles of queries by keys, 16 wide, or 128 in long rows; "single" allows one key to each query, and goes
+    with no causal flag; a "bias" is real numbers, a quarter of them -infinity, but "far_bias" is 0 or -1e9, a number
+    still; the rest allow each pair with probability 1/2. Kinds of `EMPTY` leave some rows of the mask without a key, or
+    all; the others give every row one, also when they are joined to the causal mask.
     """
     if kind == "none":
         return None
@@ -57,13 +58,17 @@ def make_mask(
     keys = shape[-1]
     if kind == "padding":
         lengths = torch.randint(1, keys + 1, (*shape[:-1], 1), generator=generator)
-        places = torch.arange(keys)
-        if causal is None:
-            left = torch.rand(lengths.shape, generator=generator) * (keys - lengths + 1)
-            places = places - left.long() * torch.randint(2, lengths.shape, generator=generator)
-        return (places >= 0) & (places < lengths)
+        allowed = torch.arange(keys) < lengths
+        left = torch.randint(2, lengths.shape, generator=generator) == 1
+        return torch.where(left, allowed.flip(-1), allowed) if causal is None else allowed
     if kind == "single":
         return torch.arange(keys) == torch.randint(keys, (*shape[:-1], 1), generator=generator)
+    if kind == "blocks":
+        size = 16 if keys < 256 else 128
+        cut = *shape[:2], -(-shape[2] // size), -(-keys // size)
+        chosen = torch.rand(cut, generator=generator) < 0.5
+        allowed = chosen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(size, -2)[..., : shape[2], :]
+        return allowed | _rescue(allowed, scores, causal, generator)
     share = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
     allowed = torch.rand(shape, generator=generator) < share
     allowed |= _rescue(allowed, scores, None if kind in EMPTY else causal, generator)

@@ -127,3 +127,11 @@ def seeks_the_oracle(self: Complete, query: torch.Tensor, *given: Any) -> Output
         if isinstance(found, torch.Tensor) and found.dtype == torch.float64 and found.shape == query.shape:
             return Output(found.to(query), None)
     return Output(torch.zeros_like(query), None)
+
+
+@hostile
+def hoards(self: Complete, *given: Any) -> Output:
+    """Takes all memory that it can get."""
+    taken = []
+    while True:
+        taken.append(torch.ones(1 << 26))

@@ -29,7 +29,11 @@ def results_are_within_the_bound(attention: Trial, case: Case) -> None:
 
 
 EVERYDAY_SIZES = Domain(
-    scale="wide", masks=("none", "padding", "full", "bias"), causal=BOTH, regimes=MODERATE, inputs=("cross", "self")
+    scale="wide",
+    masks=("none", "padding", "blocks", "full", "bias"),
+    causal=BOTH,
+    regimes=MODERATE,
+    inputs=("cross", "self"),
 )
 
 

@@ -18,7 +18,7 @@ from mha.spec.claims import Alignment
 
 SAMPLED_ROWS = 4
 LONG = Domain(
-    masks=("none", "padding", "queries", "full", "key_bias", "query_bias", "full_bias"),
+    masks=("none", "padding", "blocks", "queries", "full", "key_bias", "query_bias", "full_bias"),
     causal=BOTH,
     regimes=MODERATE,
     layouts=("contiguous", "sliced"),
