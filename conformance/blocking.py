@@ -37,6 +37,8 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
     """Return the plainest cases that are no special case: one for each claimed `Config.bias`."""
     inputs, keys = ("cross", 5) if claims.cross_attention else ("self", 3)
     plain = Case(n_heads=2, head_dim=3, B=2, L=3, S=keys, dtype=dtype, device=device, inputs=inputs, seed=1)
+    if claims.always_causal and claims.causal:
+        plain = replace(plain, causal=True, alignment=claims.causal)
     return [replace(plain, bias=bias) for bias in sorted(claims.bias, reverse=True)]
 
 

@@ -45,6 +45,37 @@ def spec(
 
 
 @app.command()
+def check(
+    targets: Annotated[list[str], typer.Argument(help="A registered name, module:object, or file.py:Class.")],
+    clause: Annotated[list[str] | None, typer.Option(help="Judge this clause alone, and tell all of it.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="In which dtypes; float32 and float64, if none.")] = None,
+    device: Annotated[list[str] | None, typer.Option(help="On which devices; cpu, if none.")] = None,
+    profile: Annotated[str, typer.Option(help="quick, default or thorough.")] = "quick",
+    seed: Annotated[int, typer.Option(min=0, help="Of the cases.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail for a clause of level SHOULD too.")] = False,
+    waivers: Annotated[Path | None, typer.Option(help="Known departures, as TOML.")] = None,
+) -> None:
+    """Judge an implementation, or a plain module class as it is. Example: mha check my_file.py:MyAttention"""
+    from mha.conformance.checking import check_all
+    from mha.conformance.waivers import read_waivers
+
+    try:
+        status = check_all(
+            targets,
+            clauses=[word.upper() for word in clause or ()],
+            dtypes=dtype or ("float32", "float64"),
+            devices=device or ("cpu",),
+            profile=profile,
+            seed=seed,
+            strict=strict,
+            waivers=read_waivers(waivers) if waivers else (),
+        )
+    except ValueError as error:
+        _refuse(str(error))
+    raise typer.Exit(status)
+
+
+@app.command()
 def faults(
     names: Annotated[list[str] | None, typer.Argument(help="Faults of the gallery; all, if none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the cases.")] = 0,

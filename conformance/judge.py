@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from itertools import product
+from typing import Any
 
 import torch
 
@@ -50,23 +52,29 @@ def check(
     validate_choice("dtype", dtypes, DTYPES)
     validate_devices(devices)
     preflight(implementation)
-    verdicts = [
-        judge(
-            implementation,
-            clause,
-            dtype=dtype,
-            device=device,
-            profile=profile,
-            seed=seed,
-            waivers=waivers,
-            strict=strict,
-        )
-        for device in devices
-        for dtype in dtypes
-        for clause in properties()
-        if clauses is None or clause in clauses
-    ]
-    return Report(verdicts=tuple(verdicts), profile=profile, seed=seed, versions=versions())
+    found = judged(
+        implementation,
+        [clause for clause in properties() if clauses is None or clause in clauses],
+        dtypes,
+        devices,
+        profile=profile,
+        seed=seed,
+        waivers=waivers,
+        strict=strict,
+    )
+    return Report(verdicts=tuple(found), profile=profile, seed=seed, versions=versions())
+
+
+def judged(
+    implementation: Implementation,
+    clauses: Collection[str],
+    dtypes: Collection[str],
+    devices: Collection[str],
+    **options: Any,
+) -> Iterator[Verdict]:
+    """Yield the verdicts one after another; options: of `judge`."""
+    for device, dtype, clause in product(devices, dtypes, clauses):
+        yield judge(implementation, clause, dtype=dtype, device=device, **options)
 
 
 def judge(

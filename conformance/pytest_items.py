@@ -50,6 +50,7 @@ class Selection:
             f"on: {', '.join(self.devices)} in {', '.join(self.dtypes)}; profile {self.profile}, seed {self.seed}"
             + (", SHOULD as MUST" if self.strict else ""),
             f"with: {used}",
+            *(f"inferred: {each.name}; see mha check" for each in self.implementations if getattr(each, "told", ())),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
 

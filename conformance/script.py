@@ -152,4 +152,7 @@ def _import(implementation: Implementation) -> list[str]:
                     f"sys.path.insert(0, {folder!r})",
                     f"implementation = runpy.run_path({path!r})[{attribute!r}]",
                 ]
+    target = getattr(implementation, "target", "")
+    if target:
+        return ["from mha.implementations import resolve", "", f"(implementation,) = resolve({target!r})"]
     return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]

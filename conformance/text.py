@@ -41,7 +41,7 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
     for verdict in verdicts:
         by_name.setdefault(verdict.implementation, []).append(verdict)
     for name, own in by_name.items():
-        counts = Counter(_status(verdict) for verdict in own)
+        counts = Counter(status_of(verdict) for verdict in own)
         told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
         outcome = f"INCOMPLETE, so far: {_outcome(own)}" if incomplete else _outcome(own)
@@ -52,7 +52,7 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
             if verdict.blocked_by:
                 blocked.setdefault(verdict.blocked_by, []).append(verdict)
             elif verdict.status in (*NONCONFORMING, "waived", "harness_error"):
-                told_of.setdefault((verdict.clause, _status(verdict)), []).append(verdict)
+                told_of.setdefault((verdict.clause, status_of(verdict)), []).append(verdict)
         for clause, status in sorted(told_of, key=lambda key: _place(key[0], blocked)):
             found = told_of[clause, status]
             where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in found)
@@ -70,8 +70,8 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
     return lines
 
 
-def _status(verdict: Verdict) -> str:
-    """The status in words; what does not stop conformance is told apart."""
+def status_of(verdict: Verdict) -> str:
+    """Return the status in words; what does not stop conformance is told apart."""
     spared = not verdict.required and verdict.status in NONCONFORMING
     return "SHOULD not kept" if spared else verdict.status.replace("_", " ")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch import nn
 
 from mha.implementations.errors import ImplementationError, UnavailableError
+from mha.implementations.inference.infer import infer
 from mha.spec import Claims, Config, Implementation, Weights
 
 GROUP = "mha.implementations"
@@ -41,14 +43,21 @@ def resolve(target: str) -> list[Implementation]:
     """Return the implementations that `target` names.
 
     target: "all" for every registered one that loads, a registered name, "package.module:object", or
-    "path/to/file.py:object". Raises ImplementationError that says what was found instead, and what to do.
+    "path/to/file.py:object"; of a plain module class it is inferred how to build and call it.
+    Raises ImplementationError that says what was found instead, and what to do.
     """
     if target == "all":
         return [entry.implementation for entry in discover() if entry.implementation is not None]
     if ":" in target:
         place, _, attribute = target.rpartition(":")
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        if place.endswith(".py"):
+            module, target = _load_file(Path(place)), f"{Path(place).resolve()}:{attribute}"
+        else:
+            module = _load_module(place)
         return [_implementation(target, _attribute(module, attribute, target))]
+    if target.endswith(".py"):
+        names = ", ".join(_classes(_load_file(Path(target)))) or "none"
+        raise ImplementationError(f"{target!r}: say which class of it, as {target}:NAME (modules in it: {names})")
     points = [point for point in entry_points(group=GROUP) if point.name == target]
     if len({point.value for point in points}) > 1:
         places = " and ".join(sorted(point.value for point in points))
@@ -130,14 +139,23 @@ def _attribute(module: ModuleType, name: str, target: str) -> object:
     return getattr(module, name)
 
 
+def _classes(module: ModuleType) -> list[str]:
+    """Return the names of the module classes that a file defines."""
+    own = ((name, value) for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+    return [name for name, value in own if isinstance(value, type) and issubclass(value, nn.Module)]
+
+
 def _implementation(target: str, found: object) -> Implementation:
     if isinstance(found, Implementation) and not isinstance(found, type):
         preflight(found)
         return found
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        inferred = infer(found)
+        return replace(inferred.implementation, target=target, told=inferred.lines)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
     raise ImplementationError(
-        f"{target!r} is {kind}, not an implementation (an object with name, claims and build); "
-        "make one with mha.implementations.from_module or from_kernel"
+        f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
+        "and build); make one with mha.implementations.from_module or from_kernel"
     )
 
 

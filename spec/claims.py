@@ -51,7 +51,9 @@ class Claims:
 
     cross_attention: key and value may differ from query, and S from L.
     masks: forms of mask that are taken, "bool" (True = may attend) and "float" (added to the scores).
-    per_head_mask: masks may differ between heads.
+    per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, heads, queries; what
+        says no to the latter two takes padding alone.
+    always_causal: it is causal without being asked, so that only causal calls are made.
     causal: where the causal diagonal starts when L != S, or None where `is_causal` is not taken (clause CAU-3).
     empty_row: what a query without an allowed key gets (clause MSK-8).
     returns_weights: per-head weights are returned on request.
@@ -73,7 +75,10 @@ class Claims:
 
     cross_attention: bool = True
     masks: Collection[str] = frozenset({"bool"})
+    per_item_mask: bool = True
     per_head_mask: bool = True
+    per_query_mask: bool = True
+    always_causal: bool = False
     causal: Alignment | None = "top_left"
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
@@ -102,6 +107,8 @@ class Claims:
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
         choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}
         choices["dropout"] = (False, True, "output")
+        if self.always_causal and self.causal is None:
+            raise ValueError("Claims.always_causal says that every call is causal, but Claims.causal is None")
         if self.decodes_ragged and not self.decodes:
             raise ValueError("Claims.decodes_ragged says how it decodes, but Claims.decodes is False")
         for name, allowed in choices.items():

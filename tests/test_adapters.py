@@ -182,8 +182,8 @@ UNRESOLVED = {
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
     "mha.implementations.loop:nothing": "there is no 'nothing' in it .it has .*implementation",
-    "mha.implementations.loop:LoopAttention": "is a class, not an implementation.*from_module",
-    "mha.spec:CLAUSES": "is of type mappingproxy, not an implementation",
+    "mha.spec:Config": "is a class, neither a torch.nn.Module class nor an implementation.*from_module",
+    "mha.spec:CLAUSES": "is of type mappingproxy, neither a torch.nn.Module class nor an implementation",
     "no/such/file.py:thing": "there is no file",
 }
 

@@ -98,7 +98,10 @@ def test_wrong_answer_does_not_conform(twist: str) -> None:
 CHANGES: dict[str, tuple[Any, str]] = {
     "cross_attention": (False, "EQV-2"),
     "masks": ({"bool"}, "GRD-6"),
+    "per_item_mask": (False, "MSK-2"),
     "per_head_mask": (False, "MSK-2"),
+    "per_query_mask": (False, "MSK-2"),
+    "always_causal": (True, "SHP-1"),
     "causal": ("bottom_right", "CAU-3"),
     "empty_row": ("nan", "MSK-8"),
     "returns_weights": (False, "SMX-2"),

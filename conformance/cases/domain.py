@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
-from mha.conformance.cases.masks import OF_NUMBERS, PER_HEAD
+from mha.conformance.cases.masks import EXTENTS, OF_NUMBERS
 from mha.spec import Claims
 
 BOTH = (False, True)
@@ -74,16 +74,15 @@ class Domain:
         """Return the domain cut down to what is claimed, or, where nothing is left, what claim is missing."""
         if not set(self.passes) <= set(claims.masks):
             return f"needs the claim masks={set(self.passes)}"
+        differ = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask}
+        single = {axis for axis, claimed in differ.items() if not claimed}
         masks = tuple(
             kind
             for kind in self.masks
             if kind == "none"
-            or (
-                ("float" if kind in OF_NUMBERS else "bool") in claims.masks
-                and (claims.per_head_mask or kind not in PER_HEAD)
-            )
+            or (("float" if kind in OF_NUMBERS else "bool") in claims.masks and not set(EXTENTS[kind]) & single)
         )
-        causal = tuple(flag for flag in self.causal if not flag or claims.causal)
+        causal = tuple(flag for flag in self.causal if (claims.causal if flag else not claims.always_causal))
         inputs = tuple(kind for kind in self.inputs if kind == "self" or claims.cross_attention)
         bias = tuple(flag for flag in self.bias if flag in claims.bias)
         need_weights = tuple(flag for flag in self.need_weights if not flag or claims.returns_weights)
@@ -154,7 +153,8 @@ class Domain:
             length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
             length = min(row["S"], LONG_SQUARE) if self.scale == "long" else length
             row = row | {"L": length, "S": length}
-        if self.scale == "long" and row["inputs"] != "self" and claims.causal == "top_left":
+        few = self.scale == "long" and row["inputs"] != "self" and claims.causal == "top_left"
+        if few and not claims.always_causal:
             row = row | {"causal": False}  # which would leave the few queries the first few keys
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 

@@ -38,7 +38,6 @@ FEW = ("padding", "queries", "full")
 FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
 EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_heads")
 OF_NUMBERS = (*FLOAT, "empty_bias")
-PER_HEAD = ("head_keys", "heads", "full", "head_bias", "full_bias", "empty_heads")
 
 
 def make_mask(

@@ -11,7 +11,7 @@ from mha.conformance.expect import expect, expect_close, expect_unchanged, need
 from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation, Observed
 from mha.conformance.trial import INPUTS, Trial
-from mha.spec import Answer, MaskConvention, Problem, to_convention
+from mha.spec import Answer, Claims, MaskConvention, Problem, to_convention
 
 
 def passing_heads(problem: Problem) -> Problem:
@@ -31,6 +31,12 @@ def as_claimed(attention: Trial, problem: Problem, allowed: Tensor) -> Problem:
     """Return the problem with this boolean mask, in a form that is claimed."""
     form: MaskConvention = "keep" if "bool" in attention.claims.masks else "additive"
     return problem.change(mask=to_convention(allowed, form, problem.query.dtype))
+
+
+def as_wide_as_claimed(mask: Tensor, problem: Problem, claims: Claims) -> Tensor:
+    """Expand a mask (B or 1, H or 1, L or 1, S) along the axes on which masks are claimed to differ."""
+    differ = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
+    return mask.expand(*(size if free else -1 for size, free in zip(problem.shape, differ, strict=True)))
 
 
 def item(problem: Problem, index: int) -> Problem:

@@ -18,7 +18,13 @@ from mha.conformance.expect import (
     expect_unchanged,
     need,
 )
-from mha.conformance.properties.changes import as_claimed, expect_unread, select_keys, weights_of
+from mha.conformance.properties.changes import (
+    as_claimed,
+    as_wide_as_claimed,
+    expect_unread,
+    select_keys,
+    weights_of,
+)
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec.bounds import Ball
@@ -83,8 +89,7 @@ def broadcast_mask_equals_expanded(attention: Trial, case: Case) -> None:
     problem = case.problem()
     mask = problem.mask
     assert mask is not None
-    heads = case.n_heads if attention.claims.per_head_mask else mask.shape[1]
-    expanded = mask.expand(case.B, heads, case.L, case.S)
+    expanded = as_wide_as_claimed(mask, problem, attention.claims)
     forms = {
         "with stride 0": expanded,
         "in memory": expanded.contiguous(),

@@ -11,7 +11,13 @@ from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, USUAL, WI
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import expect_answer, expect_gradients, refuses, weights_of
+from mha.conformance.properties.changes import (
+    as_wide_as_claimed,
+    expect_answer,
+    expect_gradients,
+    refuses,
+    weights_of,
+)
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
@@ -66,16 +72,15 @@ def modes_change_no_output_of_self_attention(attention: Trial, case: Case) -> No
 def forms_of_one_mask_agree(attention: Trial, case: Case) -> None:
     problem, claims = case.problem(), attention.claims
     assert problem.mask is not None
-    padding = torch.arange(case.S) < 1 + torch.randint(case.S, (case.B, 1, 1, 1), generator=case.generator)
+    items = case.B if claims.per_item_mask else 1
+    padding = torch.arange(case.S) < 1 + torch.randint(case.S, (items, 1, 1, 1), generator=case.generator)
     # The first key of a row stays: an empty row is for MSK-8.
     first = (torch.arange(case.S) == 0).to(case.device)
     masks = [problem.mask, (problem.mask | first) & padding.to(case.device)]
     for mask in masks if not problem.is_causal else masks[1:]:
         forms = {"boolean": problem.change(mask=mask | first)}
-        forms["expanded"] = problem.change(
-            mask=(mask | first).expand(problem.shape if claims.per_head_mask else (-1,) * 4)
-        )
-        if problem.is_causal:
+        forms["expanded"] = problem.change(mask=as_wide_as_claimed(mask | first, problem, claims))
+        if problem.is_causal and claims.per_query_mask and not claims.always_causal:
             assert claims.causal is not None
             causal = causal_mask(case.L, case.S, claims.causal, problem.query.device)
             forms["with the causal flag written out"] = problem.change(

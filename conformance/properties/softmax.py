@@ -80,8 +80,8 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
     message = f"{output.code} has numbers that are not finite, though the inputs are"
     finite = output.tensor.isfinite() | answer.output.rad.isinf()
     expect(bool(finite.all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
-    if weights.b_v is not None:
-        expect_close(output, answer.output, because="a sum of weights, each times 1, is 1, however large the scores")
+    told = "the oracle's value" if weights.b_v is None else "a sum of weights, each times 1, is 1"
+    expect_close(output, answer.output, because=f"{told}, however large the scores")
     if seen.weights is not None:
         sums = answer.sums
         expect_close(seen.weights.row_sums(), sums, because="a row sums to 1, however large its scores")

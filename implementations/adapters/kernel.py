@@ -41,8 +41,7 @@ def from_kernel(
         raise ImplementationError(f"{label}: layout must name b, h, l and d once each, as 'b h l d', but is {layout!r}")
     if claims is None:
         claims = Claims(returns_weights=False) if mask else Claims(masks=(), causal=None, returns_weights=False)
-    length_axis = layout.split().index("l")
-    caller = call or by_name(label, kernel, mask, claims.causal, length_axis)
+    caller = call or by_name(label, kernel, mask, claims, layout)
     return KernelImplementation(label, claims, kernel, layout, caller)
 
 
@@ -61,7 +60,7 @@ class KernelImplementation:
         config.validate()
         module = KernelAttention(config, self.kernel, self.layout, self.call, self.claims)
         module.to(device=device, dtype=dtype)
-        load(self.name, module, PARAMETERS, weights)
+        load(self.name, module, PARAMETERS, weights, config.head_dim)
         if not self.claims.gradients:
             module.requires_grad_(False)
         module.rows = {name: len(tensor) for name, tensor in weights.named()}
@@ -103,4 +102,4 @@ class KernelAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        return weight_gradients(self, PARAMETERS, self.rows)
+        return weight_gradients(self, PARAMETERS, self.rows, self.config.head_dim)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from mha.implementations.errors import ImplementationError
 from mha.spec import Weights
 
 STACKED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
+# Where a weight is: a dotted name, that and how it lies there, or nowhere.
+Place = str | tuple[str, str] | None
+KEYS = "w_q, w_k, w_v, w_o, w_qkv, w_kv, the same with b_, extra_k and extra_v"
 
 
-def load(label: str, module: nn.Module, parameters: Mapping[str, str], weights: Weights) -> None:
+def load(label: str, module: nn.Module, parameters: Mapping[str, Place], weights: Weights, head_dim: int) -> None:
     """Copy `weights` into `module`.
 
     parameters: see `from_module`. Raises ImplementationError for a name that the module does not have, a key that the
@@ -22,18 +27,15 @@ def load(label: str, module: nn.Module, parameters: Mapping[str, str], weights: 
     """
     given = dict(weights.named())
     loaded: set[str] = set()
-    for key, path in parameters.items():
-        kind, _, role = key.partition("_")
-        roles = STACKED.get(role, (role,))
-        if not set(roles) <= ({"k", "v"} if kind == "extra" else {"q", "k", "v", "o"} if kind in ("w", "b") else set()):
-            known = "w_q, w_k, w_v, w_o, w_qkv, w_kv, the same with b_, extra_k and extra_v"
-            raise ImplementationError(f"{label}: parameters has the key {key!r}; the known keys are {known}")
-        if not isinstance(path, str):
-            raise ImplementationError(f"{label}: parameters[{key!r}] must be a dotted name, but is {path!r}")
-        target = _find(label, module, path)
-        _fill(label, f"{key} ({path})", target, kind, roles, given)
-        kinds = ("w", "b") if isinstance(target, nn.Module) else (kind,)
-        loaded.update(f"{kind}_{role}" for kind in kinds for role in roles)
+    for key, place in parameters.items():
+        entry = _entry(label, key, place)
+        if entry is None:
+            loaded.update(f"{kind}{key[1:]}" for kind in "wb")
+            continue
+        target = _find(label, module, entry.path)
+        _fill(label, entry, target, given, head_dim)
+        kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
+        loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
     missing = [name for name in given if name not in loaded]
     if missing:
         raise ImplementationError(
@@ -41,7 +43,98 @@ def load(label: str, module: nn.Module, parameters: Mapping[str, str], weights: 
         )
 
 
+def weight_gradients(
+    module: nn.Module, parameters: Mapping[str, Place], rows: Mapping[str, int], head_dim: int
+) -> dict[str, Tensor]:
+    """Collect the gradients of what `load` has filled, by the names of `Weights`; zeros where there is none.
+
+    rows: the length of the first dimension of each weight that was loaded.
+    """
+    found: dict[str, Tensor] = {}
+    for key, place in parameters.items():
+        entry = _entry("", key, place)
+        target: Any = None if entry is None else _find("", module, entry.path)
+        if entry is None or target is None:
+            continue
+        words = {entry.kind: None} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
+        for kind, word in words.items():
+            names = [name for role in entry.roles if (name := f"{kind}_{role}") in rows]
+            if names:
+                tensors: list[Any] = [getattr(layer, word) for layer in _layers(target)] if word else [target]
+                parts = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
+                whole = torch.cat([entry.back(part, kind, head_dim) for part in parts])
+                width = whole.shape[-1:] if kind == "w" else ()
+                split = whole.view(-1, *width).split([rows[name] for name in names])
+                found |= dict(zip(names, split, strict=True))
+    return found
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a map: what is at a place, and how it lies there.
+
+    kind: "w", "b" or "extra". roles: of "q", "k", "v", "o", stacked in this order. pattern: of einops, from the
+    contract's weight; r counts the roles, e the columns of a head.
+    """
+
+    key: str
+    kind: str
+    roles: tuple[str, ...]
+    path: str
+    pattern: str
+
+    def there(self, value: Tensor, kind: str, head_dim: int) -> Tensor:
+        """Arrange the contract's weight or bias as it lies in the module."""
+        return self._arranged(value, *self._sides(kind), head_dim) if self.pattern else value
+
+    def back(self, value: Tensor, kind: str, head_dim: int) -> Tensor:
+        """Arrange what lies in the module as in the contract."""
+        if not self.pattern:
+            return value
+        left, right = self._sides(kind)
+        return self._arranged(value, right, left, head_dim)
+
+    def _sides(self, kind: str) -> tuple[str, str]:
+        """The pattern's two sides; a bias has no axis of inputs, which is the weight's last."""
+        left, _, right = self.pattern.partition("->")
+        if kind == "b" and self.kind == "w":
+            inputs = left.split()[-1]
+            left, right = (" ".join(axis for axis in side.split() if axis != inputs) for side in (left, right))
+        return left, right
+
+    def _arranged(self, value: Tensor, left: str, right: str, head_dim: int) -> Tensor:
+        sizes = {axis: size for axis, size in (("r", len(self.roles)), ("e", head_dim)) if axis in _axes(left)}
+        return rearrange(value, f"{left} -> {right}", **sizes)
+
+
+def _axes(side: str) -> list[str]:
+    return side.replace("(", " ").replace(")", " ").split()
+
+
+def _entry(label: str, key: str, place: Place) -> Entry | None:
+    kind, _, role = key.partition("_")
+    roles = STACKED.get(role, (role,))
+    if not set(roles) <= ({"k", "v"} if kind == "extra" else {"q", "k", "v", "o"} if kind in ("w", "b") else set()):
+        raise ImplementationError(f"{label}: parameters has the key {key!r}; the known keys are {KEYS}")
+    if place is None:
+        return None
+    path, pattern = (place, "") if isinstance(place, str) else place if isinstance(place, tuple) else ("", "")
+    if not path or not isinstance(path, str):
+        raise ImplementationError(
+            f"{label}: parameters[{key!r}] must be a dotted name, a dotted name and an einops pattern, or None, "
+            f"but is {place!r}"
+        )
+    return Entry(key, kind, roles, path, pattern)
+
+
 def _find(label: str, module: nn.Module, path: str) -> object:
+    """Return what is at a path; a `*` stands for each member of a list of layers, in their order."""
+    before, starred, after = path.partition(".*.")
+    if starred:
+        members = _find(label, module, before)
+        if not isinstance(members, nn.ModuleList):
+            raise ImplementationError(f"{label}: {before!r} is no nn.ModuleList, though {path!r} says so")
+        return nn.ModuleList(_find(label, member, after) for member in members)  # type: ignore[misc]  # _fill looks
     target: object = module
     for part in path.split("."):
         if not hasattr(target, part):
@@ -54,53 +147,45 @@ def _names(module: nn.Module) -> str:
     return ", ".join(name for name, _ in module.named_parameters()) or "no parameters"
 
 
-def _fill(
-    label: str, what: str, target: object, kind: str, roles: tuple[str, ...], given: Mapping[str, Tensor]
-) -> None:
-    """Fill one layer, list of layers or parameter with the weights of `roles`, stacked; a layer takes its bias too."""
-    values = [given[f"{kind}_{role}"] for role in roles if f"{kind}_{role}" in given]
-    if isinstance(target, nn.Module) and kind == "w":
-        layers = list(target) if isinstance(target, nn.ModuleList) else [target]
-        biases = [given[f"b_{role}"] for role in roles if f"b_{role}" in given]
-        for layer, part in zip(layers, torch.cat(values).chunk(len(layers)), strict=False):
-            _copy(label, f"{what}.weight", getattr(layer, "weight", None), part)
-        if not biases:
-            biases = [torch.zeros(value.shape[0]) for value in values]
-        for layer, part in zip(layers, torch.cat(biases).chunk(len(layers)), strict=False):
-            if getattr(layer, "bias", None) is not None or any(f"b_{role}" in given for role in roles):
-                _copy(label, f"{what}.bias", getattr(layer, "bias", None), part)
+def _layers(target: object) -> list[Any]:
+    return list(target) if isinstance(target, nn.ModuleList) else [target]
+
+
+def _fill(label: str, entry: Entry, target: object, given: Mapping[str, Tensor], head_dim: int) -> None:
+    """Fill one layer, list of layers or parameter with the weights of its roles; a layer takes its bias too."""
+    what = f"{entry.key} ({entry.path})"
+    values = [given[f"{entry.kind}_{role}"] for role in entry.roles if f"{entry.kind}_{role}" in given]
+    if isinstance(target, nn.Module) and entry.kind == "w":
+        biases = [given[f"b_{role}"] for role in entry.roles if f"b_{role}" in given]
+        wanted = bool(biases)
+        stacked = torch.cat(biases if wanted else [torch.zeros(value.shape[0]) for value in values])
+        for layer, weight, bias in _shares(_layers(target), torch.cat(values), stacked):
+            _copy(label, f"{what}.weight", getattr(layer, "weight", None), entry, weight, "w", head_dim)
+            if getattr(layer, "bias", None) is not None or wanted:
+                _copy(label, f"{what}.bias", getattr(layer, "bias", None), entry, bias, "b", head_dim)
     elif isinstance(target, Tensor):
-        _copy(label, what, target, torch.cat(values) if values else torch.zeros_like(target))
+        if values:
+            _copy(label, what, target, entry, torch.cat(values), entry.kind, head_dim)
+        else:
+            torch.nn.init.zeros_(target)
     elif target is not None or values:
         raise ImplementationError(f"{label}: {what} is {type(target).__name__}, neither a layer nor a parameter")
 
 
-def _copy(label: str, what: str, target: object, value: Tensor) -> None:
+def _shares(layers: list[Any], weight: Tensor, bias: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    """Give each layer its rows of weight and bias."""
+    count = len(layers)
+    yield from zip(layers, weight.chunk(count), bias.chunk(count), strict=False)
+
+
+def _copy(label: str, what: str, target: object, entry: Entry, value: Tensor, kind: str, head_dim: int) -> None:
     if not isinstance(target, Tensor):
         raise ImplementationError(f"{label}: {what} is missing, though the weights have it; see Claims.bias")
+    try:
+        value = entry.there(value, kind, head_dim)
+    except EinopsError as error:
+        raise ImplementationError(f"{label}: {what}: {str(error).splitlines()[0]}") from None
     if target.squeeze().shape != value.squeeze().shape:
         raise ImplementationError(f"{label}: {what} has {tuple(target.shape)}, but should have {tuple(value.shape)}")
     with torch.no_grad():
-        target.copy_(value.view_as(target))
-
-
-def weight_gradients(module: nn.Module, parameters: Mapping[str, str], rows: Mapping[str, int]) -> dict[str, Tensor]:
-    """Collect the gradients of what `load` has filled, by the names of `Weights`; zeros where there is none.
-
-    rows: the length of the first dimension of each weight that was loaded.
-    """
-    found: dict[str, Tensor] = {}
-    for key, path in parameters.items():
-        kind, _, role = key.partition("_")
-        target: Any = _find("", module, path)
-        words = {"w": "weight", "b": "bias"} if isinstance(target, nn.Module) else {kind: None}
-        layers = list(target) if isinstance(target, nn.ModuleList) else [target]
-        for each, word in words.items():
-            names = [name for part in STACKED.get(role, (role,)) if (name := f"{each}_{part}") in rows]
-            if names:
-                tensors: list[Any] = [getattr(layer, word) if word else layer for layer in layers]
-                whole = torch.cat([torch.zeros_like(t) if t.grad is None else t.grad for t in tensors])
-                width = whole.shape[-1:] if each == "w" else ()
-                parts = whole.view(-1, *width).split([rows[name] for name in names])
-                found |= dict(zip(names, parts, strict=True))
-    return found
+        target.copy_(value.view_as(target) if not entry.pattern else value)

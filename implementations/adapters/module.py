@@ -6,32 +6,44 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calls import Call, by_name
-from mha.implementations.adapters.loading import load, weight_gradients
+from mha.implementations.adapters.loading import Place, load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
-# The constructor's words for the fields of Config.
+# The constructor's words for what it may be given: fields of Config, and what follows from them.
 CONSTRUCTOR_WORDS = {
-    "d_model": ("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size"),
-    "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "h"),
-    "bias": ("bias",),
-    "dropout": ("dropout",),
+    "d_model": (
+        *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
+        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out"),
+    ),
+    "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "h"),
+    "head_dim": ("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size"),
+    "bias": ("bias", "qkv_bias", "use_bias"),
+    "dropout": (
+        *("dropout", "dropout_prob", "attn_drop", "attn_dropout", "attention_dropout"),
+        "attention_probs_dropout_prob",
+    ),
+    "no_dropout": ("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "hidden_dropout_prob"),
+    "longest": ("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings"),
     "n_kv_heads": ("n_kv_heads", "num_kv_heads"),
     "kdim": ("kdim",),
     "vdim": ("vdim",),
     "bias_kv": ("bias_kv", "add_bias_kv"),
     "zero_key": ("zero_key", "add_zero_attn"),
-    "length_first": ("length_first", "batch_first"),
+    "batch_first": ("batch_first",),
+    "config": ("config", "cfg"),
 }
+# What a module that must know the longest sequence is built for; in self-attention no case is longer.
+LONGEST = 2048
 
-
-Parameters = Mapping[str, str] | Callable[[Config], Mapping[str, str]]
+Parameters = Mapping[str, Place] | Callable[[Config], Mapping[str, Place]]
 # The forms of mask that are claimed where nothing else is said.
 MASKS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -41,19 +53,28 @@ def from_module(
     *,
     parameters: Parameters,
     mask: MaskConvention | None = "keep",
+    mask_shape: str | None = None,
+    layout: str = "b l d",
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
 ) -> ModuleImplementation:
     """Adapt a module class, or a `functools.partial` of one, to the contract.
 
-    constructor: called with d_model and n_heads, and with the other fields of `Config` where it takes them.
+    constructor: called by the names of its parameters, as far as `CONSTRUCTOR_WORDS` knows them; a
+        `functools.partial` gives the others. One parameter `config` gets an object that has all these names.
     parameters: where the weights are loaded: "w_q", "w_k", "w_v" and "w_o" to the dotted name of a linear layer, of a
-        list of one layer per head, or of a parameter; "w_qkv" or "w_kv" for projections stacked in that order; "b_..."
-        for a bias that is no part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds.
+        list of one layer per head ("heads.*.q" for a layer of each of a list), or of a parameter; "w_qkv" or "w_kv" for
+        projections stacked in that order; "b_..." for a bias that is no part of a layer; "extra_k" and "extra_v" for
+        what `Config.bias_kv` adds; None for a projection that there is not. A name and an einops pattern, as
+        ("qkv", "(r h e) d -> (h r e) d"), say how a weight (out, in) lies there: r counts the stacked projections, and
+        e the columns of a head; the last axis on the left is that of the inputs.
         A function of the configuration that returns such a map serves where the names depend on it.
     mask: the module's convention for boolean masks, "keep" (True = may attend), "drop" (True = may not), "additive"
         (0 or -infinity is added), or None where it takes no mask.
+    mask_shape: the shape of mask that it takes, as "b s", "b 1 l s" or "(b h) l s", if it takes no broadcast (B, H, L,
+        S); see `Claims.per_head_mask` and `Claims.per_query_mask`.
+    layout: the order of b (batch), l (length) and d (d_model) in inputs and output, "b l d" or "l b d".
     call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
     claims: what the module can do; by default `Claims()`, with float masks too if `mask` is "additive", and without
         masks if it is None. Where they are without gradients, the weights are built to require none.
@@ -69,14 +90,19 @@ def from_module(
         claims = Claims(masks=MASKS_OF.get(mask, {"bool"})) if mask else Claims(masks=(), causal=None)
     if mask is None and claims.masks:
         raise ImplementationError(f"{label}: mask=None says that it takes no mask, but claims.masks is {claims.masks}")
-    words = _constructor_words(label, constructor)
-    caller = call or by_name(label, target.forward, mask, claims.causal)
-    return ModuleImplementation(label, claims, constructor, parameters, words, caller)
+    if layout not in ("b l d", "l b d"):
+        raise ImplementationError(f"{label}: layout must be 'b l d' or 'l b d', but is {layout!r}")
+    words = constructor_words(label, constructor)
+    caller = call or by_name(label, target.forward, mask, claims, layout, mask_shape)
+    return ModuleImplementation(label, claims, constructor, parameters, words, caller, layout, mask_shape)
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleImplementation:
-    """A module class as an implementation; made by `from_module`."""
+    """A module class as an implementation; made by `from_module`.
+
+    target, told: how it was named, and what was inferred of it, where nothing was declared.
+    """
 
     name: str
     claims: Claims
@@ -84,26 +110,42 @@ class ModuleImplementation:
     parameters: Parameters
     words: Mapping[str, str]
     call: Call
+    layout: str = "b l d"
+    mask_shape: str | None = None
+    target: str = ""
+    told: tuple[str, ...] = ()
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights; what the constructor raises is its refusal of `config`."""
-        options = {word: getattr(config, field) for field, word in self.words.items()}
-        if "batch_first" in self.words.values():
-            options["batch_first"] = not config.length_first
-        module = self.constructor(**options).to(device=device, dtype=dtype)
+        module = self.construct(config).to(device=device, dtype=dtype)
         parameters = self.parameters(config) if callable(self.parameters) else self.parameters
-        load(self.name, module, parameters, weights)
+        load(self.name, module, parameters, weights, config.head_dim)
         if not self.claims.gradients:
             module.requires_grad_(False)
-        return ModuleAttention(module, self.call, parameters, weights)
+        return ModuleAttention(module, self, config, parameters, weights)
+
+    def construct(self, config: Config) -> nn.Module:
+        """Call the constructor with what it takes."""
+        meant: dict[str, Any] = {"no_dropout": 0.0, "longest": LONGEST, "batch_first": not config.length_first}
+        meant |= {field: getattr(config, field) for field in CONSTRUCTOR_WORDS if hasattr(config, field)}
+        every = {word: meant[field] for field, known in CONSTRUCTOR_WORDS.items() if field in meant for word in known}
+        meant["config"] = SimpleNamespace(**every)
+        return self.constructor(**{word: meant[field] for word, field in self.words.items()})
 
 
 class ModuleAttention(nn.Module):
     """A module with its weights; `module` is the user's own object."""
 
-    def __init__(self, module: nn.Module, call: Call, parameters: Mapping[str, str], weights: Weights) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        adapter: ModuleImplementation,
+        config: Config,
+        parameters: Mapping[str, Place],
+        weights: Weights,
+    ) -> None:
         super().__init__()
-        self.module, self.call, self.parameter_names = module, call, parameters
+        self.module, self.adapter, self.config, self.parameter_names = module, adapter, config, parameters
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
 
     def forward(
@@ -117,7 +159,16 @@ class ModuleAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Call the module in its own convention."""
-        return self.call(self.module, query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights)
+        if mask is not None and self.adapter.mask_shape:
+            mask = mask[(None,) * (4 - mask.ndim)]
+            mask = mask.expand(-1, self.config.n_heads, -1, -1)  # which refuses any other number than 1
+        named: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+        if self.adapter.layout == "b l d":
+            return self.adapter.call(self.module, query, key, value, **named)
+        turned = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # what is one tensor stays one
+        query, key, value = (turned[id(x)] for x in (query, key, value))
+        output, weights = self.adapter.call(self.module, query, key, value, **named)
+        return Output(output.transpose(0, 1) if isinstance(output, Tensor) else output, weights)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""
@@ -126,19 +177,37 @@ class ModuleAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        return weight_gradients(self.module, self.parameter_names, self.rows)
+        found = weight_gradients(self.module, self.parameter_names, self.rows, self.config.head_dim)
+        lost = {name: rows for name, rows in self.rows.items() if name not in found}
+        width = {"w_k": self.config.key_width, "w_v": self.config.value_width}
+        for name, rows in lost.items():  # of a projection that there is not
+            shape = (rows, width.get(name, self.config.d_model)) if name.startswith("w") else (rows,)
+            found[name] = next(self.module.parameters()).new_zeros(shape)
+        return found
 
 
-def _constructor_words(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
+def constructor_words(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
+    """Return what each parameter of a constructor is given, as far as its name is known.
+
+    Raises ImplementationError where none is for d_model or n_heads, or one that is needed is unknown.
+    """
     taken = inspect.signature(constructor).parameters
-    words = {}
-    for field, candidates in CONSTRUCTOR_WORDS.items():
-        found = next((word for word in candidates if word in taken), None)
-        if found:
-            words[field] = found
-        elif field in ("d_model", "n_heads"):
+    words = {word: field for field, known in CONSTRUCTOR_WORDS.items() for word in known if word in taken}
+    for field in ("d_model", "n_heads"):
+        if field not in words.values() and "config" not in words.values():
+            known = ", ".join(CONSTRUCTOR_WORDS[field])
             raise ImplementationError(
                 f"{label}: its constructor takes ({', '.join(taken)}), none of which is a known word for {field} "
-                f"({', '.join(candidates)}); wrap the class in one that takes {field}"
+                f"({known}); derive a class from it whose constructor takes d_model and n_heads"
             )
+    unknown = [
+        name
+        for name, p in taken.items()
+        if name not in words and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if unknown:
+        raise ImplementationError(
+            f"{label}: its constructor needs {', '.join(unknown)}, of which nothing is known; give "
+            f"functools.partial({label}, {unknown[0]}=...)"
+        )
     return words

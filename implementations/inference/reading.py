@@ -1,0 +1,65 @@
+"""One way to understand a module class, to be tried."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.adapters.calls import ARGUMENT_WORDS
+from mha.implementations.adapters.module import ModuleImplementation, from_module
+from mha.implementations.inference.probing import CONFIG, Formula
+from mha.implementations.inference.projections import Map
+from mha.spec import Claims, Output, Weights
+
+
+@dataclass
+class Reading:
+    """One way to understand a class; the claims grow as more of it is tried."""
+
+    cls: type[nn.Module]
+    map: Map
+    layout: str = "b l d"
+    formula: Formula = field(default_factory=Formula)
+    mask: Any = None
+    mask_shape: str | None = None
+    claims: dict[str, Any] = field(default_factory=dict)
+    explained: bool = False
+    problem: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """What `from_module` is given, but for the claims."""
+        shape = {"mask_shape": self.mask_shape} if self.mask_shape else {}
+        layout = {"layout": self.layout} if self.layout != "b l d" else {}
+        return {"parameters": self.map, "mask": self.mask, **shape, **layout}
+
+    def implementation(self) -> ModuleImplementation:
+        """Build the adapter."""
+        masks = {} if self.mask else {"masks": ()}
+        return from_module(self.cls, **self.options(), claims=Claims(**masks | self.claims))
+
+    def call(self, inputs: tuple[Tensor, ...], bias: bool, **named: Any) -> Output | None:
+        """Call the module, in evaluation, with the probe's weights; None if it raises."""
+        config = replace(CONFIG, bias=bias)
+        with torch.no_grad():
+            try:
+                attention = self.implementation().build(
+                    config, Weights.random(config, 0), dtype=torch.float64, device="cpu"
+                )
+                return attention.eval()(*inputs, **named)  # type: ignore[no-any-return]  # of nn.Module
+            except Exception as error:
+                self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+                return None
+
+    @property
+    def taken(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of `forward`."""
+        return inspect.signature(self.cls.forward).parameters
+
+
+def word_of(role: str, taken: Mapping[str, inspect.Parameter]) -> str | None:
+    return next((word for word in ARGUMENT_WORDS[role] if word in taken), None)

@@ -1,0 +1,100 @@
+"""What was inferred, in words and as code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mha.implementations.adapters.calls import INPUT_WORDS, input_names
+from mha.implementations.adapters.loading import Place
+from mha.implementations.inference.probing import Formula
+from mha.implementations.inference.reading import Reading, word_of
+
+CONVENTIONS = {
+    "keep": "True = may attend",
+    "drop": "True = masked",
+    "additive": "added to the scores",
+    None: "none",
+}
+
+
+def row_of_projections(places: Mapping[str, Place]) -> str:
+    """Return which parameter is which projection."""
+
+    def told(place: Place) -> str:
+        return "none" if place is None else place if isinstance(place, str) else f"{place[0]} as {place[1]}"
+
+    return ", ".join(f"{key}: {told(place)}" for key, place in places.items())
+
+
+def row_of_mask(convention: str | None, shape: str | None) -> str:
+    """Return what a mask means, and its shape."""
+    return CONVENTIONS[convention] + (f", of shape {shape or '(b, h, l, s) or broadcast to it'}" if convention else "")
+
+
+def code_of(cls: type[nn.Module], options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+    """Return the declaration that says what was inferred, ready to paste below the class."""
+    lines = [f"    {name}={_literal(value)}," for name, value in options.items() if (name, value) != ("mask", "keep")]
+    imports = ["from mha.implementations import from_module"]
+    if claims:
+        told = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
+        lines.append(f"    claims=Claims({told}),")
+        imports.append("from mha.spec import Claims")
+    return "\n".join([*imports, "", f"implementation = from_module(\n    {cls.__name__},", *lines, ")"])
+
+
+def _literal(value: Any) -> str:
+    """Return a value as it is written, with double quotes."""
+    if isinstance(value, set):
+        return f"{{{', '.join(_literal(each) for each in sorted(value, key=str))}}}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))})" if value else "()"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def table(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return rows of three cells as aligned text."""
+    first = max(len(row[0]) for row in rows)
+    return "\n".join(f"{what:<{first}}  {told}  [{sure}]" for what, told, sure in rows)
+
+
+def declaring(label: str) -> str:
+    """Return how to declare by hand what could not be inferred."""
+    return (
+        f". Declare it below the class, and judge that: implementation = from_module({label}, "
+        'parameters={"w_q": ..., "w_k": ..., "w_v": ..., "w_o": ...}, mask=...)'
+    )
+
+
+def rows_of(reading: Reading) -> list[tuple[str, str, str]]:
+    """Return what was understood, and how sure that is."""
+    sure = "tried: it explains the outputs" if reading.explained else "by name alone: nothing explains the outputs"
+    taken = reading.taken
+    names = input_names(taken)
+    inputs = "one, self-attention" if "cross_attention" in reading.claims else ", ".join(names or INPUT_WORDS)
+    rows = [
+        ("projections", row_of_projections(reading.map), sure),
+        ("inputs", f"{inputs}; {reading.layout}", "by name" if names else "by place"),
+    ]
+    if reading.explained:
+        rows.append(("formula", _told(reading.formula), "tried"))
+    word = word_of("mask", taken)
+    told = f"{word}: {row_of_mask(reading.mask, reading.mask_shape)}" if reading.mask else "none"
+    rows.append(("mask", told, "tried" if reading.mask else "by name"))
+    flag, causal = word_of("is_causal", taken), reading.claims.get("causal", "top_left")
+    asked = f"{flag}, {causal}" if flag else f"by the mask, {causal}" if causal else "no"
+    rows.append(("causal", "always" if "always_causal" in reading.claims else asked, "tried"))
+    rows.append(("weights", "not returned per head" if "returns_weights" in reading.claims else "per head", "tried"))
+    used = {*names, word, flag, word_of("need_weights", taken)}
+    unused = [name for name, p in taken.items() if p.default is not p.empty and name not in used]
+    return rows + ([("left out", ", ".join(unused), "not judged")] if unused else [])
+
+
+def _told(formula: Formula) -> str:
+    departs = [] if formula.scale == "1/sqrt(d_k)" else [f"the scale is {formula.scale}"]
+    departs += [] if formula.projected else ["there is no output projection"]
+    return f"departs from the contract: {' and '.join(departs)}" if departs else "softmax(q k^T / sqrt(d_k)) v W_o"

@@ -1,0 +1,290 @@
+"""Inference: classes as tutorials write them are understood without a declaration, or it is said what to declare."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.conformance.faults import gallery
+from mha.implementations import ImplementationError, from_module, fused_qkv, minimal, modular, resolve
+from mha.implementations.inference.infer import Inference, infer
+from mha.implementations.inference.projections import role_of
+from mha.spec import Claims
+
+CLASSES = Path(__file__).parent / "classes"
+NO_WEIGHTS, ALONE = {"returns_weights": False}, {"cross_attention": False}
+BY_ITEM = {"per_head_mask": False}
+PADDING = {**BY_ITEM, "per_query_mask": False, "causal": None}
+# For each file: the class, where its projections are, what else `from_module` is given, and what is claimed. By hand.
+EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "separate_linears": (
+        "MultiHeadAttention",
+        {"w_q": "W_q", "w_k": "W_k", "w_v": "W_v", "w_o": "W_o"},
+        {},
+        {**NO_WEIGHTS, "bias": {True}},
+    ),
+    "returns_weights": (
+        "MultiHeadAttn",
+        {"w_q": "fc_q", "w_k": "fc_k", "w_v": "fc_v", "w_o": "fc_o"},
+        {"mask": "drop"},
+        {"bias": {True}},
+    ),
+    "vit_fused_qkv": (
+        "Attention",
+        {"w_qkv": "qkv", "w_o": "proj"},
+        {"mask_shape": "b s"},
+        {**ALONE, **PADDING, **NO_WEIGHTS, "bias": {True}},
+    ),
+    "gpt_causal": (
+        "CausalSelfAttention",
+        {"w_qkv": "c_attn", "w_o": "c_proj"},
+        {"mask": None},
+        {**ALONE, **NO_WEIGHTS, "masks": (), "always_causal": True},
+    ),
+    "heads_in_modulelist": (
+        "MultiHead",
+        {"w_q": "heads.*.q", "w_k": "heads.*.k", "w_v": "heads.*.v", "w_o": "output_linear"},
+        {"mask_shape": "b l s"},
+        {**BY_ITEM, **NO_WEIGHTS, "bias": {True}},
+    ),
+    "einops_kv_fused": (
+        "CrossAttention",
+        {"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d"), "w_o": "to_out.0"},
+        {"mask_shape": "b s"},
+        {**ALONE, **PADDING, **NO_WEIGHTS, "bias": {False}},
+    ),
+    "parameter_matrices": (
+        "EinsumAttention",
+        {
+            **{f"w_{role.lower()}": (f"W_{role}", "(h e) d -> d h e") for role in "QKV"},
+            "w_o": ("W_O", "d (h e) -> h e d"),
+            "b_o": "b_O",
+        },
+        {"mask": None},
+        {**ALONE, **NO_WEIGHTS, "masks": (), "causal": None, "bias": {False}},
+    ),
+    "sequence_first": (
+        "MultiHeadAttention",
+        {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
+        {"mask_shape": "l s b", "layout": "l b d"},
+        {**BY_ITEM, **NO_WEIGHTS, "bias": {True}},
+    ),
+    "padding_and_additive": (
+        "MHA",
+        {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"},
+        {"mask": "additive"},
+        {**NO_WEIGHTS, "masks": {"bool", "float"}},
+    ),
+    "no_proj_no_scale": (
+        "MultiHeadSelfAttention",
+        {"w_q": "W_query", "w_k": "W_key", "w_v": "W_value", "w_o": None},
+        {"mask": None},
+        {**ALONE, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {True}},
+    ),
+    "bert_style": (
+        "BertAttention",
+        {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
+        {"mask": "additive"},
+        {**ALONE, "masks": {"bool", "float"}, "bias": {True}},
+    ),
+    "annotated_clones": (
+        "MultiHeadedAttention",
+        {"w_q": "linears.0", "w_k": "linears.1", "w_v": "linears.2", "w_o": "linears.3"},
+        {"mask_shape": "b l s"},
+        {**BY_ITEM, **NO_WEIGHTS, "bias": {True}},
+    ),
+    "mean_weights": (
+        "SelfAttention",
+        {"w_v": "values", "w_k": "keys", "w_q": "queries", "w_o": "fc_out"},
+        {},
+        {**NO_WEIGHTS, "bias": {False}},
+    ),
+    "sdpa_grouped": (
+        "GroupedQueryAttention",
+        {"w_q": "wq", "w_k": "wk", "w_v": "wv", "w_o": "wo"},
+        {},
+        {**ALONE, **NO_WEIGHTS, "masks": {"bool", "float"}},
+    ),
+}
+DEPARTING = {
+    "no_proj_no_scale": "the scale is none and there is no output projection",
+    "mean_weights": "the scale is 1/sqrt(d_model)",
+}
+
+
+@pytest.fixture(autouse=True)
+def files() -> Iterator[None]:
+    loaded = set(sys.modules)
+    yield
+    for name in set(sys.modules) - loaded:
+        if str(CLASSES) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, CLASSES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
+    """Infer a class of a file; return that, and the names that its code defines when it is run below the class."""
+    module = load(name)
+    found = infer(getattr(module, EXPECTED[name][0]))
+    names = dict(vars(module))
+    exec(found.code, names)
+    return found, names
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_class_is_understood_and_the_code_says_the_same(name: str) -> None:
+    _, projections, options, claims = EXPECTED[name]
+    found, names = inferred(name)
+    for adapter in (found.implementation, names["implementation"]):
+        assert adapter.parameters == projections
+        assert adapter.claims == Claims(**claims)
+        assert adapter.mask_shape == options.get("mask_shape")
+        assert adapter.layout == options.get("layout", "b l d")
+    mask = options.get("mask", "keep")
+    assert (f'mask="{mask}"' in found.code) == (mask in ("drop", "additive"))
+    assert ("mask=None" in found.code) == (mask is None)
+    told = {what: how for what, how, _ in found.rows}
+    assert told["formula"].endswith(DEPARTING.get(name, "softmax(q k^T / sqrt(d_k)) v W_o"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_is_inferred_is_right(name: str) -> None:
+    """The judge, who knows nothing of the inference, finds values, masks and gradients as the contract has them."""
+    adapter = inferred(name)[0].implementation
+    clauses = ("SHP-1", "HED-1", "MSK-1", "MSK-2", "CAU-2", "GRD-5")
+    verdicts = check(adapter, "quick", clauses=clauses, dtypes=["float32"]).verdicts
+    failed = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")}
+    assert failed == ({"HED-1", "GRD-5"} if name in DEPARTING else set()), verdicts
+
+
+def test_departures_are_judged_and_not_refused() -> None:
+    adapter = inferred("mean_weights")[0].implementation
+    (verdict,) = check(adapter, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
+    assert verdict.status == "fail"
+    assert "scores scaled by 1/sqrt(d_k)" in verdict.message
+
+
+class Unnamed(nn.Module):
+    """Its layers are named by letters that say nothing."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class NotAttention(gallery.Correct):
+    """What its mask does is no mask."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores + 3.0 * allowed, torch.ones_like(allowed))
+
+
+class Sized(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, rank: int) -> None:
+        super().__init__()
+
+
+class Raises(nn.Module):
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        raise RuntimeError("no GPU here")
+
+
+class FusedButUnlike(nn.Module):
+    """Its projections are stacked, and no order of them explains what it gives."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        output: Tensor = self.proj(torch.sigmoid(q @ k.mT) @ v)
+        return output
+
+
+class ManyWays(nn.Module):
+    def __init__(self, width: int, n: int) -> None:
+        super().__init__()
+
+
+UNCLEAR: dict[type[nn.Module], str] = {
+    Unnamed: "no parameter looks like the projection of k, q, v (it has a.weight, a.bias, b.weight",
+    NotAttention: "no convention of 'mask' explains what it does with a mask of the usual shapes; give mask='keep'",
+    Sized: "its constructor needs rank, of which nothing is known; give functools.partial(Sized, rank=...)",
+    Raises: "Raises(d_model=10, n_heads=2) raised RuntimeError: no GPU here",
+    FusedButUnlike: "no reading of its projections explains what it computes",
+    ManyWays: "its constructor takes (width, n), none of which is a known word for d_model",
+}
+
+
+@pytest.mark.parametrize("cls", UNCLEAR, ids=lambda cls: cls.__name__)
+def test_what_cannot_be_inferred_is_named(cls: type[nn.Module]) -> None:
+    with pytest.raises(ImplementationError) as told:
+        infer(cls)
+    assert UNCLEAR[cls] in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_declaring_what_could_not_be_inferred_works() -> None:
+    claims = Claims(masks=(), causal=None, cross_attention=False, returns_weights=False, bias={True})
+    places = {f"w_{role}": name for role, name in zip("qkvo", "abcd", strict=True)}
+    declared = from_module(Unnamed, parameters=places, mask=None, claims=claims)
+    (verdict,) = check(declared, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "fail"
+
+
+@pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])
+def test_built_in_class_is_understood_as_it_is_declared(cls: type[nn.Module]) -> None:
+    declared: Any = sys.modules[cls.__module__].implementation  # type: ignore[attr-defined]
+    found = infer(cls).implementation
+    assert found.parameters == declared.parameters
+    for claim in ("masks", "causal", "cross_attention", "returns_weights", "per_head_mask", "bias"):
+        assert getattr(found.claims, claim) == getattr(declared.claims, claim), claim
+
+
+NAMES = {
+    "q": "q W_q wq q_proj query to_q fc_q queries W_query query.linear",
+    "k": "k_proj keys toK heads.*.key w_k.weight",
+    "v": "value v_lin W_V attn.values",
+    "o": "out out_proj proj c_proj dense to_out.0 fc_out output_linear W_O",
+    "qkv": "qkv c_attn in_proj_weight Wqkv to_qkv query_key_value",
+    "kv": "kv to_kv kv_proj",
+    None: "a norm layers.0 gate",
+}
+
+
+@pytest.mark.parametrize(("name", "role"), [(name, role) for role, names in NAMES.items() for name in names.split()])
+def test_role_is_read_from_a_name(name: str, role: str | None) -> None:
+    assert role_of(name) == role
+
+
+def test_resolve_takes_a_class(tmp_path: Path) -> None:
+    (adapter,) = resolve(f"{CLASSES}/separate_linears.py:MultiHeadAttention")
+    assert adapter.name == "MultiHeadAttention"
+    told = "\n".join(getattr(adapter, "told"))  # noqa: B009  of what an adapter has, and the protocol has not
+    assert "w_q: W_q" in told
+    assert "implementation = from_module(" in told
+    with pytest.raises(ImplementationError) as told_of_no_class:
+        resolve(f"{CLASSES}/separate_linears.py")
+    assert ":NAME (modules in it: MultiHeadAttention)" in str(told_of_no_class.value)
