@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from textwrap import fill, shorten
 
 import typer
 
@@ -16,6 +17,8 @@ from mha.conformance.waivers import Waiver, built_in_waivers
 from mha.implementations import resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
+
+WIDTH = 110
 
 
 def check_all(
@@ -83,8 +86,9 @@ def progress(text: str) -> None:
 
 def line(verdict: Verdict) -> str:
     """Return a departure in a line or two."""
-    case = f" [{verdict.case}]" if verdict.case else ""
-    return f"{status_of(verdict):15} {verdict.clause:7} {verdict.dtype}: {verdict.message.splitlines()[0]}{case}"
+    told = shorten(verdict.message.splitlines()[0], 200, placeholder=" ...")
+    first = f"{status_of(verdict):15} {verdict.clause:7} {verdict.dtype}: "
+    return fill(first + told, WIDTH, subsequent_indent=" " * 24, break_long_words=False)
 
 
 def status_code(verdicts: Collection[Verdict]) -> int:

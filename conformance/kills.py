@@ -17,6 +17,12 @@ from mha.conformance.usual import CHECKS, caught_by
 
 CAUGHT = ("fail", "refused")
 CELL, LEFT, TOP = 9, 210, 60
+LEGEND = (
+    "a fault in each row, a clause in each column",
+    "dark: caught by the clause that names the defect",
+    "cross: not caught by it; dot: caught by another",
+    "grey, at the right: caught by a usual check",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,24 +133,34 @@ def to_markdown(found: Collection[Kill]) -> str:
 
 
 def to_svg(found: Collection[Kill]) -> str:
-    """Return a picture: a square where the named clause catches a fault, a cross where it does not, a dot elsewhere."""
-    rows = list(dict.fromkeys((kill.fault, kill.dtype) for kill in found))
+    """Return a picture: faults in the order of the clauses that name them, and what the usual checks say of each."""
     columns = [clause for clause in properties() if any(kill.clause == clause for kill in found)]
-    width, height = LEFT + CELL * len(columns), TOP + CELL * len(rows)
+    named = {(kill.fault, kill.dtype): columns.index(kill.clause) for kill in reversed(list(found)) if kill.named}
+    rows = sorted(named, key=named.__getitem__)
+    beside = LEFT + CELL * (len(columns) + 2)
+    width, height = beside + CELL * len(CHECKS) + 4, TOP + CELL * len(rows) + 4
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
         "<style>text { font: 7px sans-serif }</style>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
+        *(f'<text x="4" y="{12 + 10 * place}">{told}</text>' for place, told in enumerate(LEGEND)),
     ]
     for place, clause in enumerate(columns):
         x = LEFT + CELL * place
-        parts.append(f'<text transform="translate({x + 7} {TOP - 4}) rotate(-90)">{clause}</text>')
+        parts.append(_upright(x + 7, clause))
+        if place and clause[:3] != columns[place - 1][:3]:
+            parts.append(f'<line x1="{x}" y1="{TOP}" x2="{x}" y2="{height}" stroke="#ccc" stroke-width="0.4"/>')
+    parts += [_upright(beside + CELL * place + 7, name) for place, name in enumerate(CHECKS)]
     for place, (fault, dtype) in enumerate(rows):
+        y = TOP + CELL * place
         shown = fault if dtype == "float32" else f"{fault} ({dtype})"
-        parts.append(f'<text x="{LEFT - 4}" y="{TOP + CELL * place + 7}" text-anchor="end">{escape(shown)}</text>')
+        parts.append(f'<text x="{LEFT - 4}" y="{y + 7}" text-anchor="end">{escape(shown)}</text>')
         if place % 5 == 0:
-            y = TOP + CELL * place
             parts.append(f'<line x1="0" y1="{y}" x2="{width}" y2="{y}" stroke="#ccc" stroke-width="0.4"/>')
+        usual = next(kill.usual for kill in found if (kill.fault, kill.dtype) == (fault, dtype))
+        for column, name in enumerate(CHECKS):
+            if name in usual:
+                parts.append(f'<rect x="{beside + CELL * column + 1}" y="{y + 1}" width="7" height="7" fill="#999"/>')
     for kill in found:
         x = LEFT + CELL * columns.index(kill.clause)
         y = TOP + CELL * rows.index((kill.fault, kill.dtype))
@@ -155,3 +171,7 @@ def to_svg(found: Collection[Kill]) -> str:
         elif kill.caught:
             parts.append(f'<circle cx="{x + 4.5}" cy="{y + 4.5}" r="1.6" fill="#579"/>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _upright(x: int, text: str) -> str:
+    return f'<text transform="translate({x} {TOP - 4}) rotate(-90)">{text}</text>'

@@ -65,9 +65,9 @@ BEARS_ON = {
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
 }
 DTYPES = {
-    "stored softmax": ("bfloat16", "float16"),
-    "log-sum-exp": ("float32", "float16"),
-    "everything in float32": ("bfloat16", "float16"),
+    "stored softmax": ("bfloat16",),
+    "log-sum-exp": ("float16",),
+    "everything in float32": ("float16",),
 }
 # What a plain formula and these policies do not keep; all else must be kept, also what is only recommended.
 RECOMMENDED = {

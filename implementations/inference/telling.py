@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from mha.implementations.adapters.loading import Place
 from mha.implementations.inference.probing import Formula
 from mha.implementations.inference.reading import Reading, word_of
 
+WIDTH = 110
 CONVENTIONS = {
     "keep": "True = may attend",
     "drop": "True = masked",
@@ -59,7 +61,10 @@ def _literal(value: Any) -> str:
 def table(rows: Sequence[tuple[str, str, str]]) -> str:
     """Return rows of three cells as aligned text."""
     first = max(len(row[0]) for row in rows)
-    return "\n".join(f"{what:<{first}}  {told}  [{sure}]" for what, told, sure in rows)
+    return "\n".join(
+        fill(f"{what:<{first}}  {told}  [{sure}]", WIDTH, subsequent_indent=" " * (first + 2), break_long_words=False)
+        for what, told, sure in rows
+    )
 
 
 def declaring(label: str) -> str:
