@@ -108,7 +108,7 @@ def summary(found: Collection[Kill]) -> list[str]:
         lines.append(f"elements of the minimal case: median {median(sizes):g}, worst {max(sizes)}")
     rows = {(kill.fault, kill.dtype): kill for kill in named}.values()
     usual = ", ".join(f"{name} {sum(name in kill.usual for kill in rows)}" for name in CHECKS)
-    lines.append(f"usual checks, of {len(rows)} faults: {usual}")
+    lines.append(f"usual checks catch, of the same {len(rows)} (some faults are in two dtypes): {usual}")
     faults = {kill.fault: kill for kill in named}.values()
     lines.append(f"{sum(bool(kill.only) for kill in faults)} of {len(faults)} faults show only at a coincidence")
     return lines + [f"NOT CAUGHT: {kill.fault} by {kill.clause} ({kill.status})" for kill in named if not kill.caught]
