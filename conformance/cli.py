@@ -75,6 +75,49 @@ def check(
     raise typer.Exit(status)
 
 
+@app.command("list")
+def list_all() -> None:
+    """Name the implementations that are registered, and what is missing of the others. Example: mha list"""
+    from mha.implementations import discover
+
+    found = discover()
+    for entry in found:
+        claims = entry.implementation.claims if entry.implementation else None
+        told = f"unavailable: {entry.error}" if claims is None else ", ".join(sorted(claims.dtypes))
+        typer.echo(f"{entry.name:15} {entry.target:48} {told}")
+    raise typer.Exit(2 if any(entry.broken for entry in found) else 0)
+
+
+@app.command()
+def init(
+    target: Annotated[str, typer.Argument(help="A plain module class: file.py:Class, or module:Class.")],
+    folder: Annotated[Path, typer.Option(help="The project's folder.")] = Path(),
+) -> None:
+    """Write a declaration and a CI job for a class. Example: mha init my_file.py:MyAttention"""
+    from mha.conformance.starting import entry_point, files_for
+
+    try:
+        files = files_for(target, folder)
+    except ValueError as error:
+        _refuse(str(error))
+    there = [str(file) for file in files if file.exists()]
+    if there:
+        _refuse(f"{' and '.join(there)}: there already, and is not overwritten; move it away first")
+    for file, text in files.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            _refuse(f"{str(file)!r} cannot be written: {error.strerror}")
+        typer.echo(f"wrote {file}")
+    declaration = next(iter(files))
+    typer.echo(f"\nJudge it:\n\n    pytest --pyargs mha.conformance --mha-impl {declaration}:implementation")
+    told = entry_point(target).replace("\n", "\n    ")
+    typer.echo(
+        f"\nIf it is part of a package, register it in pyproject.toml, and no --mha-impl is needed:\n\n    {told}"
+    )
+
+
 @app.command()
 def faults(
     names: Annotated[list[str] | None, typer.Argument(help="Faults of the gallery; all, if none.")] = None,

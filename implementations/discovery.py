@@ -151,7 +151,7 @@ def _implementation(target: str, found: object) -> Implementation:
         return found
     if isinstance(found, type) and issubclass(found, nn.Module):
         inferred = infer(found)
-        return replace(inferred.implementation, target=target, told=inferred.lines)
+        return replace(inferred.implementation, target=target, told=inferred.lines, code=inferred.code)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
     raise ImplementationError(
         f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "

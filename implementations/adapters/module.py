@@ -101,7 +101,8 @@ def from_module(
 class ModuleImplementation:
     """A module class as an implementation; made by `from_module`.
 
-    target, told: how it was named, and what was inferred of it, where nothing was declared.
+    target, told, code: how it was named, what was inferred of it, and the declaration that says the same, where nothing
+    was declared.
     """
 
     name: str
@@ -114,6 +115,7 @@ class ModuleImplementation:
     mask_shape: str | None = None
     target: str = ""
     told: tuple[str, ...] = ()
+    code: str = ""
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights; what the constructor raises is its refusal of `config`."""
