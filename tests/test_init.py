@@ -1,4 +1,4 @@
-"""`mha init`: what it writes runs, in an empty folder."""
+"""`mha init` and `mha list`: what is written runs, in an empty folder."""
 
 from __future__ import annotations
 
@@ -57,3 +57,12 @@ def test_bad_input_is_refused_in_one_line(target: str, told: str) -> None:
     assert status == 2
     assert told in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_list_names_what_is_registered() -> None:
+    result = CliRunner().invoke(app, ["list"])
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.output.splitlines()}
+    assert {"loop", "sdpa", "triton"} <= set(lines)
+    assert "mha.implementations.loop:implementation" in lines["loop"]
+    assert "float32" in lines["loop"]
