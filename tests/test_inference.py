@@ -254,6 +254,26 @@ def test_declaring_what_could_not_be_inferred_works() -> None:
     assert verdict.status == "fail"
 
 
+class Numbers(gallery.Correct):
+    """Computes with the mask: 1 = may attend."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
+        scores = self.score(q, k)
+        scores = scores if mask is None else scores + (1.0 - mask) * -1e9
+        output: Tensor = self.out_proj(self.merge(scores.softmax(-1) @ v))
+        return output
+
+
+def test_mask_of_numbers_is_tried_too() -> None:
+    found = infer(Numbers)
+    assert "mask_numbers=True" in found.code
+    assert "mask: 1 = may attend" in dict(row[:2] for row in found.rows)["mask"]
+    clauses = ("HED-1", "MSK-3", "MSK-6", "CAU-2")
+    verdicts = check(found.implementation, "quick", clauses=clauses, dtypes=["float32"]).verdicts
+    assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
+
+
 @pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])
 def test_built_in_class_is_understood_as_it_is_declared(cls: type[nn.Module]) -> None:
     declared: Any = sys.modules[cls.__module__].implementation  # type: ignore[attr-defined]

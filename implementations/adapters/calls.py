@@ -51,12 +51,13 @@ def by_name(
     claims: Claims,
     layout: str = "b l d",
     mask_shape: str | None = None,
+    mask_numbers: bool = False,
 ) -> Call:
     """Return the call that passes everything by the function's own names, unknown ones of the inputs by place.
 
     A function without a causal flag gets the causal mask, aligned as it claims, joined to the mask. One that needs a
     single argument besides is self-attention: it gets the query alone, and refuses other keys and values.
-    layout: of the inputs. mask_shape: see `from_module`.
+    layout: of the inputs. mask_shape, mask_numbers: see `from_module`.
     Raises ImplementationError where the convention promises a mask and the function has no parameter for it.
     """
     if convention not in (None, *get_args(MaskConvention)):
@@ -102,7 +103,8 @@ def by_name(
             shaped = (
                 mask if mask_shape is None else shape_mask(label, mask, mask_shape, query.shape[batch_axis], lengths)
             )
-            named[words["mask"]] = to_convention(shaped, convention or "keep", query.dtype)
+            told = to_convention(shaped, convention or "keep", query.dtype)
+            named[words["mask"]] = told.to(query.dtype) if mask_numbers and told.dtype == torch.bool else told
         elif words["mask"] and taken[words["mask"]].default is inspect.Parameter.empty:
             named[words["mask"]] = None
         if words["is_causal"]:

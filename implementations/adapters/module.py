@@ -54,6 +54,7 @@ def from_module(
     parameters: Parameters,
     mask: MaskConvention | None = "keep",
     mask_shape: str | None = None,
+    mask_numbers: bool = False,
     layout: str = "b l d",
     call: Call | None = None,
     claims: Claims | None = None,
@@ -74,6 +75,7 @@ def from_module(
         (0 or -infinity is added), or None where it takes no mask.
     mask_shape: the shape of mask that it takes, as "b s", "b 1 l s" or "(b h) l s", if it takes no broadcast (B, H, L,
         S); see `Claims.per_head_mask` and `Claims.per_query_mask`.
+    mask_numbers: whether it takes ones and zeros of the query's dtype for a boolean mask.
     layout: the order of b (batch), l (length) and d (d_model) in inputs and output, "b l d" or "l b d".
     call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
     claims: what the module can do; by default `Claims()`, with float masks too if `mask` is "additive", and without
@@ -93,7 +95,7 @@ def from_module(
     if layout not in ("b l d", "l b d"):
         raise ImplementationError(f"{label}: layout must be 'b l d' or 'l b d', but is {layout!r}")
     words = constructor_words(label, constructor)
-    caller = call or by_name(label, target.forward, mask, claims, layout, mask_shape)
+    caller = call or by_name(label, target.forward, mask, claims, layout, mask_shape, mask_numbers)
     return ModuleImplementation(label, claims, constructor, parameters, words, caller, layout, mask_shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
+from itertools import product
 from textwrap import indent
 from typing import Any
 
@@ -21,6 +22,7 @@ from mha.implementations.inference.probing import (
     near,
     probe_inputs,
     probe_mask,
+    with_numbers,
 )
 from mha.implementations.inference.projections import Unclear, maps
 from mha.implementations.inference.reading import Reading, word_of
@@ -156,19 +158,20 @@ def _try_masks(reading: Reading) -> None:
     alone, bias = "cross_attention" in reading.claims, max(reading.claims.get("bias", {True}))
     inputs, keys = probe_inputs(alone=alone), QUERIES if alone else KEYS
     weights = Weights.random(replace(CONFIG, bias=bias), 0)
-    for shape, axes in SHAPES.items():
+    for numbers, (shape, axes) in product((False, True), SHAPES.items()):
         fitting = set()
-        for convention in ("keep", "drop", "additive"):
-            tried = replace(reading, mask=convention, mask_shape=shape)
+        for convention in ("keep", "drop") if numbers else ("keep", "drop", "additive"):
+            tried = replace(reading, mask=convention, mask_shape=shape, mask_numbers=numbers)
             masks = [probe_mask(axes, keys)]
             masks += [probe_mask("bs", keys)[:, :1, :1], probe_mask("ls", keys)[:1, :1]] if shape is None else []
+            masks += [with_numbers(masks[0])] if convention == "additive" else []
             seen = [tried.call(inputs, bias, mask=mask) for mask in masks]
             right = [reading.formula(inputs, weights, mask) for mask in masks]
             if all(one and near(one.output, other) for one, other in zip(seen, right, strict=True)):
                 fitting.add(convention)
         if fitting:
             reading.mask = next(each for each in ("keep", "drop", "additive") if each in fitting)
-            reading.mask_shape = shape
+            reading.mask_shape, reading.mask_numbers = shape, numbers
             forms = {"bool", "float"} if "additive" in fitting else {"bool"}
             reading.claims |= {"masks": forms} if forms != {"bool"} else {}
             kinds = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}

@@ -29,8 +29,8 @@ class Formula:
     causal: bool = False
     projected: bool = True
 
-    def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, allowed: Tensor | None) -> Tensor:
-        """Return the output (B, L, D) for inputs (B, L, D) and what may attend, broadcastable to (B, H, L, S)."""
+    def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
+        """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
         heads = CONFIG.n_heads, CONFIG.head_dim
         named = dict(weights.named())
         q, k, v = (
@@ -38,8 +38,8 @@ class Formula:
             for x, role in zip(inputs, "qkv", strict=True)
         )
         scores = q @ k.mT * SCALES[self.scale]
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -math.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
             scores = scores.masked_fill(~causal_mask(q.shape[2], k.shape[2], "top_left"), -math.inf)
         context = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
@@ -80,3 +80,9 @@ def probe_mask(extent: str, keys: int) -> Tensor:
     places = torch.rand(shape, generator=torch.Generator().manual_seed(1)).argsort(-1)
     kept = torch.randint(1, keys, (*shape[:-1], 1), generator=torch.Generator().manual_seed(2))
     return (places < kept).expand(tuple(sizes.values()))
+
+
+def with_numbers(mask: Tensor) -> Tensor:
+    """Return a boolean mask as one that is added: -infinity, and small numbers, the same along the same axes."""
+    numbers = mask.cumsum(-1, dtype=torch.float64) / 7
+    return numbers.masked_fill(~mask, -math.inf)

@@ -27,13 +27,15 @@ class Reading:
     formula: Formula = field(default_factory=Formula)
     mask: Any = None
     mask_shape: str | None = None
+    mask_numbers: bool = False
     claims: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     problem: str = ""
 
     def options(self) -> dict[str, Any]:
         """What `from_module` is given, but for the claims."""
-        shape = {"mask_shape": self.mask_shape} if self.mask_shape else {}
+        shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
+        shape |= {"mask_numbers": True} if self.mask_numbers else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
         return {"parameters": self.map, "mask": self.mask, **shape, **layout}
 

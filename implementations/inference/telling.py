@@ -18,7 +18,6 @@ CONVENTIONS = {
     "keep": "True = may attend",
     "drop": "True = masked",
     "additive": "added to the scores",
-    None: "none",
 }
 
 
@@ -31,9 +30,11 @@ def row_of_projections(places: Mapping[str, Place]) -> str:
     return ", ".join(f"{key}: {told(place)}" for key, place in places.items())
 
 
-def row_of_mask(convention: str | None, shape: str | None) -> str:
+def row_of_mask(reading: Reading) -> str:
     """Return what a mask means, and its shape."""
-    return CONVENTIONS[convention] + (f", of shape {shape or '(b, h, l, s) or broadcast to it'}" if convention else "")
+    meant = CONVENTIONS[reading.mask]
+    meant = meant.replace("True", "1") if reading.mask_numbers else meant
+    return f"{meant}, of shape {reading.mask_shape or '(b, h, l, s) or broadcast to it'}"
 
 
 def code_of(cls: type[nn.Module], options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
@@ -88,7 +89,7 @@ def rows_of(reading: Reading) -> list[tuple[str, str, str]]:
     if reading.explained:
         rows.append(("formula", _told(reading.formula), "tried"))
     word = word_of("mask", taken)
-    told = f"{word}: {row_of_mask(reading.mask, reading.mask_shape)}" if reading.mask else "none"
+    told = f"{word}: {row_of_mask(reading)}" if reading.mask else "none"
     rows.append(("mask", told, "tried" if reading.mask else "by name"))
     flag, causal = word_of("is_causal", taken), reading.claims.get("causal", "top_left")
     asked = f"{flag}, {causal}" if flag else f"by the mask, {causal}" if causal else "no"
