@@ -26,7 +26,7 @@ def test_plain_class_is_understood_and_judged() -> None:
     assert status == 1
     for line in (
         "MultiHeadAttention, as it was understood:",
-        "projections  w_q: W_q, w_k: W_k, w_v: W_v, w_o: W_o  [tried: it explains the outputs]",
+        "projections  w_q: W_q, w_k: W_k, w_v: W_v, w_o: W_o  [tried]",
         "mask         mask: True = may attend, of shape (b, h, l, s) or broadcast to it  [tried]",
         "    implementation = from_module(",
         "MSK-8 (MUST): Empty rows follow one declared policy",

@@ -10,12 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mha.conformance import check
-from mha.conformance.faults import gallery
-from mha.implementations import ImplementationError, from_module, fused_qkv, minimal, modular, resolve
+from mha.implementations import ImplementationError, fused_qkv, minimal, modular, resolve
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.projections import role_of
 from mha.spec import Claims
@@ -76,7 +74,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttention",
         {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
         {"mask_shape": "l s b", "layout": "l b d"},
-        {**BY_ITEM, **NO_WEIGHTS, "bias": {True}},
+        {**BY_ITEM, **NO_WEIGHTS},
     ),
     "padding_and_additive": (
         "MHA",
@@ -180,98 +178,6 @@ def test_departures_are_judged_and_not_refused() -> None:
     (verdict,) = check(adapter, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
     assert "scores scaled by 1/sqrt(d_k)" in verdict.message
-
-
-class Unnamed(nn.Module):
-    """Its layers are named by letters that say nothing."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(d_model, d_model) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class NotAttention(gallery.Correct):
-    """What its mask does is no mask."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores + 3.0 * allowed, torch.ones_like(allowed))
-
-
-class Sized(nn.Module):
-    def __init__(self, d_model: int, n_heads: int, rank: int) -> None:
-        super().__init__()
-
-
-class Raises(nn.Module):
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        raise RuntimeError("no GPU here")
-
-
-class FusedButUnlike(nn.Module):
-    """Its projections are stacked, and no order of them explains what it gives."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        output: Tensor = self.proj(torch.sigmoid(q @ k.mT) @ v)
-        return output
-
-
-class ManyWays(nn.Module):
-    def __init__(self, width: int, n: int) -> None:
-        super().__init__()
-
-
-UNCLEAR: dict[type[nn.Module], str] = {
-    Unnamed: "no parameter looks like the projection of k, q, v (it has a.weight, a.bias, b.weight",
-    NotAttention: "no convention of 'mask' explains what it does with a mask of the usual shapes; give mask='keep'",
-    Sized: "its constructor needs rank, of which nothing is known; give functools.partial(Sized, rank=...)",
-    Raises: "Raises(d_model=10, n_heads=2) raised RuntimeError: no GPU here",
-    FusedButUnlike: "no reading of its projections explains what it computes",
-    ManyWays: "its constructor takes (width, n), none of which is a known word for d_model",
-}
-
-
-@pytest.mark.parametrize("cls", UNCLEAR, ids=lambda cls: cls.__name__)
-def test_what_cannot_be_inferred_is_named(cls: type[nn.Module]) -> None:
-    with pytest.raises(ImplementationError) as told:
-        infer(cls)
-    assert UNCLEAR[cls] in str(told.value)
-    assert "\n" not in str(told.value)
-
-
-def test_declaring_what_could_not_be_inferred_works() -> None:
-    claims = Claims(masks=(), causal=None, cross_attention=False, returns_weights=False, bias={True})
-    places = {f"w_{role}": name for role, name in zip("qkvo", "abcd", strict=True)}
-    declared = from_module(Unnamed, parameters=places, mask=None, claims=claims)
-    (verdict,) = check(declared, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
-    assert verdict.status == "fail"
-
-
-class Numbers(gallery.Correct):
-    """Computes with the mask: 1 = may attend."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
-        scores = self.score(q, k)
-        scores = scores if mask is None else scores + (1.0 - mask) * -1e9
-        output: Tensor = self.out_proj(self.merge(scores.softmax(-1) @ v))
-        return output
-
-
-def test_mask_of_numbers_is_tried_too() -> None:
-    found = infer(Numbers)
-    assert "mask_numbers=True" in found.code
-    assert "mask: 1 = may attend" in dict(row[:2] for row in found.rows)["mask"]
-    clauses = ("HED-1", "MSK-3", "MSK-6", "CAU-2")
-    verdicts = check(found.implementation, "quick", clauses=clauses, dtypes=["float32"]).verdicts
-    assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
 
 
 @pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])

@@ -128,7 +128,12 @@ def input_names(taken: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
 
 
 def takes_one_input(taken: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether one argument alone has no default, but for the module itself and what `ARGUMENT_WORDS` has."""
+    """Whether one argument alone has no default, but for the module itself and what `ARGUMENT_WORDS` has.
+
+    Where query, key and value all are named, it takes three, whatever their defaults.
+    """
+    if input_names(taken):
+        return False
     others = {"self", *(word for words in ARGUMENT_WORDS.values() for word in words)}
     needed = [p for name, p in taken.items() if p.default is p.empty and name not in others]
     inputs = [p for p in needed if p.kind is not p.VAR_KEYWORD]

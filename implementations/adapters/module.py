@@ -21,16 +21,16 @@ from mha.spec import Claims, Config, MaskConvention, Output, Weights
 CONSTRUCTOR_WORDS = {
     "d_model": (
         *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
-        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out"),
+        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
     ),
-    "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "h"),
+    "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h"),
     "head_dim": ("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size"),
     "bias": ("bias", "qkv_bias", "use_bias"),
     "dropout": (
-        *("dropout", "dropout_prob", "attn_drop", "attn_dropout", "attention_dropout"),
+        *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
         "attention_probs_dropout_prob",
     ),
-    "no_dropout": ("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "hidden_dropout_prob"),
+    "no_dropout": ("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
     "longest": ("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings"),
     "n_kv_heads": ("n_kv_heads", "num_kv_heads"),
     "kdim": ("kdim",),
@@ -38,7 +38,7 @@ CONSTRUCTOR_WORDS = {
     "bias_kv": ("bias_kv", "add_bias_kv"),
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
-    "config": ("config", "cfg"),
+    "config": ("config", "cfg", "args"),
 }
 # What a module that must know the longest sequence is built for; in self-attention no case is longer.
 LONGEST = 2048
@@ -131,7 +131,12 @@ class ModuleImplementation:
     def construct(self, config: Config) -> nn.Module:
         """Call the constructor with what it takes."""
         meant: dict[str, Any] = {"no_dropout": 0.0, "longest": LONGEST, "batch_first": not config.length_first}
-        meant |= {field: getattr(config, field) for field in CONSTRUCTOR_WORDS if hasattr(config, field)}
+        meant["n_kv_heads"] = config.kv_heads
+        meant |= {
+            field: getattr(config, field)
+            for field in CONSTRUCTOR_WORDS
+            if field not in meant and hasattr(config, field)
+        }
         every = {word: meant[field] for field, known in CONSTRUCTOR_WORDS.items() if field in meant for word in known}
         meant["config"] = SimpleNamespace(**every)
         return self.constructor(**{word: meant[field] for word, field in self.words.items()})

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from itertools import product
 from textwrap import indent
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calls import ARGUMENT_WORDS, takes_one_input
+from mha.implementations.adapters.calls import ARGUMENT_WORDS, input_names, takes_one_input
 from mha.implementations.adapters.module import ModuleImplementation, constructor_words
 from mha.implementations.errors import ImplementationError
-from mha.implementations.inference.probing import (
-    CONFIG,
-    KEYS,
-    QUERIES,
-    formulas,
-    near,
-    probe_inputs,
-    probe_mask,
-    with_numbers,
-)
+from mha.implementations.inference.masks import try_masks
+from mha.implementations.inference.probing import CONFIG, formulas, near, probes
 from mha.implementations.inference.projections import Unclear, maps
 from mha.implementations.inference.reading import Reading, word_of
 from mha.implementations.inference.telling import code_of, declaring, rows_of, table
 from mha.spec import Claims, Output, Weights, causal_mask
-
-# Shapes of mask that are tried, with the axes along which such a mask may differ: the most general first.
-SHAPES: dict[str | None, str] = {
-    None: "bhls",
-    "b h l s": "bhls",
-    "(b h) l s": "bhls",
-    "b 1 l s": "bls",
-    "b l s": "bls",
-    "l s b": "bls",
-    "b 1 1 s": "bs",
-    "b 1 s": "bs",
-    "b s": "bs",
-    "s b": "bs",
-    "l s": "ls",
-}
 
 
 @dataclass(frozen=True)
@@ -72,17 +48,17 @@ def infer(cls: type[nn.Module]) -> Inference:
     words = constructor_words(label, cls)
     try:
         module = ModuleImplementation(label, Claims(), cls, {}, words, as_is).construct(CONFIG)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {told}") from error
+        hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in words.values() else ""
+        raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {told}{hint}") from error
     try:
-        reading = _understood(cls, module)
-        _try_masks(reading)
+        reading = _understood(cls, module, words)
+        try_masks(reading)
         _try_the_rest(reading)
     except Unclear as unclear:
         raise ImplementationError(f"{label} cannot be understood alone: {unclear}{declaring(label)}") from None
-    built = ", ".join(f"{word}={meant}" for word, meant in words.items())
-    rows = [("built as", f"{label}({built})", "by name"), *rows_of(reading)]
+    rows = rows_of(reading, module, words)
     return Inference(reading.implementation(), tuple(rows), code_of(cls, reading.options(), reading.claims))
 
 
@@ -91,124 +67,119 @@ def as_is(target: Any, /, *_: Any, **__: Any) -> Output:
     raise NotImplementedError
 
 
-def _understood(cls: type[nn.Module], module: nn.Module) -> Reading:
+def _understood(cls: type[nn.Module], module: nn.Module, words: dict[str, str]) -> Reading:
     """Return the one reading of projections and layout that explains what the module computes."""
     taken = inspect.signature(cls.forward).parameters
-    alone = takes_one_input(taken)
-    needed = [name for name, p in taken.items() if p.default is p.empty and name not in _flags() and name != "self"]
-    if not alone and len(needed) != 3:
+    alone, names = takes_one_input(taken), input_names(taken)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    flags = {"self", *(word for known in ARGUMENT_WORDS.values() for word in known)}
+    needed = [
+        name for name, p in taken.items() if p.default is p.empty and name not in flags and p.kind not in variable
+    ]
+    if not alone and not names and len(needed) != 3:
         raise Unclear(f"forward({', '.join(taken)}) takes neither one input nor three; give call=... that calls it")
-    candidates = [Reading(cls, each, layout) for each in maps(module, CONFIG) for layout in ("b l d", "l b d")]
-    for candidate in candidates:
+    found = [Reading(cls, each, layout) for each in maps(module, CONFIG) for layout in ("b l d", "l b d")]
+    for candidate in found:
         candidate.claims = {"causal": None, **({"cross_attention": False} if alone else {})}
-    biases, problem = _biases(candidates[0])
+    biases, problem = _biases(found[0], words)
     if not biases:
         raise Unclear(problem)
-    inputs = probe_inputs(alone=alone)
-    config = replace(CONFIG, bias=max(biases))
-    weights, found = Weights.random(config, 0), []
-    for candidate in candidates:
+    for candidate in found:
         candidate.claims |= {} if len(biases) == 2 else {"bias": biases}
-        seen = candidate.call(inputs, max(biases))
-        for formula in formulas():
-            there = candidate.map.get("w_o") is not None
-            if seen and formula.projected == there and near(seen.output, formula(inputs, weights, None)):
-                candidate.formula = formula
-                found.append(candidate)
-    if all(candidate.problem for candidate in candidates):
-        raise Unclear(f"each call raises; the first {candidates[0].problem}")
-    if len(found) == 1:
-        found[0].explained = True
-        return found[0]
-    if found or len(candidates) > 2:
-        what = "several readings of its projections explain" if found else "no reading of its projections explains"
-        ways = "; ".join(sorted({str(each.map) for each in found or candidates}))
-        raise Unclear(f"{what} what it computes ({ways})")
-    return candidates[0]
+    explaining = [candidate for candidate in found if _explains(candidate)]
+    if not explaining and not alone and not names:
+        told = f"forward({', '.join(taken)}) does not name its inputs"
+        raise Unclear(f"{told}, and as query, key, value nothing explains it; give call=... that calls it")
+    if all(candidate.problem for candidate in found):
+        raise Unclear(f"each call raises; the first {found[0].problem}")
+    if len(explaining) == 1:
+        return explaining[0]
+    first = found[0]
+    seen = first.call(probes(alone=alone)[0].inputs)
+    unlike = {str({key: place for key, place in each.map.items() if key != "w_o"}) for each in found}
+    if explaining or len(unlike) > 1:
+        what = "several readings of its projections explain" if explaining else "no reading of its projections explains"
+        ways = sorted({str(each.map) for each in explaining or found})
+        more = f"; and {len(ways) - 2} more" if len(ways) > 2 else ""
+        raise Unclear(f"{what} what it computes ({'; '.join(ways[:2])}{more})")
+    if seen is None or not isinstance(seen.output, Tensor):
+        told = first.problem or f"it returns {type(seen.output if seen else None).__name__}"
+        raise Unclear(f"it gives no output that could be read ({told}); give call=... that returns the output")
+    return first
 
 
-def _flags() -> set[str]:
-    return {word for words in ARGUMENT_WORDS.values() for word in words}
+def _explains(candidate: Reading) -> bool:
+    """Whether one formula gives what the module gives, on both probes; then it is the candidate's."""
+    for formula in formulas():
+        if formula.projected != (candidate.map.get("w_o") is not None):
+            continue
+        for probe in probes(alone=candidate.alone):
+            seen = candidate.call(probe.inputs)
+            if seen is None or not near(seen.output, formula(probe.inputs, candidate.weights, None)):
+                break
+        else:
+            candidate.formula, candidate.explained = formula, True
+            return True
+    return False
 
 
-def _biases(reading: Reading) -> tuple[set[bool], str]:
-    """Return which values of `Config.bias` can be built, and why none, if none; without all biases, there are none."""
+def _biases(reading: Reading, words: dict[str, str]) -> tuple[set[bool], str]:
+    """Return which values of `Config.bias` can be built, and why none, if none; without all biases, there are none.
+
+    A constructor that takes `bias` promises both; one that takes `qkv_bias` may keep that of the output.
+    """
     adapter, found, problem = reading.implementation(), set(), ""
     for bias in (True, False):
         config = replace(CONFIG, bias=bias)
         try:
             adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
             found.add(bias)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
-    if found == {True, False}:
-        numbers = [
-            sum(p.numel() for p in adapter.construct(replace(CONFIG, bias=b)).parameters()) for b in (True, False)
-        ]
-        found = found if numbers[0] - numbers[1] == 4 * CONFIG.d_model else {True}
+    if found == {True, False} and not {"bias", "use_bias"} & set(words):
+        built = [adapter.construct(replace(CONFIG, bias=bias)) for bias in (True, False)]
+        more, less = (sum(parameter.numel() for parameter in module.parameters()) for module in built)
+        found = found if more - less == 4 * CONFIG.d_model else {True}
     return found, problem
 
 
-def _try_masks(reading: Reading) -> None:
-    """Find the convention and the shape of the mask by what masks do."""
-    word = word_of("mask", reading.taken)
-    if word is None:
-        reading.claims["masks"] = ()
-        return
-    alone, bias = "cross_attention" in reading.claims, max(reading.claims.get("bias", {True}))
-    inputs, keys = probe_inputs(alone=alone), QUERIES if alone else KEYS
-    weights = Weights.random(replace(CONFIG, bias=bias), 0)
-    for numbers, (shape, axes) in product((False, True), SHAPES.items()):
-        fitting = set()
-        for convention in ("keep", "drop") if numbers else ("keep", "drop", "additive"):
-            tried = replace(reading, mask=convention, mask_shape=shape, mask_numbers=numbers)
-            masks = [probe_mask(axes, keys)]
-            masks += [probe_mask("bs", keys)[:, :1, :1], probe_mask("ls", keys)[:1, :1]] if shape is None else []
-            masks += [with_numbers(masks[0])] if convention == "additive" else []
-            seen = [tried.call(inputs, bias, mask=mask) for mask in masks]
-            right = [reading.formula(inputs, weights, mask) for mask in masks]
-            if all(one and near(one.output, other) for one, other in zip(seen, right, strict=True)):
-                fitting.add(convention)
-        if fitting:
-            reading.mask = next(each for each in ("keep", "drop", "additive") if each in fitting)
-            reading.mask_shape, reading.mask_numbers = shape, numbers
-            forms = {"bool", "float"} if "additive" in fitting else {"bool"}
-            reading.claims |= {"masks": forms} if forms != {"bool"} else {}
-            kinds = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
-            reading.claims |= {claim: False for axis, claim in kinds.items() if axis not in axes}
-            return
-    raise Unclear(
-        f"no convention of {word!r} explains what it does with a mask of the usual shapes; give mask='keep', 'drop' or "
-        "'additive', and mask_shape=..., or mask=None to judge it without masks"
-    )
-
-
 def _try_the_rest(reading: Reading) -> None:
-    """Find whether it is causal, and whether it returns weights."""
-    taken, alone = reading.taken, "cross_attention" in reading.claims
-    bias, inputs = max(reading.claims.get("bias", {True})), probe_inputs(alone=alone)
-    flag = word_of("is_causal", taken)
+    """Find whether it is causal, whether it returns weights, and whether one head is built alike."""
+    flag, (probe, _) = word_of("is_causal", reading.taken), probes(alone=reading.alone)
     reading.claims.pop("causal")
     if reading.formula.causal:
         reading.claims["always_causal"] = True
     elif flag:
-        reading.claims["causal"] = _alignment(reading, inputs, bias)
+        alignment = _alignment(reading)
+        reading.claims |= {} if alignment == "top_left" else {"causal": alignment}
     elif reading.mask is None or "per_query_mask" in reading.claims:
         reading.claims["causal"] = None
-    if reading.claims.get("causal") == "top_left":
-        reading.claims.pop("causal")
-    seen = reading.call(inputs, bias, need_weights=True, is_causal=reading.formula.causal)
-    shape = None if seen is None or not isinstance(seen.weights, Tensor) else tuple(seen.weights.shape)
-    if shape != (inputs[0].shape[0], CONFIG.n_heads, inputs[0].shape[1], inputs[1].shape[1]):
+    seen = reading.call(probe.inputs, need_weights=True, is_causal=reading.formula.causal)
+    query, key, _ = probe.inputs
+    wanted = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
+    weights = seen.weights if seen else None
+    if not isinstance(weights, Tensor) or tuple(weights.shape) != wanted:
         reading.claims["returns_weights"] = False
+    reading.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
+    one = replace(reading.config, n_heads=1)
+    try:
+        reading.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
+    except ImplementationError as error:
+        raise Unclear(
+            f"with one head it is built otherwise: {error}; give parameters=... as a function of Config"
+        ) from None
+    except (Exception, SystemExit):
+        return  # a refusal, which is for the judge to see
 
 
-def _alignment(reading: Reading, inputs: tuple[Tensor, Tensor, Tensor], bias: bool) -> str:
+def _alignment(reading: Reading) -> str:
     """Return how the causal flag aligns the diagonal; top-left where nothing tells."""
-    weights = Weights.random(replace(CONFIG, bias=bias), 0)
-    tried = replace(reading, claims=reading.claims | {"causal": "top_left"})
-    seen = tried.call(inputs, bias, is_causal=True)
-    lengths = inputs[0].shape[1], inputs[1].shape[1]
-    right = reading.formula(inputs, weights, causal_mask(*lengths, "bottom_right"))
-    apart = lengths[0] != lengths[1]
-    return "bottom_right" if apart and seen and near(seen.output, right) else "top_left"
+    probe = probes(alone=reading.alone)[0]
+    tried = replace(reading, claims=reading.claims | {"causal": "top_left"}, problem="")
+    seen = tried.call(probe.inputs, is_causal=True)
+    if seen is None:
+        word = word_of("is_causal", reading.taken)
+        raise Unclear(f"{word}=True raises {tried.problem}; give call=... that gives what it needs")
+    lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
+    right = reading.formula(probe.inputs, reading.weights, causal_mask(*lengths, "bottom_right"))
+    return "bottom_right" if not reading.alone and near(seen.output, right) else "top_left"

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from mha.spec import Config, Weights, causal_mask
 
-# 2, 3, 4, 5, 6 and 10: a shape tells its axes.
+# Five columns for each of two heads: the probes' other sizes are none of these.
 CONFIG = Config(d_model=10, n_heads=2)
-BATCH, QUERIES, KEYS = 3, 4, 6
 # Two readings differ by far more than this, and rounding in float64 makes far less; -1e4 is a fill too.
 NEAR = 1e-3
 SCALES = {"1/sqrt(d_k)": 5**-0.5, "1/sqrt(d_model)": 10**-0.5, "none": 1.0, "1/d_k": 1 / 5}
@@ -59,27 +58,44 @@ def near(seen: object, right: Tensor) -> bool:
     return bool(((seen.detach().double() - right).abs() <= NEAR * right.abs().max()).all())
 
 
-def probe_inputs(*, alone: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value; one tensor three times for self-attention."""
-    generator = torch.Generator().manual_seed(0)
+@dataclass(frozen=True)
+class Probe:
+    """Small inputs: query (B, L, D), key and value (B, S, D), or one tensor three times for self-attention."""
 
-    def drawn(length: int) -> Tensor:
-        return torch.randn(BATCH, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
+    batch: int
+    queries: int
+    keys: int
+    alone: bool
 
-    query = drawn(QUERIES)
-    return (query, query, query) if alone else (query, drawn(KEYS), drawn(KEYS))
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(length: int) -> Tensor:
+            return torch.randn(self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
+
+        query = drawn(self.queries)
+        return (query, query, query) if self.alone else (query, drawn(self.keys), drawn(self.keys))
+
+    def mask(self, extent: str, *, causal: bool) -> Tensor:
+        """Return a boolean mask (B, H, L, S), True = may attend, that differs along the axes that `extent` names.
+
+        In every row a key is allowed, the first where the rows are causal besides, and one is not.
+        """
+        keys = self.queries if self.alone else self.keys
+        sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": self.queries, "s": keys}
+        shape = tuple(size if axis in extent else 1 for axis, size in sizes.items())
+        order = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+        if causal:
+            order[..., 0] = -1.0
+        kept = torch.randint(1, keys, (*shape[:-1], 1), generator=torch.Generator().manual_seed(2))
+        return (order.argsort(-1).argsort(-1) < kept).expand(tuple(sizes.values()))
 
 
-def probe_mask(extent: str, keys: int) -> Tensor:
-    """Return a boolean mask (B, H, L, S), True = may attend, that differs along the axes `extent` names.
-
-    In every row a key is allowed, and one is not.
-    """
-    sizes = {"b": BATCH, "h": CONFIG.n_heads, "l": QUERIES, "s": keys}
-    shape = tuple(size if axis in extent else 1 for axis, size in sizes.items())
-    places = torch.rand(shape, generator=torch.Generator().manual_seed(1)).argsort(-1)
-    kept = torch.randint(1, keys, (*shape[:-1], 1), generator=torch.Generator().manual_seed(2))
-    return (places < kept).expand(tuple(sizes.values()))
+def probes(*, alone: bool) -> tuple[Probe, Probe]:
+    """Return two probes whose sizes stand in another order, so that what fits both fits not by luck."""
+    return Probe(3, 4, 6, alone), Probe(7, 6, 4, alone)
 
 
 def with_numbers(mask: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import permutations, product
 
 from torch import nn
@@ -16,11 +16,13 @@ Map = dict[str, Place]
 ROLE_WORDS = {
     "qkv": ("qkv", "wqkv", "cattn", "inproj", "querykeyvalue", "toqkv"),
     "kv": ("kv", "wkv", "tokv", "keyvalue"),
-    "q": ("q", "wq", "query", "queries", "toq"),
-    "k": ("k", "wk", "key", "keys", "tok"),
-    "v": ("v", "wv", "value", "values", "tov"),
-    "o": ("o", "wo", "out", "output", "toout", "proj", "dense", "cproj", "fcout", "outproj"),
+    "q": ("q", "qs", "wq", "query", "queries", "toq", "toqueries"),
+    "k": ("k", "ks", "wk", "key", "keys", "tok", "tokeys"),
+    "v": ("v", "vs", "wv", "value", "values", "tov", "tovalues"),
+    "o": ("o", "wo", "out", "output", "toout", "proj", "dense", "cproj", "fcout", "outproj", "concat", "unifyheads"),
 }
+# What has one of these in its name is no projection, whatever else the name says.
+FOREIGN = ("norm", "ln", "gate", "rel", "relative", "pos", "position", "rotary", "rope", "lora", "embed", "embedding")
 NOISE = ("w", "fc", "to", "c", "proj", "linear", "lin", "weight", "layer", "projection", "in", "b", "bias", "attn")
 
 
@@ -30,6 +32,12 @@ class Unclear(Exception):
 
 def role_of(name: str) -> str | None:
     """Return the role that a dotted name tells: "q", "k", "v", "o", "qkv", "kv", or None."""
+    if any(word in FOREIGN for part in name.split(".") for word in _words(part)):
+        return None
+    return _role_of(name.rpartition(".")[2]) or _role_of(name)
+
+
+def _role_of(name: str) -> str | None:
     words = [word for part in name.split(".") for word in _words(part)]
     joined = "".join(word for word in words if word not in ("weight", "bias"))
     for candidates in ([word for word in words if word not in NOISE], [joined], words):
@@ -76,8 +84,21 @@ def maps(module: nn.Module, config: Config) -> list[Map]:
         names = ", ".join(name for name, _ in module.named_parameters()) or "nothing"
         raise Unclear(f"no parameter looks like the projection of {', '.join(missing)} (it has {names})")
     if "o" not in there:
-        found["w_o"] = [None]
+        # A layer of the right shape may be it by another name: the trial decides.
+        unread = [path for path, shape, kind, _ in _held(module) if _square(shape, kind, config) and not role_of(path)]
+        found["w_o"] = [*unread, None]
     return [dict(zip(found, chosen, strict=True)) for chosen in product(*found.values())]
+
+
+def unloaded(module: nn.Module, places: Mapping[str, Place]) -> list[str]:
+    """Return the names of the parameters that a map does not fill: they stay as they are initialised."""
+    filled = [re.escape(_path(place)).replace(r"\*", "[^.]+") for place in places.values() if place is not None]
+    read = re.compile(rf"({'|'.join(filled)})(\.\d+)?(\.weight|\.bias)?")
+    return [name for name, _ in module.named_parameters() if not read.fullmatch(name)]
+
+
+def _square(shape: tuple[int, ...], kind: str, config: Config) -> bool:
+    return kind == "w" and shape == (config.d_model, config.d_model)
 
 
 def _path(place: Place) -> str:
@@ -99,9 +120,12 @@ def _held(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str, bool]]
         count = sum(each.startswith(f"{own}.") and each.endswith(after) for each in layers) if shown != name else 1
         yield shown, (layer.out_features * count, layer.in_features), "w", True
     for name, parameter in module.named_parameters():
-        if name.rpartition(".")[0] not in layers:
-            flat = parameter.ndim == 1 or _words(name.rpartition(".")[2])[:1] in (["b"], ["bias"])
-            yield name, tuple(parameter.shape), "b" if flat else "w", False
+        owner, _, last = name.rpartition(".")
+        if owner in layers or "norm" in type(module.get_submodule(owner)).__name__.lower():
+            continue
+        named = any(word in ("b", "bias", "biases") for word in _words(last))
+        if named or parameter.ndim > 1:
+            yield name, tuple(parameter.shape), "b" if named else "w", False
 
 
 def _ways(path: str, shape: tuple[int, ...], role: str, kind: str, layer: bool, config: Config) -> Iterator[Place]:

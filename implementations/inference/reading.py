@@ -14,7 +14,7 @@ from mha.implementations.adapters.calls import ARGUMENT_WORDS
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.inference.probing import CONFIG, Formula
 from mha.implementations.inference.projections import Map
-from mha.spec import Claims, Output, Weights
+from mha.spec import Claims, Config, Output, Weights
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Reading:
     claims: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     problem: str = ""
+    weights_shape: tuple[int, ...] | None = None
 
     def options(self) -> dict[str, Any]:
         """What `from_module` is given, but for the claims."""
@@ -44,16 +45,28 @@ class Reading:
         masks = {} if self.mask else {"masks": ()}
         return from_module(self.cls, **self.options(), claims=Claims(**masks | self.claims))
 
-    def call(self, inputs: tuple[Tensor, ...], bias: bool, **named: Any) -> Output | None:
-        """Call the module, in evaluation, with the probe's weights; None if it raises."""
-        config = replace(CONFIG, bias=bias)
+    @property
+    def alone(self) -> bool:
+        """Whether it is self-attention."""
+        return "cross_attention" in self.claims
+
+    @property
+    def config(self) -> Config:
+        """What it is tried with."""
+        return replace(CONFIG, bias=max(self.claims.get("bias", {True})))
+
+    @property
+    def weights(self) -> Weights:
+        """What is loaded into it."""
+        return Weights.random(self.config, 0)
+
+    def call(self, inputs: tuple[Tensor, ...], **named: Any) -> Output | None:
+        """Call the module, in evaluation; None if it raises, and `problem` says what."""
         with torch.no_grad():
             try:
-                attention = self.implementation().build(
-                    config, Weights.random(config, 0), dtype=torch.float64, device="cpu"
-                )
+                attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
                 return attention.eval()(*inputs, **named)  # type: ignore[no-any-return]  # of nn.Module
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # of the class, which may do anything
                 self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
                 return None
 

@@ -11,9 +11,12 @@ from torch import nn
 from mha.implementations.adapters.calls import INPUT_WORDS, input_names
 from mha.implementations.adapters.loading import Place
 from mha.implementations.inference.probing import Formula
+from mha.implementations.inference.projections import unloaded
 from mha.implementations.inference.reading import Reading, word_of
 
 WIDTH = 110
+# What a constructor may be given besides, and no trial tells: see the fields of `Claims`.
+NOT_TRIED = ("dropout", "n_kv_heads", "kdim", "vdim", "bias_kv", "zero_key")
 CONVENTIONS = {
     "keep": "True = may attend",
     "drop": "True = masked",
@@ -76,15 +79,23 @@ def declaring(label: str) -> str:
     )
 
 
-def rows_of(reading: Reading) -> list[tuple[str, str, str]]:
-    """Return what was understood, and how sure that is."""
-    sure = "tried: it explains the outputs" if reading.explained else "by name alone: nothing explains the outputs"
-    taken = reading.taken
-    names = input_names(taken)
-    inputs = "one, self-attention" if "cross_attention" in reading.claims else ", ".join(names or INPUT_WORDS)
+def rows_of(reading: Reading, module: nn.Module, words: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return what was understood, and how sure that is.
+
+    module: as it was tried. words: what its constructor is given.
+    """
+    tried = "tried" if reading.explained else "assumed: nothing explains the outputs"
+    names, taken = input_names(reading.taken), reading.taken
+    built = ", ".join(f"{word}={meant}" for word, meant in words.items())
+    inputs = "one, self-attention" if reading.alone else ", ".join(names or INPUT_WORDS)
+    first = ", attends along the first axis" if reading.layout == "l b d" else ""
+    biases = {None: "with and without", True: "always", False: "not of all projections"}
+    only = reading.claims.get("bias")
     rows = [
-        ("projections", row_of_projections(reading.map), sure),
-        ("inputs", f"{inputs}; {reading.layout}", "by name" if names else "by place"),
+        ("built as", f"{reading.cls.__name__}({built})", "by name"),
+        ("projections", row_of_projections(reading.map), tried),
+        ("biases", biases[None if only is None else max(only)], "tried"),
+        ("inputs", f"{inputs}; {reading.layout}{first}", tried),
     ]
     if reading.explained:
         rows.append(("formula", _told(reading.formula), "tried"))
@@ -93,11 +104,16 @@ def rows_of(reading: Reading) -> list[tuple[str, str, str]]:
     rows.append(("mask", told, "tried" if reading.mask else "by name"))
     flag, causal = word_of("is_causal", taken), reading.claims.get("causal", "top_left")
     asked = f"{flag}, {causal}" if flag else f"by the mask, {causal}" if causal else "no"
-    rows.append(("causal", "always" if "always_causal" in reading.claims else asked, "tried"))
-    rows.append(("weights", "not returned per head" if "returns_weights" in reading.claims else "per head", "tried"))
+    rows.append(("causal", "always" if "always_causal" in reading.claims else asked, tried))
+    weights = "per head" if "returns_weights" not in reading.claims else "not returned per head"
+    weights += f" but {reading.weights_shape}" if reading.weights_shape and weights != "per head" else ""
+    rows.append(("weights", weights, "tried"))
     used = {*names, word, flag, word_of("need_weights", taken)}
     unused = [name for name, p in taken.items() if p.default is not p.empty and name not in used]
-    return rows + ([("left out", ", ".join(unused), "not judged")] if unused else [])
+    unused += [word for word, meant in words.items() if meant in NOT_TRIED]
+    rows += [("left out", ", ".join(unused), "not judged: claim it")] if unused else []
+    left = unloaded(module, reading.map)
+    return rows + ([("not loaded", ", ".join(left), "they stay as they are initialised")] if left else [])
 
 
 def _told(formula: Formula) -> str:
