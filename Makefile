@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 .PHONY: conformance test seeds lint clean
 
 conformance: $(READY)
-	$(BIN)/pytest conformance -q -n auto $(OPTIONS)
+	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
 
 test: $(READY) lint
-	$(BIN)/pytest -q -n auto
+	$(BIN)/pytest -q -n auto --dist worksteal
 
 # The kill matrix on ten seeds: every fault caught, and no implementation of ours.
 seeds: $(READY)
