@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -96,7 +99,9 @@ def preflight(implementation: Implementation) -> None:
 
 def _load_entry(point: EntryPoint) -> Registered:
     try:
-        return Registered(point.name, point.value, _implementation(point.value, point.load()))
+        with _own_warnings():
+            found = point.load()
+        return Registered(point.name, point.value, _implementation(point.value, found))
     except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
     except ImplementationError as error:
@@ -105,9 +110,18 @@ def _load_entry(point: EntryPoint) -> Registered:
         return Registered(point.name, point.value, error=_one_line(error), broken=True)
 
 
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """Let what is imported warn, also where a run has made warnings errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield
+
+
 def _load_module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with _own_warnings():
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise ImplementationError(f"the module {name!r} cannot be imported: {_one_line(error)}") from error
 
@@ -123,7 +137,8 @@ def _load_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
+        with _own_warnings():
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         sys.modules.pop(path.stem, None)
         raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}") from error

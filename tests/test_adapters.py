@@ -216,3 +216,11 @@ def test_what_lacks_something_optional_is_told_apart_from_what_is_broken(
     assert found["lacking"] == (False, "it needs a kernel library")
     assert found["misread"] == (True, "it needs a kernel library")
     assert found["crashing"] == (True, "RuntimeError: it needs a kernel library")
+
+
+def test_a_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
+    text = "import warnings\nwarnings.warn('old', DeprecationWarning)\n"
+    (tmp_path / "warns.py").write_text(text + "from mha.implementations.loop import implementation\n")
+    with pytest.warns(DeprecationWarning, match="old"):
+        (found,) = resolve(f"{tmp_path}/warns.py:implementation")
+    assert found.name == "loop"
