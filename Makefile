@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: conformance test seeds lint clean
+.PHONY: conformance test seeds ecosystem lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
@@ -20,6 +20,16 @@ seeds: $(READY)
 		$(BIN)/pytest conformance -q -n auto --mha-seed $$seed $(OPTIONS) || exit 1; \
 	done
 
+# The adapters of other packages, against the packages themselves.
+ADAPTERS := $(addprefix mha.implementations.ecosystem., sdpa_math:implementation sdpa_flash:implementation bert:eager \
+	bert:sdpa gpt2:eager gpt2:sdpa llama:eager llama:sdpa vit:eager vit:sdpa timm_attention:fused timm_attention:unfused \
+	xtransformers:implementation xtransformers:flash keras_mha:implementation)
+ecosystem:
+	$(PYTHON) -m venv .venv-ecosystem
+	.venv-ecosystem/bin/pip install -q -c constraints.txt -e '.[ecosystem,parallel]'
+	.venv-ecosystem/bin/pytest conformance -q -n auto --dist worksteal --mha-profile quick --mha-dtype float32 \
+		--mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $(ADAPTERS)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,4 +43,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-ecosystem build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,0 +1,18 @@
+# torch 2.13 CPU: the FLASH backend alone refuses a float mask that requires a gradient, and any mask of three dimensions;
+# with the MATH backend, or left to choose, both work. It says "No available kernel", with the reason as a warning.
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+q, bias = torch.randn(1, 2, 3, 8), torch.zeros(3, 3)
+for name, mask in (
+    ("(3, 3)", bias),
+    ("(3, 3) with gradient", bias.clone().requires_grad_()),
+    ("(2, 3, 3)", bias.expand(2, 3, 3)),
+):
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(backend):
+            try:
+                print(name, backend.name, tuple(F.scaled_dot_product_attention(q, q, q, mask).shape))
+            except RuntimeError as error:
+                print(name, backend.name, "refused:", error)

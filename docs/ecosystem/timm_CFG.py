@@ -1,0 +1,12 @@
+# timm 1.0.31: CFG-2 a bare AssertionError without the numbers, CFG-3 a negative num_heads is accepted, CFG-6 so is attn_drop=nan.
+from timm.layers import Attention
+
+for arguments in (
+    {"dim": 10, "num_heads": 3},
+    {"dim": 8, "num_heads": -2},
+    {"dim": 8, "num_heads": 2, "attn_drop": float("nan")},
+):
+    try:
+        print(arguments, "built, head_dim", Attention(**arguments).head_dim)
+    except Exception as error:
+        print(arguments, type(error).__name__, error)

@@ -1,0 +1,1 @@
+"""Adapters for what others publish: transformers, timm, x-transformers, keras, and the backends of torch itself."""

@@ -1,0 +1,31 @@
+"""transformers' `GPT2Attention`, eager and sdpa: one Conv1D for q, k and v, its weight (in, out)."""
+
+from functools import partial
+
+import torch
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Config
+
+from mha.implementations import from_module
+from mha.spec import Claims
+
+
+class GPT2(GPT2Attention):
+    def __init__(self, d_model, n_heads, dropout, attn):
+        sizes = {"n_embd": d_model, "n_head": n_heads, "attn_pdrop": dropout, "resid_pdrop": 0.0}
+        super().__init__(GPT2Config(**sizes, attn_implementation=attn))
+
+    def forward(self, hidden_states, attention_mask=None):
+        if attention_mask is not None and self.config._attn_implementation == "eager":  # as masking_utils.eager_mask
+            attention_mask = attention_mask.clamp(min=torch.finfo(hidden_states.dtype).min)
+        hidden_states = hidden_states.contiguous()  # Conv1D has a view of it
+        return super().forward(hidden_states, attention_mask=attention_mask, is_causal=False)
+
+
+names = {"w_qkv": ("c_attn", "o i -> i o"), "w_o": ("c_proj", "o i -> i o")}
+usual = {"parameters": names, "mask_shape": "b h l s"}
+plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "bias": {True}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+eager = from_module(partial(GPT2, attn="eager"), name="gpt2-eager", **usual, mask="additive",
+                    claims=Claims(**plain, empty_row="uniform"))  # fmt: skip
+sdpa = from_module(partial(GPT2, attn="sdpa"), name="gpt2-sdpa", **usual, mask="keep",
+                   claims=Claims(**plain, returns_weights=False))  # fmt: skip

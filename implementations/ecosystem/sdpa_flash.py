@@ -1,0 +1,33 @@
+"""`F.scaled_dot_product_attention`, its backend FLASH_ATTENTION alone, between four projections."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mha.implementations import from_kernel
+from mha.spec import Claims, Rounding, causal_mask, join_causal
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    if mask is not None and is_causal:  # refused together
+        mask, is_causal = join_causal(mask, causal_mask(query.shape[2], key.shape[2], "top_left", query.device)), False
+    mask = None if mask is None else mask[(None,) * (4 - mask.ndim)]  # this kernel takes no mask of three dimensions
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, enable_gqa=True)
+
+
+implementation = from_kernel(
+    attend,
+    name="sdpa_flash",
+    claims=Claims(
+        masks={"bool"},  # float masks too, but those that require a gradient are refused
+        returns_weights=False,
+        grouped_query=True,
+        kv_widths=True,
+        composes={"compile", "export", "func", "autocast"},
+        dtypes={"float64", "float32", "bfloat16", "float16"},
+        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    ),
+)

@@ -1,0 +1,32 @@
+"""`x_transformers.Attention`, plain and flash; no projection has a bias."""
+
+from functools import partial
+
+from x_transformers.x_transformers import Attention
+
+from mha.implementations import from_module
+from mha.spec import Claims, Rounding, causal_mask, join_causal
+
+
+class X(Attention):
+    def __init__(self, d_model, n_heads, n_kv_heads, dropout, flash):
+        if d_model <= 0 or n_heads <= 0 or d_model % n_heads:  # it takes the width of a head besides
+            raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})")
+        heads = {"dim_head": d_model // n_heads, "heads": n_heads, "kv_heads": n_kv_heads}
+        super().__init__(d_model, **heads, dropout=dropout, flash=flash, project_out=True)  # with one head too
+
+    def forward(self, x, attn_mask=None, is_causal=False):
+        if is_causal and (
+            attn_mask is not None or self.attend.flash
+        ):  # else empty rows see all keys, or it drops the flag
+            attn_mask, is_causal = join_causal(attn_mask, causal_mask(x.shape[1], x.shape[1], "top_left")), False
+        return super().forward(x, attn_mask=attn_mask, causal=is_causal)
+
+
+names = {"w_q": "to_q", "w_k": "to_k", "w_v": "to_v", "w_o": "to_out"}
+plain = {"cross_attention": False, "returns_weights": False, "bias": {False}, "dropout": True, "grouped_query": True}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+usual = {"parameters": names, "mask": "keep", "mask_shape": "b h l s"}
+in_32 = Rounding(softmax_in_float32=True)
+implementation = from_module(partial(X, flash=False), name="x", claims=Claims(**plain, rounding=in_32), **usual)
+flash = from_module(partial(X, flash=True), name="x-flash", claims=Claims(**plain), **usual)
