@@ -27,8 +27,9 @@ ADAPTERS := $(addprefix mha.implementations.ecosystem., sdpa_math:implementation
 ecosystem:
 	$(PYTHON) -m venv .venv-ecosystem
 	.venv-ecosystem/bin/pip install -q -c constraints.txt -e '.[ecosystem,parallel]'
-	.venv-ecosystem/bin/pytest conformance -q -n auto --dist worksteal --mha-profile quick --mha-dtype float32 \
-		--mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $(ADAPTERS)
+	failed=; for adapter in $(ADAPTERS); do .venv-ecosystem/bin/pytest conformance -q -n auto --mha-profile quick \
+		--mha-dtype float32 --mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $$adapter \
+		|| failed="$$failed $$adapter"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: $(READY)
 	$(BIN)/ruff check .
