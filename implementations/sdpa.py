@@ -11,7 +11,7 @@ from mha.spec import Claims, Rounding
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k); one of its kernels refuses a mask beside the causal flag, so the two are joined."""
+    """Return the context (B, H, L, d_k). A kernel of it refuses a mask beside the causal flag: the two are joined."""
     if mask is not None:
         mask = torch.atleast_2d(mask)  # the kernel takes no mask of keys alone
     if mask is not None and is_causal:
