@@ -45,15 +45,17 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
 }
 # Only the clauses, or families, on which the claim bears; all where nothing is said.
-ON_ROWS = ("SHP", "SMX-1", "SMX-5", "MSK", "PTH-1", "PTH-2", "EQV-5", "NUM-1", "GRD-1", "GRD-4", "STA-1", "STA-3")
+ON_ROWS = ("SHP-1", "SHP-5", "SMX-5", "MSK-2", "MSK-5", "MSK-8", "MSK-9", "PTH-1", "PTH-2", "NUM-1", "GRD-1", "GRD-4")
 ARITHMETIC = ("SMX", "MSK-8", "HED-1", "EQV-5", "EQV-6", "EQV-7", "NUM", "GRD-1", "GRD-6")
 BEARS_ON = {
     "uniform": ON_ROWS,
     "nan": ON_ROWS,
     "error": ON_ROWS,
     "bottom right": ("CAU", "PTH-3", "PTH-4", "MSK-5", "MSK-8", "SMX-5", "NUM-1", "NUM-5", "GRD-1", "EQV-5"),
-    "tiled, base two": ("SHP", "SMX", "MSK-1", "MSK-6", "MSK-8", "CAU-1", "EQV", "NUM", "GRD-1", "GRD-4"),
-    "another order of summation": ("MSK", "CAU", "HED", "EQV", "NUM", "DRP", "STA-3", "STA-4", "INC", "GQA", "XAT"),
+    "tiled, base two": ("SHP-5", "SMX", "MSK-1", "MSK-6", "MSK-8", "CAU-1", "EQV", "NUM", "GRD-1", "GRD-4"),
+    "another order of summation": ("MSK", "CAU-2", "HED", "EQV", "NUM", "DRP-3", "STA-3", "STA-4", "INC", "GQA", "XAT"),
+    "no masks": ("SHP", "SMX", "MSK", "CAU", "PTH", "EQV", "GRD-4", "STA-3", "STA-7"),
+    "only self-attention": ("SHP", "SMX", "MSK", "CAU", "PTH", "EQV", "GRD-3", "STA-3", "STA-7"),
     "NaN in contexts": ON_ROWS,
     "stored softmax": ARITHMETIC,
     "log-sum-exp": ARITHMETIC,

@@ -121,25 +121,12 @@ class ModuleImplementation:
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights; what the constructor raises is its refusal of `config`."""
-        module = self.construct(config).to(device=device, dtype=dtype)
+        module = construct(self.constructor, self.words, config).to(device=device, dtype=dtype)
         parameters = self.parameters(config) if callable(self.parameters) else self.parameters
         load(self.name, module, parameters, weights, config.head_dim)
         if not self.claims.gradients:
             module.requires_grad_(False)
         return ModuleAttention(module, self, config, parameters, weights)
-
-    def construct(self, config: Config) -> nn.Module:
-        """Call the constructor with what it takes."""
-        meant: dict[str, Any] = {"no_dropout": 0.0, "longest": LONGEST, "batch_first": not config.length_first}
-        meant["n_kv_heads"] = config.kv_heads
-        meant |= {
-            field: getattr(config, field)
-            for field in CONSTRUCTOR_WORDS
-            if field not in meant and hasattr(config, field)
-        }
-        every = {word: meant[field] for field, known in CONSTRUCTOR_WORDS.items() if field in meant for word in known}
-        meant["config"] = SimpleNamespace(**every)
-        return self.constructor(**{word: meant[field] for word, field in self.words.items()})
 
 
 class ModuleAttention(nn.Module):
@@ -193,6 +180,18 @@ class ModuleAttention(nn.Module):
             shape = (rows, width.get(name, self.config.d_model)) if name.startswith("w") else (rows,)
             found[name] = next(self.module.parameters()).new_zeros(shape)
         return found
+
+
+def construct(constructor: Callable[..., nn.Module], words: Mapping[str, str], config: Config) -> nn.Module:
+    """Call a constructor with what its words mean in a configuration."""
+    meant: dict[str, Any] = {"no_dropout": 0.0, "longest": LONGEST, "batch_first": not config.length_first}
+    meant["n_kv_heads"] = config.kv_heads
+    meant |= {
+        field: getattr(config, field) for field in CONSTRUCTOR_WORDS if field not in meant and hasattr(config, field)
+    }
+    every = {word: meant[field] for field, known in CONSTRUCTOR_WORDS.items() if field in meant for word in known}
+    meant["config"] = SimpleNamespace(**every)
+    return constructor(**{word: meant[field] for word, field in words.items()})
 
 
 def constructor_words(label: str, constructor: Callable[..., Any]) -> dict[str, str]:

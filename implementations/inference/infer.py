@@ -5,20 +5,19 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, replace
 from textwrap import indent
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calls import ARGUMENT_WORDS, input_names, takes_one_input
-from mha.implementations.adapters.module import ModuleImplementation, constructor_words
+from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_words
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.masks import try_masks
 from mha.implementations.inference.probing import CONFIG, formulas, near, probes
 from mha.implementations.inference.projections import Unclear, maps
 from mha.implementations.inference.reading import Reading, word_of
 from mha.implementations.inference.telling import code_of, declaring, rows_of, table
-from mha.spec import Claims, Output, Weights, causal_mask
+from mha.spec import Weights, causal_mask
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def infer(cls: type[nn.Module]) -> Inference:
     label = cls.__name__
     words = constructor_words(label, cls)
     try:
-        module = ModuleImplementation(label, Claims(), cls, {}, words, as_is).construct(CONFIG)
+        module = construct(cls, words, CONFIG)
     except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in words.values() else ""
@@ -60,11 +59,6 @@ def infer(cls: type[nn.Module]) -> Inference:
         raise ImplementationError(f"{label} cannot be understood alone: {unclear}{declaring(label)}") from None
     rows = rows_of(reading, module, words)
     return Inference(reading.implementation(), tuple(rows), code_of(cls, reading.options(), reading.claims))
-
-
-def as_is(target: Any, /, *_: Any, **__: Any) -> Output:
-    """Stand for a call where nothing is called."""
-    raise NotImplementedError
 
 
 def _understood(cls: type[nn.Module], module: nn.Module, words: dict[str, str]) -> Reading:
@@ -137,7 +131,7 @@ def _biases(reading: Reading, words: dict[str, str]) -> tuple[set[bool], str]:
         except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
     if found == {True, False} and not {"bias", "use_bias"} & set(words):
-        built = [adapter.construct(replace(CONFIG, bias=bias)) for bias in (True, False)]
+        built = [construct(reading.cls, words, replace(CONFIG, bias=bias)) for bias in (True, False)]
         more, less = (sum(parameter.numel() for parameter in module.parameters()) for module in built)
         found = found if more - less == 4 * CONFIG.d_model else {True}
     return found, problem
