@@ -81,12 +81,12 @@ def test_workers_give_the_same_verdicts() -> None:
     assert "torch_mha: conforms but for what is waived (1 pass, 1 waived;" in summaries[0]
 
 
-A_CLASS = "mha.implementations.loop:LoopAttention"
+A_CLASS = "mha.spec:Config"
 BAD_INPUT = {
     "an unknown implementation": (("--mha-impl", "nonsense"), "no implementation is registered as 'nonsense'"),
     "no implementation": (
         ("--mha-impl", A_CLASS),
-        "is a class, not an implementation",
+        "is a class, neither a torch.nn.Module class nor an implementation",
     ),
     "a missing file": (("--mha-impl", "nowhere.py:thing"), "there is no file 'nowhere.py'"),
     "an empty name": (("--mha-impl", ""), "--mha-impl names no implementation"),

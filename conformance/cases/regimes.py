@@ -51,10 +51,13 @@ def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: 
 
 
 def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """All scores of a row far from zero, and near each other; in half of the cases below any usual fill."""
-    if torch.rand((), generator=source.generator) < 0.5:
-        return weights, query, key + 30.0, value
-    far = min(source.far, 2.0**10)
+    """All scores of a row far from zero, and near each other."""
+    return weights, query, key + 30.0, value
+
+
+def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
+    """All scores of a row near each other, and below any finite number that masked ones are usually filled with."""
+    far = min(source.far, 384.0)
     one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
     named = dict(weights.named()) | {"w_q": one, "w_k": one}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
@@ -89,6 +92,7 @@ REGIMES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, Source], Made]] = 
     "selection": _selection,
     "large": _large,
     "offset": _offset,
+    "low": _low,
     "duplicates": _duplicates,
     "heavy": _heavy,
     "tiny": _tiny,

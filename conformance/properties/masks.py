@@ -36,7 +36,7 @@ def _part(ball: Ball, index: tuple[int, list[int]]) -> Ball:
 
 @checks(
     "MSK-1",
-    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE, regimes=(*USUAL, "offset")),
+    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE, regimes=(*USUAL, "low")),
     rejects=("unmasked", "noise"),
     floor=0.3,
 )
