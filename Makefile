@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The workers share the cores: threads of torch would only wait for one another.
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: conformance test seeds ecosystem lint clean
 
