@@ -73,7 +73,7 @@ def test_interrupted_run_says_so() -> None:
 
 def test_memory_may_be_limited_by_the_shell() -> None:
     command = f"ulimit -d 6000000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
-    done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]
+    done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]  # by keyword
     assert done.returncode == 1, done.stdout
     assert "fail SHP-1 (float32 cpu): the call raised RuntimeError" in done.stdout
     assert "not enough memory" in done.stdout or "t allocate memory" in done.stdout

@@ -182,7 +182,7 @@ def test_departures_are_judged_and_not_refused() -> None:
 
 @pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])
 def test_built_in_class_is_understood_as_it_is_declared(cls: type[nn.Module]) -> None:
-    declared: Any = sys.modules[cls.__module__].implementation  # type: ignore[attr-defined]
+    declared: Any = sys.modules[cls.__module__].implementation  # type: ignore[attr-defined]  # each has one
     found = infer(cls).implementation
     assert found.parameters == declared.parameters
     for claim in ("masks", "causal", "cross_attention", "returns_weights", "per_head_mask", "bias"):

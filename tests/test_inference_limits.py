@@ -57,14 +57,14 @@ class FusedButUnlike(nn.Module):
 
 
 class Exits(gallery.Correct):
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # another signature
         raise SystemExit(3)
 
 
 class ByPlace(gallery.Correct):
     """Value first, and no name that says so."""
 
-    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Any:  # type: ignore[override]
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Any:  # type: ignore[override]  # another signature
         return super().forward(c, b, a)
 
 
@@ -73,9 +73,9 @@ class OneHead(gallery.Correct):
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
-        self.out_proj = self.out_proj if n_heads > 1 else nn.Identity()  # type: ignore[assignment]
+        self.out_proj = self.out_proj if n_heads > 1 else nn.Identity()  # type: ignore[assignment]  # the point
 
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # another signature
         return super().forward(x, x, x).output
 
 
@@ -116,7 +116,7 @@ def test_declaring_what_could_not_be_inferred_works() -> None:
 class Numbers(gallery.Correct):
     """Computes with the mask: 1 = may attend."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
         scores = self.score(q, k)
         scores = scores if mask is None else scores + (1.0 - mask) * -1e9
@@ -141,7 +141,7 @@ class Square(gallery.Correct):
         self.fc, self.q_norm = self.out_proj, nn.LayerNorm(d_model)
         del self.out_proj
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
         output: Tensor = self.fc(self.merge(self.weigh(self.score(q, k), self.allow(mask, False, q, k)) @ v))
         return output
@@ -150,7 +150,7 @@ class Square(gallery.Correct):
 class Cuts(Square):
     """Takes a mask (L, S), and of a larger one what it needs of its first two axes."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
         return super().forward(x, x, x, None if mask is None else mask[: x.shape[1], : x.shape[1]])
 
 
