@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 
 import hypothesis
@@ -21,32 +22,35 @@ from mha.conformance.registry import Property
 from mha.conformance.trial import Trial
 from mha.conformance.violation import CALL, Inapplicable, Refusal, Violation
 from mha.conformance.wrong import WrongImplementation
-from mha.spec import Implementation
+from mha.spec import Claims, Implementation
 
 
 @dataclass(frozen=True)
 class Profile:
     """How far a run goes.
 
-    examples: drawn for each property after the boundary cases. longest: the longest L and S of most properties, and
-    long: of those about long rows.
+    boundary: the most boundary cases of a property: a few have every level of every field, all have every pair of
+    levels. examples: drawn for each property after them. longest: the longest L and S of most properties, and long: of
+    those about long rows.
     """
 
+    boundary: int
     examples: int
     longest: int
     long: int
 
 
+ALL = 1 << 16
 PROFILES = {
-    "quick": Profile(10, 33, 512),
-    "default": Profile(20, 260, 4096),
-    "thorough": Profile(1000, 520, 65536),
+    "quick": Profile(16, 10, 33, 512),
+    "default": Profile(ALL, 20, 260, 4096),
+    "thorough": Profile(ALL, 1000, 520, 65536),
 }
 FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
 SHRINKING = 100
-# How many of the cases are also given to known wrong answers, and how improbable too few rejections must be; a wrong
-# answer that none of these rejects is given all cases.
+# How many of the cases, half of them at most, are also given to known wrong answers, and how improbable too few
+# rejections must be; a wrong answer that none of these rejects is given all cases.
 SAMPLED, IMPROBABLE = 24, 2e-3
 
 
@@ -71,7 +75,7 @@ class Search:
         seed: int,
     ) -> None:
         self.implementation, self.prop = implementation, prop
-        self.limit = prop.limit
+        self.limit = min(prop.limit, profile.boundary)
         self.drawn = min(profile.examples, prop.limit - 1)
         self.where = (
             domain,
@@ -127,7 +131,7 @@ class Search:
             except Violation as violation:
                 # What another family of clauses names is no use here, however small.
                 if shrink() and not violation.family:
-                    self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.limit), shrink=True)
+                    self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.prop.limit), shrink=True)
                 return
         if self.drawn:
             self.draw(drawn_cases(*self.where), self.drawn, shrink=False)
@@ -184,27 +188,30 @@ class Search:
         """Give some of the cases to the known wrong answers that the property exists to reject."""
         if not self.prop.rejects:
             return
-        for place in range(min(SAMPLED, self.examples)):
-            case = self.tried[place * self.examples // min(SAMPLED, self.examples)]
+        sampled = min(SAMPLED, (self.examples + 1) // 2)
+        for place in range(sampled):
+            case = self.tried[place * self.examples // sampled]
             twist = self.prop.rejects[place % len(self.prop.rejects)]
-            rejected = self._rejects(case, twist)
+            rejected = rejects(self.prop, self.implementation.claims, case, twist)
             if rejected is not None:
                 self.rejected[twist] += rejected
                 self.rejected[f"{twist} tried"] += 1
         for twist in self.prop.rejects:
             for case in self.tried if not self.rejected[twist] else ():
-                rejected = self._rejects(case, twist)
+                rejected = rejects(self.prop, self.implementation.claims, case, twist)
                 self.missed[twist] += rejected is False
                 if rejected:
                     del self.missed[twist]
                     break
 
-    def _rejects(self, case: Case, twist: str) -> bool | None:
-        """Whether a case rejects a known wrong answer; None where it says nothing of it."""
-        try:
-            self.prop.check(Trial(WrongImplementation(twist, self.implementation.claims), case), case)
-        except (Inapplicable, Refusal):
-            return None
-        except Violation:
-            return True
-        return False
+
+@lru_cache(maxsize=ALL)
+def rejects(prop: Property, claims: Claims, case: Case, twist: str) -> bool | None:
+    """Whether a case rejects a known wrong answer; None where it says nothing of it."""
+    try:
+        prop.check(Trial(WrongImplementation(twist, claims), case), case)
+    except (Inapplicable, Refusal):
+        return None
+    except Violation:
+        return True
+    return False

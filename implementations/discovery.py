@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +47,8 @@ def resolve(target: str) -> list[Implementation]:
     """Return the implementations that `target` names.
 
     target: "all" for every registered one that loads, a registered name, "package.module:object", or
-    "path/to/file.py:object"; of a plain module class it is inferred how to build and call it.
+    "path/to/file.py:object"; of a plain module class, or a `functools.partial` of one, it is inferred how to build
+        and call it.
     Raises ImplementationError that says what was found instead, and what to do.
     """
     if target == "all":
@@ -164,8 +166,9 @@ def _implementation(target: str, found: object) -> Implementation:
     if isinstance(found, Implementation) and not isinstance(found, type):
         preflight(found)
         return found
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        inferred = infer(found)
+    cls = found.func if isinstance(found, partial) else found
+    if isinstance(cls, type) and issubclass(cls, nn.Module):
+        inferred = infer(found, target.rpartition(":")[2])  # type: ignore[arg-type]  # it makes a module
         return replace(inferred.implementation, target=target, told=inferred.lines, code=inferred.code)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
     raise ImplementationError(

@@ -105,6 +105,7 @@ class Claims:
             claimed = getattr(self, name)
             if isinstance(claimed, str) or not set(claimed) <= set(values):
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
+            object.__setattr__(self, name, frozenset(claimed))
         choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}
         choices["dropout"] = (False, True, "output")
         if self.always_causal and self.causal is None:

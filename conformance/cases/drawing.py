@@ -69,7 +69,7 @@ def _with_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]
     return row
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1 << 12)
 def _pairwise(levels: tuple[tuple[str, tuple[Any, ...]], ...], volume: float) -> list[tuple[tuple[str, Any], ...]]:
     names, columns = zip(*levels, strict=True)
     sizes = sum(name in SIZES for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from textwrap import indent
 
@@ -38,32 +39,32 @@ class Inference:
         return table(self.rows), "", "The same as a declaration:", "", indent(self.code, "    ")
 
 
-def infer(cls: type[nn.Module]) -> Inference:
-    """Infer how a class is built and called, and what it can do.
+def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
+    """Infer how a class, or a `functools.partial` of one, is built and called, and what it can do.
 
-    Raises ImplementationError, with what to declare, for what names, shapes and trials leave open.
+    label: its name, by default that of the class. Raises ImplementationError, with what to declare, for what names, shapes and trials leave open.
     """
-    label = cls.__name__
-    words = constructor_words(label, cls)
+    label = label or str(getattr(constructor, "__name__", "module"))
+    words = constructor_words(label, constructor)
     try:
-        module = construct(cls, words, CONFIG)
+        module = construct(constructor, words, CONFIG)
     except (Exception, SystemExit) as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in words.values() else ""
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {told}{hint}") from error
     try:
-        reading = _understood(cls, module, words)
+        reading = _understood(Reading(constructor, {}, label), module, words)
         try_masks(reading)
         _try_the_rest(reading)
     except Unclear as unclear:
         raise ImplementationError(f"{label} cannot be understood alone: {unclear}{declaring(label)}") from None
     rows = rows_of(reading, module, words)
-    return Inference(reading.implementation(), tuple(rows), code_of(cls, reading.options(), reading.claims))
+    return Inference(reading.implementation(), tuple(rows), code_of(label, reading.options(), reading.claims))
 
 
-def _understood(cls: type[nn.Module], module: nn.Module, words: dict[str, str]) -> Reading:
+def _understood(empty: Reading, module: nn.Module, words: dict[str, str]) -> Reading:
     """Return the one reading of projections and layout that explains what the module computes."""
-    taken = inspect.signature(cls.forward).parameters
+    taken = empty.taken
     alone, names = takes_one_input(taken), input_names(taken)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     flags = {"self", *(word for known in ARGUMENT_WORDS.values() for word in known)}
@@ -72,7 +73,7 @@ def _understood(cls: type[nn.Module], module: nn.Module, words: dict[str, str]) 
     ]
     if not alone and not names and len(needed) != 3:
         raise Unclear(f"forward({', '.join(taken)}) takes neither one input nor three; give call=... that calls it")
-    found = [Reading(cls, each, layout) for each in maps(module, CONFIG) for layout in ("b l d", "l b d")]
+    found = [replace(empty, map=each, layout=layout) for each in maps(module, CONFIG) for layout in ("b l d", "l b d")]
     for candidate in found:
         candidate.claims = {"causal": None, **({"cross_attention": False} if alone else {})}
     biases, problem = _biases(found[0], words)
@@ -131,7 +132,7 @@ def _biases(reading: Reading, words: dict[str, str]) -> tuple[set[bool], str]:
         except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
     if found == {True, False} and not {"bias", "use_bias"} & set(words):
-        built = [construct(reading.cls, words, replace(CONFIG, bias=bias)) for bias in (True, False)]
+        built = [construct(reading.constructor, words, replace(CONFIG, bias=bias)) for bias in (True, False)]
         more, less = (sum(parameter.numel() for parameter in module.parameters()) for module in built)
         found = found if more - less == 4 * CONFIG.d_model else {True}
     return found, problem

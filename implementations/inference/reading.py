@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from mha.spec import Claims, Config, Output, Weights
 
 @dataclass
 class Reading:
-    """One way to understand a class; the claims grow as more of it is tried."""
+    """One way to understand a class, or a `functools.partial` of one; the claims grow as more of it is tried."""
 
-    cls: type[nn.Module]
+    constructor: Callable[..., nn.Module]
     map: Map
+    label: str
     layout: str = "b l d"
     formula: Formula = field(default_factory=Formula)
     mask: Any = None
@@ -43,7 +45,7 @@ class Reading:
     def implementation(self) -> ModuleImplementation:
         """Build the adapter."""
         masks = {} if self.mask else {"masks": ()}
-        return from_module(self.cls, **self.options(), claims=Claims(**masks | self.claims))
+        return from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
 
     @property
     def alone(self) -> bool:
@@ -73,7 +75,8 @@ class Reading:
     @property
     def taken(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of `forward`."""
-        return inspect.signature(self.cls.forward).parameters
+        cls = self.constructor.func if isinstance(self.constructor, partial) else self.constructor
+        return inspect.signature(cls.forward).parameters  # type: ignore[attr-defined]  # of the module class
 
 
 def word_of(role: str, taken: Mapping[str, inspect.Parameter]) -> str | None:

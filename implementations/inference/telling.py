@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
@@ -40,7 +41,7 @@ def row_of_mask(reading: Reading) -> str:
     return f"{meant}, of shape {reading.mask_shape or '(b, h, l, s) or broadcast to it'}"
 
 
-def code_of(cls: type[nn.Module], options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+def code_of(label: str, options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
     """Return the declaration that says what was inferred, ready to paste below the class."""
     lines = [f"    {name}={_literal(value)}," for name, value in options.items() if (name, value) != ("mask", "keep")]
     imports = ["from mha.implementations import from_module"]
@@ -48,7 +49,7 @@ def code_of(cls: type[nn.Module], options: Mapping[str, Any], claims: Mapping[st
         told = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({told}),")
         imports.append("from mha.spec import Claims")
-    return "\n".join([*imports, "", f"implementation = from_module(\n    {cls.__name__},", *lines, ")"])
+    return "\n".join([*imports, "", f"implementation = from_module(\n    {label},", *lines, ")"])
 
 
 def _literal(value: Any) -> str:
@@ -92,7 +93,7 @@ def rows_of(reading: Reading, module: nn.Module, words: Mapping[str, str]) -> li
     biases = {None: "with and without", True: "always", False: "not of all projections"}
     only = reading.claims.get("bias")
     rows = [
-        ("built as", f"{reading.cls.__name__}({built})", "by name"),
+        ("built as", f"{reading.label}({built})", "by name"),
         ("projections", row_of_projections(reading.map), tried),
         ("biases", biases[None if only is None else max(only)], "tried"),
         ("inputs", f"{inputs}; {reading.layout}{first}", tried),
@@ -111,6 +112,10 @@ def rows_of(reading: Reading, module: nn.Module, words: Mapping[str, str]) -> li
     used = {*names, word, flag, word_of("need_weights", taken)}
     unused = [name for name, p in taken.items() if p.default is not p.empty and name not in used]
     unused += [word for word, meant in words.items() if meant in NOT_TRIED]
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    built_by = inspect.signature(reading.constructor).parameters.items()
+    known = {*words, *getattr(reading.constructor, "keywords", ())}
+    unused += [f"{name}={p.default!r}" for name, p in built_by if name not in known and p.kind in kinds]
     rows += [("left out", ", ".join(unused), "not judged: claim it")] if unused else []
     left = unloaded(module, reading.map)
     return rows + ([("not loaded", ", ".join(left), "they stay as they are initialised")] if left else [])
