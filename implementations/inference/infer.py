@@ -42,7 +42,9 @@ class Inference:
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     """Infer how a class, or a `functools.partial` of one, is built and called, and what it can do.
 
-    label: its name, by default that of the class. Raises ImplementationError, with what to declare, for what names, shapes and trials leave open.
+    label: its name, by default that of the class.
+
+    Raises ImplementationError, with what to declare, for what names, shapes and trials leave open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
     words = constructor_words(label, constructor)

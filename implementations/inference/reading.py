@@ -75,8 +75,8 @@ class Reading:
     @property
     def taken(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of `forward`."""
-        cls = self.constructor.func if isinstance(self.constructor, partial) else self.constructor
-        return inspect.signature(cls.forward).parameters  # type: ignore[attr-defined]  # of the module class
+        cls: Any = self.constructor.func if isinstance(self.constructor, partial) else self.constructor
+        return inspect.signature(cls.forward).parameters
 
 
 def word_of(role: str, taken: Mapping[str, inspect.Parameter]) -> str | None:
