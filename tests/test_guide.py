@@ -26,6 +26,6 @@ def test_every_command_prints_what_the_guide_says(tmp_path: Path, monkeypatch: p
         else:
             assert text.rstrip("\n") in said, said
             compared += 1
-    assert compared == 5
-    for name in ("gpt", "kernel", "mended"):
+    assert compared == 6
+    for name in ("gpt", "kernel", "mended", "apart"):
         sys.modules.pop(name, None)
