@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mha.conformance.cases.case import Case
     from mha.conformance.judge import check
-    from mha.conformance.report import Report, Verdict
+    from mha.conformance.reports.report import Report, Verdict
 
 __all__ = ["Case", "Report", "Verdict", "check"]
 
-_PLACES = {"Case": "cases.case", "check": "judge", "Report": "report", "Verdict": "report"}
+_PLACES = {"Case": "cases.case", "check": "judge", "Report": "reports.report", "Verdict": "reports.report"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
-from textwrap import fill, shorten
+from pathlib import Path
+from textwrap import fill
 
-import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
-from mha.conformance.judge import judged, validate_choice, validate_devices
+from mha.conformance.judge import judged, validate_choice, validate_devices, versions
 from mha.conformance.registry import properties
-from mha.conformance.report import Verdict
+from mha.conformance.reports.files import keep, validate_file, write
+from mha.conformance.reports.matrix import status_of
+from mha.conformance.reports.report import Report, Verdict, host, now
+from mha.conformance.reports.terminal import matrix
+from mha.conformance.reports.text import brief, describe, summarise, visible
 from mha.conformance.search import PROFILES
-from mha.conformance.text import describe, status_of, summarise
-from mha.conformance.waivers import Waiver, built_in_waivers
+from mha.conformance.waivers import built_in_waivers, read_waivers
 from mha.implementations import resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
 WIDTH = 110
+QUIET = ("pass", "not_claimed", "blocked")
 
 
 def check_all(
@@ -30,9 +36,10 @@ def check_all(
     profile: str,
     seed: int,
     strict: bool,
-    waivers: Sequence[Waiver],
+    waivers: Path | None,
+    reports: Sequence[Path],
 ) -> int:
-    """Judge all targets and tell what was found; return the exit status.
+    """Judge all targets and tell what was found, also of a run that is stopped; return the exit status.
 
     Raises ValueError, before anything is judged, for a word that is not known or a target that cannot be used.
     """
@@ -40,55 +47,83 @@ def check_all(
     validate_choice("dtype", dtypes, DTYPES)
     validate_choice("clause", clauses, properties())
     validate_devices(devices)
-    chosen = [clause for clause in properties() if not clauses or clause in clauses]
-    status = 0
-    for implementation in [found for target in targets for found in resolve(target)]:
-        announce(implementation)
-        verdicts = []
-        every = judged(
-            implementation,
-            chosen,
-            dtypes,
-            devices,
-            profile=profile,
-            seed=seed,
-            strict=strict,
-            waivers=(*built_in_waivers(), *waivers),
-        )
-        for verdict in every:
-            verdicts.append(verdict)
-            progress(f"{len(verdicts)} of {len(chosen) * len(dtypes) * len(devices)}: {verdict.clause}")
-            if verdict.status not in ("pass", "not_claimed", "blocked"):
-                progress("")
-                typer.echo(describe(verdict) + "\n" if clauses else line(verdict))
-        progress("")
-        typer.echo("\n".join(["", *summarise(verdicts)[:1]]))
-        if not clauses and any(verdict.script for verdict in verdicts):
-            first = next(verdict for verdict in verdicts if verdict.script)
-            typer.echo(f"The whole of one, with a script that shows it: add --clause {first.clause}")
-        status = max(status, status_code(verdicts))
-    return status
+    for file in reports:
+        validate_file(file, "--report")
+    chosen = {found.name: (target, found) for target in targets for found in resolve(target)}
+    known = (*built_in_waivers(), *(read_waivers(waivers, chosen) if waivers else ()))
+    asked = [clause for clause in properties() if not clauses or clause in clauses]
+    options = {"profile": profile, "seed": seed, "strict": strict, "waivers": known}
+    console, verdicts, started, stopped = Console(highlight=False), list[Verdict](), now(), False
+    try:
+        for _, implementation in chosen.values():
+            announce(console, implementation)
+            own: list[Verdict] = []
+            with progress_bar(console, len(asked) * len(dtypes) * len(devices)) as bar:
+                for verdict in judged(implementation, asked, dtypes, devices, **options):
+                    own.append(verdict)
+                    verdicts.append(verdict)
+                    show(bar, own)
+                    if verdict.status not in QUIET:
+                        say(bar.console, describe(verdict) + "\n" if clauses else line(verdict))
+            say(console, "\n".join(["", *summarise(own)[:1]]))
+            if not clauses and any(verdict.script for verdict in own):
+                first = next(verdict for verdict in own if verdict.script)
+                say(console, f"The whole of one, with a script that shows it: add --clause {first.clause}")
+    except KeyboardInterrupt:
+        stopped = True
+        say(console, "\nINCOMPLETE: the run was stopped.")
+    if len(chosen) > 1 and verdicts:
+        drawn = matrix(verdicts, width=min(console.width, WIDTH), color=console.is_terminal)
+        console.print(Text.from_ansi("\n".join(["", *drawn])), soft_wrap=True)
+    report = Report(
+        verdicts=tuple(verdicts),
+        profile=profile,
+        seed=seed,
+        versions=versions(),
+        targets={name: target for name, (target, _) in chosen.items()},
+        incomplete=stopped,
+        started=started,
+        host=host(),
+    )
+    keep(report, Path())
+    unwritten = [why for file in reports if (why := write(report, file))]
+    for why in unwritten:
+        say(console, f"mha: {why}")
+    return 2 if unwritten or stopped else status_code(verdicts)
 
 
-def announce(implementation: Implementation) -> None:
+def announce(console: Console, implementation: Implementation) -> None:
     """Say what is judged, and what was inferred of it."""
     told = getattr(implementation, "told", ())
-    typer.echo(f"{implementation.name}" + (", as it was understood:\n" if told else "\n"))
-    typer.echo("\n".join([*told, ""]) if told else "", nl=bool(told))
+    say(console, f"{visible(implementation.name)}" + (", as it was understood:\n" if told else "\n"))
+    if told:
+        say(console, "\n".join([*told, ""]))
 
 
-def progress(text: str) -> None:
-    """Show where the run is, on a terminal; nothing erases it."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}")
-        sys.stderr.flush()
+def say(console: Console, text: str) -> None:
+    """Print a text as it is: nothing in it is markup, and no line is broken."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def progress_bar(console: Console, total: int) -> Progress:
+    """Return a bar that shows where the run is, on a terminal, and leaves nothing behind."""
+    columns = (TextColumn("{task.description:7}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar.add_task("", total=total, told="")
+    return bar
+
+
+def show(bar: Progress, own: Sequence[Verdict]) -> None:
+    """Move the bar to the last verdict."""
+    cases, failing = sum(verdict.examples for verdict in own), sum(not verdict.conforms for verdict in own)
+    told = f"{cases} cases, {failing} not kept"
+    bar.update(bar.task_ids[0], completed=len(own), description=own[-1].clause, told=told)
 
 
 def line(verdict: Verdict) -> str:
     """Return a departure in a line or two."""
-    told = shorten(verdict.message.splitlines()[0], 200, placeholder=" ...")
     first = f"{status_of(verdict):15} {verdict.clause:7} {verdict.dtype}: "
-    return fill(first + told, WIDTH, subsequent_indent=" " * 24, break_long_words=False)
+    return fill(first + brief(verdict), WIDTH, subsequent_indent=" " * 24, break_long_words=False)
 
 
 def status_code(verdicts: Collection[Verdict]) -> int:

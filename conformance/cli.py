@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from mha.conformance.reports.files import LAST
+
 WIDEST = 100  # longer lines are hard to read
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.callback()
+@app.callback(epilog="Example: mha check my_file.py:MyAttention")
 def mha() -> None:
     """The contract of multi-head attention, and the judge that holds implementations to it."""
 
@@ -54,12 +59,12 @@ def check(
     seed: Annotated[int, typer.Option(min=0, help="Of the cases.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail for a clause of level SHOULD too.")] = False,
     waivers: Annotated[Path | None, typer.Option(help="Known departures, as TOML.")] = None,
+    report: Annotated[list[Path] | None, typer.Option(help="Write a report: FILE.html, .json or .md.")] = None,
 ) -> None:
     """Judge an implementation, or a plain module class as it is. Example: mha check my_file.py:MyAttention"""
     from mha.conformance.checking import check_all
-    from mha.conformance.waivers import read_waivers
 
-    try:
+    with _told():
         status = check_all(
             targets,
             clauses=[word.upper() for word in clause or ()],
@@ -68,16 +73,69 @@ def check(
             profile=profile,
             seed=seed,
             strict=strict,
-            waivers=read_waivers(waivers) if waivers else (),
+            waivers=waivers,
+            reports=report or (),
         )
-    except ValueError as error:
-        _refuse(str(error))
     raise typer.Exit(status)
+
+
+@app.command()
+def report(
+    files: Annotated[list[Path] | None, typer.Argument(help="JSON reports; that of the last run, if none.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Take them for shards of one run.")] = False,
+    to: Annotated[list[Path] | None, typer.Option(help="Write FILE.html, .json or .md.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report.")] = False,
+) -> None:
+    """Render a report, merge shards, or compare two runs. Example: mha report before.json after.json"""
+    from mha.conformance.reporting import report_on
+
+    with _told():
+        lines, status = report_on(files or [LAST], merge=merge, to=to or (), schema=schema)
+        typer.echo("\n".join(lines))
+    raise typer.Exit(status)
+
+
+@app.command()
+def replay(
+    what: Annotated[str, typer.Argument(help="A JSON report, or a case, as Case(L=2); the last run, if none.")] = str(
+        LAST
+    ),
+    clause: Annotated[list[str] | None, typer.Option(help="Only what fails this clause.")] = None,
+    impl: Annotated[str, typer.Option(help="The implementation to try, instead of the one that failed.")] = "",
+) -> None:
+    """Run what failed again: FIXED, or FAILS? Example: mha replay --clause MSK-8"""
+    from mha.conformance.replaying import replay_what
+
+    with _told():
+        outcomes = set()
+        for outcome, line in replay_what(what, [word.upper() for word in clause or ()], impl):
+            outcomes.add(outcome)
+            typer.echo(line)
+    raise typer.Exit(1 if "FAILS" in outcomes else 0)
+
+
+@app.command()
+def waive(
+    clause: Annotated[str, typer.Argument(help="The clause that is known not to be kept.")],
+    reason: Annotated[str, typer.Option(help="Why that is accepted.")],
+    impl: Annotated[str, typer.Option(help="The implementation's name, if several fail the clause.")] = "",
+    url: Annotated[str, typer.Option(help="Where it is discussed.")] = "",
+    where: Annotated[str, typer.Option(help='The cases, as "L == 0"; all, if none.')] = "",
+    expires: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The last day.")] = None,
+    run: Annotated[Path, typer.Option(help="The JSON report with the failure.")] = LAST,
+    file: Annotated[Path, typer.Option(help="The waiver file to add it to.")] = Path("waivers.toml"),
+) -> None:
+    """Write a waiver for a failure of the last run. Example: mha waive MSK-8 --reason \"rows are never empty\""""
+    from mha.conformance.waiving import waive_failure
+
+    with _told():
+        last_day = expires.date() if expires else None
+        typer.echo(waive_failure(clause.upper(), reason, impl, url, where, last_day, run, file))
 
 
 @app.command("list")
 def list_all() -> None:
-    """Name the implementations that are registered, and what is missing of the others. Example: mha list"""
+    """Name the implementations that are registered. Example: mha list"""
     from mha.implementations import discover
 
     found = discover()
@@ -96,10 +154,8 @@ def init(
     """Write a declaration and a CI job for a class. Example: mha init my_file.py:MyAttention"""
     from mha.conformance.starting import entry_point, files_for
 
-    try:
+    with _told():
         files = files_for(target, folder)
-    except ValueError as error:
-        _refuse(str(error))
     there = [str(file) for file in files if file.exists()]
     if there:
         _refuse(f"{' and '.join(there)}: there already, and is not overwritten; move it away first")
@@ -130,7 +186,7 @@ def faults(
     markdown: Annotated[Path | None, typer.Option(help="Write it as a table.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write it as a picture.")] = None,
 ) -> None:
-    """Judge the judge: is every fault of the gallery caught? Example: mha faults --markdown kills.md"""
+    """Judge the judge: is every fault caught? Example: mha faults --markdown kills.md"""
     from mha.conformance import kills
     from mha.conformance.faults.gallery import implementations
     from mha.conformance.search import PROFILES
@@ -157,6 +213,15 @@ def faults(
             except OSError as error:
                 _refuse(f"the matrix cannot be written to {str(file)!r}: {error.strerror}; what was found stands above")
     raise typer.Exit(0 if all(kill.caught for kill in found if kill.named) else 1)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """End with status 2, and say why in one line, for input that cannot be used."""
+    try:
+        yield
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def _refuse(why: str) -> NoReturn:

@@ -11,17 +11,19 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from itertools import product
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from mha.conformance.blocking import Fault, plain_fault
 from mha.conformance.registry import Property, properties
-from mha.conformance.report import Report, Verdict
+from mha.conformance.reports.report import Report, Verdict, host, now
 from mha.conformance.script import script
 from mha.conformance.search import PROFILES, Search
-from mha.conformance.violation import Refusal
-from mha.conformance.waivers import Waiver, find_waiver
+from mha.conformance.trial import Trial
+from mha.conformance.violation import Refusal, Violation
+from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import preflight
 from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
@@ -52,6 +54,7 @@ def check(
     validate_choice("dtype", dtypes, DTYPES)
     validate_devices(devices)
     preflight(implementation)
+    started = now()
     found = judged(
         implementation,
         [clause for clause in properties() if clauses is None or clause in clauses],
@@ -62,7 +65,16 @@ def check(
         waivers=waivers,
         strict=strict,
     )
-    return Report(verdicts=tuple(found), profile=profile, seed=seed, versions=versions())
+    target = getattr(implementation, "target", "")
+    return Report(
+        verdicts=tuple(found),
+        profile=profile,
+        seed=seed,
+        versions=versions(),
+        targets={implementation.name: target} if target else {},
+        started=started,
+        host=host(),
+    )
 
 
 def judged(
@@ -89,7 +101,23 @@ def judge(
     strict: bool = False,
 ) -> Verdict:
     """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error."""
-    waiver = find_waiver(waivers, implementation.name, clause)
+    start = perf_counter()
+    known = waivers_for(waivers, implementation.name, clause, dtype, device)
+    found = _judge(implementation, clause, dtype, device, profile, seed, [w for w in known if not w.expired], strict)
+    found = _with_expired(found, [waiver for waiver in known if waiver.expired])
+    return replace(found, seconds=round(perf_counter() - start, 3))
+
+
+def _judge(
+    implementation: Implementation,
+    clause: str,
+    dtype: str,
+    device: str,
+    profile: str,
+    seed: int,
+    waivers: Collection[Waiver],
+    strict: bool,
+) -> Verdict:
     found = Verdict(
         implementation=implementation.name,
         clause=clause,
@@ -102,7 +130,7 @@ def judge(
     claims = implementation.claims
     if dtype not in claims.dtypes or device not in claims.devices:
         return replace(found, status="not_claimed", message=f"{dtype} on {device} is not claimed")
-    reasons, rejected = [], Counter[str]()
+    reasons, rejected, waived = [], Counter[str](), dict[Waiver, Verdict]()
     for prop in sorted(properties()[clause], key=lambda prop: prop.level == "SHOULD"):
         try:
             domain = prop.within(claims, dtype)
@@ -110,9 +138,9 @@ def judge(
                 reasons.append(domain)
                 continue
             with one_thread():
-                search = Search(implementation, prop, domain, dtype, device, PROFILES[profile], seed)
+                search = Search(implementation, prop, domain, dtype, device, PROFILES[profile], seed, waivers)
                 fault = partial(_root, implementation, prop, dtype, device)
-                search.run(lambda fault=fault: waiver is None and fault() is None)  # type: ignore[misc]  # loop
+                search.run(lambda fault=fault: fault() is None)  # type: ignore[misc]  # loop
                 found = replace(
                     found,
                     examples=found.examples + search.examples,
@@ -120,10 +148,13 @@ def judge(
                     margin=max(found.margin, search.margin),
                 )
                 if search.failure:
-                    root = None if waiver else fault()
-                    if root:
+                    if root := fault():
                         return replace(found, status="blocked", blocked_by=root.clause, message=root.message)
-                    return _departure(found, prop, search, waiver, strict)
+                    return _departure(found, prop, search, waivers, strict)
+                for waiver, seen in search.waived.items():
+                    waived.setdefault(waiver, _waived(found, prop, *seen, waiver))
+                if search.settled:
+                    break
                 rejected += search.rejected
                 if search.vacuous:
                     return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuous}")
@@ -132,11 +163,16 @@ def judge(
             told = f"{prop.name}: {traceback.format_exc()}"
             return replace(found, status="harness_error", message=told)
     found = replace(found, rejected=dict(sorted(rejected.items())))
+    stale = [waiver for waiver in waivers if waiver not in waived]
+    if stale:
+        cause = "nothing departs from this clause" if found.examples else f"nothing is judged: {'; '.join(reasons)}"
+        covered = " as the waiver says" if stale[0].partial else ""
+        told = f"{cause}{covered}; delete its waiver: {stale[0].reason}"
+        return replace(found, status="stale_waiver", message=told)
+    if waived:
+        return next(iter(waived.values()))
     if not found.examples:
         return replace(found, status="not_claimed", message="; ".join(dict.fromkeys(reasons)))
-    if waiver:
-        told = f"nothing departs from this clause; delete its waiver: {waiver.reason}"
-        return replace(found, status="stale_waiver", message=told)
     return replace(found, message="; ".join(dict.fromkeys(reasons)))
 
 
@@ -146,15 +182,33 @@ def _root(implementation: Implementation, prop: Property, dtype: str, device: st
     return fault if fault and (fault.clause == "SHP-1" or fault.clause == prop.after) else None
 
 
-def _departure(found: Verdict, prop: Property, search: Search, waiver: Waiver | None, strict: bool) -> Verdict:
+def _waived(found: Verdict, prop: Property, trial: Trial, violation: Violation, waiver: Waiver) -> Verdict:
+    """Return the verdict on a property whose violations a waiver covers."""
+    message, code = f"{violation.message} [waived: {waiver.reason}]", script(trial, prop.clause, violation)
+    found = replace(found, level=prop.level, case=repr(trial.case), violated=prop.name)
+    return replace(found, status="waived", message=message, script=code)
+
+
+def _with_expired(found: Verdict, expired: Collection[Waiver]) -> Verdict:
+    """Say of a verdict that a waiver would have changed it, had it not expired."""
+    for waiver in expired:
+        told = f"its waiver expired on {waiver.expires}: {waiver.reason}"
+        if found.status == "pass":
+            return replace(found, status="stale_waiver", message=f"nothing departs from this clause, and {told}")
+        if found.status not in ("not_claimed", "harness_error"):
+            return replace(found, message=f"{found.message} [{told}]")
+    return found
+
+
+def _departure(found: Verdict, prop: Property, search: Search, waivers: Collection[Waiver], strict: bool) -> Verdict:
     """Return the verdict on a property that was violated."""
     assert search.failure is not None
     trial, violation = search.failure
-    found = replace(found, level=prop.level, required=strict or prop.level != "SHOULD", case=repr(trial.case))
+    required, case = strict or prop.level != "SHOULD", repr(trial.case)
+    found = replace(found, level=prop.level, required=required, case=case, violated=prop.name)
     message, code = f"{violation.message}{search.remark}", script(trial, prop.clause, violation)
-    if waiver:
-        message = f"{message} [waived: {waiver.reason}]"
-        return replace(found, status="waived", message=message, script=code)
+    if waivers:
+        message += f" [its waiver does not cover this case: {next(iter(waivers)).reason}]"
     # What only this property builds, no property of the other family has seen.
     alone = (prop.needs or "").partition(":")[0] in ("extras", "grouped_query", "kv_widths", "decodes", "composes")
     if violation.family and violation.family != CLAUSES[prop.clause].family and not alone:

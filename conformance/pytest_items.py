@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 
 from mha.conformance.judge import judge, validate_choice, validate_devices, versions
 from mha.conformance.registry import properties
-from mha.conformance.report import Report, Verdict
+from mha.conformance.reports.files import validate_file
+from mha.conformance.reports.github import annotated
+from mha.conformance.reports.report import Report, Verdict, host, now
+from mha.conformance.reports.terminal import matrix
+from mha.conformance.reports.text import describe, summarise
 from mha.conformance.search import PROFILES
 from mha.conformance.tampering import put_back
-from mha.conformance.text import describe, summarise
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
 from mha.implementations import Registered, discover, resolve
 from mha.spec import CLAUSES, Implementation
@@ -30,7 +34,10 @@ USUAL = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Selection:
-    """What the options select. unavailable: registered implementations of which none could be had."""
+    """What the options select.
+
+    unavailable: registered implementations of which none could be had. targets: how each was named. started: when.
+    """
 
     implementations: tuple[Implementation, ...]
     unavailable: tuple[Registered, ...]
@@ -40,6 +47,8 @@ class Selection:
     seed: int
     waivers: tuple[Waiver, ...]
     strict: bool
+    targets: tuple[tuple[str, str], ...] = ()
+    started: str = ""
 
     def header(self) -> list[str]:
         """Return the lines that name what is judged, and how."""
@@ -71,17 +80,19 @@ def select(config: pytest.Config) -> Selection:
     if option.mha_impl and not targets:
         raise ValueError("--mha-impl names no implementation; leave it out to judge all that are registered")
     registered = discover() if not targets or "all" in targets else []
-    chosen = [entry.implementation for entry in registered if entry.implementation is not None]
-    chosen += [found for target in targets if target != "all" for found in resolve(target)]
+    named = [(entry.name, entry.implementation) for entry in registered if entry.implementation is not None]
+    named += [(target, found) for target in targets if target != "all" for found in resolve(target)]
     if replaced := put_back():
         raise ValueError(f"an implementation replaced {replaced} while it was imported; import it without that")
     by_name: dict[str, Implementation] = {}
-    for implementation in chosen:
+    for _, implementation in named:
         if by_name.setdefault(implementation.name, implementation) is not implementation:
             raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
-    if option.mha_report:
-        validate_report(Path(option.mha_report), timing=timing)
-    waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers)) if option.mha_waivers else [])]
+    for file in option.mha_report:
+        if timing:
+            raise ValueError("--mha-report tells verdicts; for benchmarks there is --benchmark-json FILE")
+        validate_file(Path(file), "--mha-report")
+    waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers), by_name) if option.mha_waivers else [])]
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
     return Selection(
         implementations=tuple(by_name.values()),
@@ -92,6 +103,8 @@ def select(config: pytest.Config) -> Selection:
         seed=int(option.mha_seed),
         waivers=tuple(waivers),
         strict=option.mha_strict,
+        targets=tuple((implementation.name, target) for target, implementation in named),
+        started=now(),
     )
 
 
@@ -111,25 +124,21 @@ def stopped(report: Any, implementation: str, device: str, dtype: str, clause: s
     return asdict(verdict)
 
 
-def summary(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> list[str]:
-    """Return the lines that end a run, in the order in which the implementations were named."""
-    order = [implementation.name for implementation in chosen.implementations]
-    found = sorted((Verdict(**verdict) for verdict in verdicts), key=lambda v: order.index(v.implementation))
-    return [*chosen.header(), "", *summarise(found, incomplete=incomplete)]
+def summary(chosen: Selection, report: Report, *, width: int, color: bool, encoding: str) -> list[str]:
+    """Return the lines that end a run: what was judged, the matrix, and what departs."""
+    try:
+        "✓✗".encode(encoding)
+        plain = False
+    except (LookupError, UnicodeEncodeError):
+        plain = True
+    drawn = matrix(report.verdicts, width=width, color=color, plain=plain)
+    told = summarise(report.verdicts, incomplete=report.incomplete)
+    marked = annotated(report.verdicts) if os.environ.get("GITHUB_ACTIONS") == "true" else ()
+    return [*chosen.header(), "", *drawn, "", *told, *marked]
 
 
-def validate_report(file: Path, *, timing: bool) -> None:
-    """Raise ValueError for a report that could not be written, before anything is judged."""
-    if timing:
-        raise ValueError("--mha-report tells verdicts; for benchmarks there is --benchmark-json FILE")
-    if file.suffix != ".json":
-        raise ValueError(f"--mha-report must be the name of a .json file, but is {str(file)!r}")
-    if not file.resolve().parent.is_dir():
-        raise ValueError(f"--mha-report: there is no folder {str(file.parent)!r} to write {file.name!r} in")
-
-
-def write_report(config: pytest.Config, chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> str:
-    """Write the report, in the order of the selection and of the contract; return why not, "" if it is written."""
+def report_of(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> Report:
+    """Return the report of a run, in the order of the selection and of the contract."""
     names = [implementation.name for implementation in chosen.implementations]
     clauses = list(CLAUSES)
 
@@ -137,15 +146,16 @@ def write_report(config: pytest.Config, chosen: Selection, verdicts: list[dict[s
         where = chosen.devices.index(verdict.device), chosen.dtypes.index(verdict.dtype)
         return names.index(verdict.implementation), *where, clauses.index(verdict.clause)
 
-    found = tuple(sorted((Verdict(**verdict) for verdict in verdicts), key=place))
-    report = Report(
-        verdicts=found, profile=chosen.profile, seed=chosen.seed, versions=versions(), incomplete=incomplete
+    return Report(
+        verdicts=tuple(sorted((Verdict(**verdict) for verdict in verdicts), key=place)),
+        profile=chosen.profile,
+        seed=chosen.seed,
+        versions=versions(),
+        targets=dict(chosen.targets),
+        incomplete=incomplete,
+        started=chosen.started,
+        host=host(),
     )
-    try:
-        Path(config.option.mha_report).write_text(report.to_json() + "\n", encoding="utf-8")
-    except OSError as error:
-        return f"the report cannot be written to {config.option.mha_report!r}: {error.strerror}; it stands above"
-    return ""
 
 
 def _words(given: Iterable[str]) -> tuple[str, ...]:

@@ -10,12 +10,16 @@ import pytest
 
 if TYPE_CHECKING:
     from mha.conformance.pytest_items import Selection
+    from mha.conformance.reports.report import Report
 
 PROPERTIES = Path(__file__).resolve().parent / "properties"
 ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 CLAUSE_ID = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
-UNWRITTEN = pytest.StashKey[str]()
+REPORT: pytest.StashKey[Report] = pytest.StashKey()
+UNWRITTEN = pytest.StashKey[list[str]]()
+# In columns; longer lines are hard to read.
+WIDEST = 110
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -43,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases; one seed, one result (default: 0)")
     group.addoption("--mha-strict", action="store_true", help="fail for a clause of level SHOULD too")
     group.addoption("--mha-waivers", default=None, metavar="FILE", help="known departures, as TOML")
-    group.addoption("--mha-report", default=None, metavar="FILE.json", help="write every verdict to this file")
+    group.addoption("--mha-report", **several | {"metavar": "FILE"}, help="write a report: FILE.html, .json or .md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,17 +125,24 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return config.stash[SELECTION].header() if SELECTION in config.stash else []
 
 
-def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Tell what was found, for each implementation."""
-    found = _verdicts(terminalreporter)
-    if found:
+    if REPORT in config.stash:
         from mha.conformance.pytest_items import summary
 
         terminalreporter.section("the contract of multi-head attention")
-        for line in summary(selection(config), found, incomplete=exitstatus not in COMPLETE):
+        screen = terminalreporter._tw
+        lines = summary(
+            selection(config),
+            config.stash[REPORT],
+            width=max(60, min(screen.fullwidth, WIDEST)),
+            color=screen.hasmarkup,
+            encoding=getattr(screen._file, "encoding", None) or "utf-8",
+        )
+        for line in lines:
             terminalreporter.write_line(line)
-    if UNWRITTEN in config.stash:
-        terminalreporter.write_line(config.stash[UNWRITTEN])
+    for line in config.stash.get(UNWRITTEN, ()):
+        terminalreporter.write_line(line)
     if times(config):
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
         for reason in dict.fromkeys(reasons):
@@ -149,12 +160,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if SELECTION not in config.stash or session.exitstatus > pytest.ExitCode.INTERNAL_ERROR:
         return
     found = _verdicts(reporter) if reporter is not None else []
-    if reporter is not None and config.option.mha_report:
-        from mha.conformance.pytest_items import write_report
+    if reporter is not None and (found or config.option.mha_report):
+        from mha.conformance.pytest_items import report_of
+        from mha.conformance.reports.files import keep, write
 
-        unwritten = write_report(config, selection(config), found, incomplete=session.exitstatus not in COMPLETE)
+        report = report_of(selection(config), found, incomplete=session.exitstatus not in COMPLETE)
+        if found:
+            config.stash[REPORT] = report
+            keep(report, config.invocation_params.dir)
+        unwritten = [why for file in config.option.mha_report if (why := write(report, Path(file)))]
         if unwritten:
-            config.stash[UNWRITTEN] = f"mha: {unwritten}"
+            config.stash[UNWRITTEN] = [f"mha: {why}" for why in unwritten]
             session.exitstatus = 2
     statuses = {verdict["status"] for verdict in found}
     broken = any(entry.broken for entry in selection(config).unavailable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
@@ -21,6 +21,7 @@ from mha.conformance.cases.drawing import boundary_cases, drawn_cases, simpler_c
 from mha.conformance.registry import Property
 from mha.conformance.trial import Trial
 from mha.conformance.violation import CALL, Inapplicable, Refusal, Violation
+from mha.conformance.waivers import Waiver
 from mha.conformance.wrong import WrongImplementation
 from mha.spec import Claims, Implementation
 
@@ -29,9 +30,9 @@ from mha.spec import Claims, Implementation
 class Profile:
     """How far a run goes.
 
-    boundary: the most boundary cases of a property: a few have every level of every field, all have every pair of
-    levels. examples: drawn for each property after them. longest: the longest L and S of most properties, and long: of
-    those about long rows.
+    boundary: the most boundary cases of a property: a few have every level of every field and most pairs of levels,
+    all have every pair. examples: drawn for each property after them. longest: the longest L and S of most properties,
+    and long: of those about long rows.
     """
 
     boundary: int
@@ -42,15 +43,15 @@ class Profile:
 
 ALL = 1 << 16
 PROFILES = {
-    "quick": Profile(16, 10, 33, 512),
+    "quick": Profile(24, 10, 33, 512),
     "default": Profile(ALL, 20, 260, 4096),
     "thorough": Profile(ALL, 1000, 520, 65536),
 }
 FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
 SHRINKING = 100
-# How many of the cases, half of them at most, are also given to known wrong answers, and how improbable too few
-# rejections must be; a wrong answer that none of these rejects is given all cases.
+# How many of the cases are also given to known wrong answers, and how improbable too few rejections must be; a wrong
+# answer that none of these rejects is given all cases.
 SAMPLED, IMPROBABLE = 24, 2e-3
 
 
@@ -58,6 +59,7 @@ class Search:
     """The search for a violation of one property.
 
     failure: the trial that fails and its violation; the simplest that was found. remark: what else to say of it.
+    waived: the first trial that each waiver covers, and its violation.
     examples: how many cases were tried; those that said nothing are not counted, and `left_out` says why. first: how
     many it took to the first failure.
     rejected: how often each known wrong answer was rejected ("zeros") and tried ("zeros tried"). missed: how many cases
@@ -73,8 +75,10 @@ class Search:
         device: str,
         profile: Profile,
         seed: int,
+        waivers: Collection[Waiver] = (),
     ) -> None:
-        self.implementation, self.prop = implementation, prop
+        self.implementation, self.prop, self.waivers = implementation, prop, waivers
+        self.waived: dict[Waiver, tuple[Trial, Violation]] = {}
         self.limit = min(prop.limit, profile.boundary)
         self.drawn = min(profile.examples, prop.limit - 1)
         self.where = (
@@ -95,6 +99,11 @@ class Search:
     def examples(self) -> int:
         """How many cases were tried."""
         return len(self.tried)
+
+    @property
+    def settled(self) -> bool:
+        """Whether whatever else is found is waived too."""
+        return any(not waiver.partial for waiver in self.waived)
 
     @property
     def vacuous(self) -> str:
@@ -126,6 +135,8 @@ class Search:
             _, claims, dtype, device, _ = self.where
             cases = [*plain_cases(claims, dtype, device), *cases]  # so that what blocks others is a failure itself
         for case in varied(cases, self.limit):
+            if self.settled:
+                return
             try:
                 self.attempt(case)
             except Violation as violation:
@@ -135,6 +146,8 @@ class Search:
                 return
         if self.drawn:
             self.draw(drawn_cases(*self.where), self.drawn, shrink=False)
+        if self.settled:
+            return
         if not self.failure:
             self.sample()
         elif shrink() and not self.failure[1].family:
@@ -143,7 +156,7 @@ class Search:
             self.remark = FLAKY if self.failure is first else self.remark
 
     def attempt(self, case: Case) -> None:
-        """Try one case; a violation is kept, with its trial, and raised."""
+        """Try one case; a violation is kept, with its trial, and raised, unless a waiver covers it."""
         trial = Trial(self.implementation, case)
         try:
             self.prop.check(trial, case)
@@ -156,6 +169,10 @@ class Search:
                 self.left_out = "the call with a causal flag and L != S is refused, which CAU-3 allows"
                 return
             self.tried.append(case)
+            covering = next((waiver for waiver in self.waivers if waiver.covers(case, violation.message)), None)
+            if covering:
+                self.waived.setdefault(covering, (trial, violation))
+                return
             self.failure, self.first = (trial, violation), self.first or self.examples
             raise
         self.tried.append(case)
@@ -188,7 +205,7 @@ class Search:
         """Give some of the cases to the known wrong answers that the property exists to reject."""
         if not self.prop.rejects:
             return
-        sampled = min(SAMPLED, (self.examples + 1) // 2)
+        sampled = min(SAMPLED, self.examples)
         for place in range(sampled):
             case = self.tried[place * self.examples // sampled]
             twist = self.prop.rejects[place % len(self.prop.rejects)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mha.conformance import Report, check
 from mha.conformance.faults import gallery as faults
-from mha.conformance.text import describe, summarise
+from mha.conformance.reports.text import describe, summarise
 from mha.spec import CLAUSES, Output
 
 CLAUSES_OF_A_SAMPLE = [
@@ -108,7 +108,7 @@ def test_change_in_place_is_told_by_the_clause_that_names_it() -> None:
 def test_a_waiver_is_heeded_where_a_basic_clause_fails() -> None:
     from mha.conformance.waivers import Waiver
 
-    waiver = Waiver("KeepsHeadsApart", "SHP-1", "known")
+    waiver = Waiver(implementation="KeepsHeadsApart", clause="SHP-1", reason="known")
     implementation = faults.implementation_of(KeepsHeadsApart)
     report = check(implementation, clauses=["SHP-1"], dtypes=["float32"], waivers=[waiver])
     assert [verdict.status for verdict in report.verdicts] == ["waived"]

@@ -13,7 +13,7 @@ import torch
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
 from mha.conformance.registry import properties
-from mha.conformance.text import describe, summarise
+from mha.conformance.reports.text import describe, summarise
 from mha.conformance.waivers import Waiver, WaiverError, built_in_waivers, read_waivers
 from mha.implementations import resolve
 from mha.spec import CLAUSES, Claims, Config, Output, Weights
@@ -148,7 +148,7 @@ def test_an_error_of_the_judge_is_no_verdict_on_the_implementation(monkeypatch: 
 
 def test_a_waiver_is_applied_and_a_stale_one_is_an_error() -> None:
     wrong, right = faults.implementations["NanInEmptyRow"], faults.correct
-    waivers = [Waiver(name, "MSK-8", "known") for name in (wrong.name, right.name)]
+    waivers = [Waiver(implementation=name, clause="MSK-8", reason="known") for name in (wrong.name, right.name)]
     waived = check(wrong, clauses=["MSK-8"], dtypes=["float32"], waivers=waivers)
     assert waived.verdicts[0].status == "waived"
     assert "[waived: known]" in waived.verdicts[0].message

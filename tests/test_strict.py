@@ -10,7 +10,7 @@ import pytest
 
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
-from mha.conformance.text import summarise
+from mha.conformance.reports.text import summarise
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 

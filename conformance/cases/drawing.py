@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
+from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -39,19 +40,17 @@ def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, long
 
 
 def varied(cases: list[Case], most: int) -> list[Case]:
-    """Return at most so many of the cases, in their order: first those that have every level of every field."""
+    """Return at most so many of the cases, in their order: those with most levels, then with most pairs of them."""
     if len(cases) <= most:
         return cases
-    levels = [
-        {(field.name, getattr(case, field.name)) for field in fields(case) if field.name != "seed"} for case in cases
-    ]
-    left, found, seen = list(range(len(cases))), list[int](), set[tuple[str, Any]]()
+    names = [field.name for field in fields(Case) if field.name != "seed"]
+    levels = [{(name, getattr(case, name)) for name in names} for case in cases]
+    pairs = [set(combinations(sorted(each, key=str), 2)) for each in levels]
+    found, left, seen, met = list[int](), list(range(len(cases))), set[Any](), set[Any]()
     while len(found) < most:
-        best = max(left, key=lambda place: len(levels[place] - seen))
-        if levels[best] <= seen:
-            seen.clear()
-            continue
+        best = max(left, key=lambda place: (len(levels[place] - seen), len(pairs[place] - met)))
         seen |= levels[best]
+        met |= pairs[best]
         found.append(best)
         left.remove(best)
     return [cases[place] for place in sorted(found)]

@@ -6,24 +6,41 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from mha.conformance.report import NONCONFORMING, Verdict
+from mha.conformance.reports.matrix import outcome, rejections, share, status_of
+from mha.conformance.reports.report import NONCONFORMING, Verdict
 from mha.spec import CLAUSES
+
+# Of a message or a name, in characters: what is longer stands in the JSON.
+LONGEST, LONGEST_NAME = 4000, 80
+
+
+def visible(text: str, longest: int = LONGEST) -> str:
+    """Return a text with nothing in it that a terminal or a page would obey, cut where it is too long."""
+    shown = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest])
+    return shown if len(text) <= longest else f"{shown} ... ({len(text):,} characters)"
+
+
+def name_of(verdict: Verdict) -> str:
+    """Return the implementation's name as it can be shown in a line."""
+    return visible(verdict.implementation.replace("\n", " "), LONGEST_NAME)
 
 
 def describe(verdict: Verdict) -> str:
     """Return what a user needs to know of a verdict that is not a pass."""
     clause = CLAUSES[verdict.clause]
     rows = {
-        "judged": f"{verdict.implementation}, {verdict.dtype} on {verdict.device}; {verdict.examples} cases tried",
+        "judged": f"{name_of(verdict)}, {verdict.dtype} on {verdict.device}; {verdict.examples} cases tried",
         "case": verdict.case or "",
         "blocked by": verdict.blocked_by or "",
-        "found": verdict.message,
+        "found": visible(verdict.message),
         "elsewhere": clause.differs,
         "source": clause.source,
     }
     lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, "    "), ""]
     for name, text in rows.items():
-        if text:
+        if "\n" in text:  # a traceback of the judge
+            lines.append(textwrap.indent(text.strip(), " " * 11).replace(" " * 11, f"{name:<11}", 1))
+        elif text:
             lines.append(_wrapped(text, f"{name:<11}", " " * 11) if name != "case" else f"{name:<11}{text}")
     if verdict.script:
         lines += ["", "To see it without the judge, save this as a file and run it:", ""]
@@ -40,12 +57,12 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
     by_name: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_name.setdefault(verdict.implementation, []).append(verdict)
-    for name, own in by_name.items():
+    for own in by_name.values():
         counts = Counter(status_of(verdict) for verdict in own)
         told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
-        outcome = f"INCOMPLETE, so far: {_outcome(own)}" if incomplete else _outcome(own)
-        lines.append(f"{name}: {outcome} ({told}; {examples} cases, largest error/bound {margin:.2f})")
+        whole = f"INCOMPLETE, so far: {outcome(own)}" if incomplete else outcome(own)
+        lines.append(f"{name_of(own[0])}: {whole} ({told}; {examples} cases, largest error/bound {margin:.2f})")
         told_of: dict[tuple[str, str], list[Verdict]] = {}
         blocked: dict[str, list[Verdict]] = {}
         for verdict in own:
@@ -56,35 +73,21 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
         for clause, status in sorted(told_of, key=lambda key: _place(key[0], blocked)):
             found = told_of[clause, status]
             where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in found)
-            message = textwrap.shorten(found[0].message, 200, placeholder=" ...")
-            lines.append(_wrapped(f"{status} {clause} ({where}): {message}", "    ", " " * 8))
+            lines.append(_wrapped(f"{status} {clause} ({where}): {brief(found[0])}", "    ", " " * 8))
         for cause, stopped in blocked.items():
             listed = ", ".join(dict.fromkeys(verdict.clause for verdict in stopped))
-            message = textwrap.shorten(stopped[0].message, 200, placeholder=" ...")
-            told = f"blocked by {cause}, so that nothing can be said of {listed}: {message}"
+            told = f"blocked by {cause}, so that nothing can be said of {listed}: {brief(stopped[0])}"
             lines.append(_wrapped(told, "    ", " " * 8))
-        tried = sum(count for v in own for name, count in v.rejected.items() if name.endswith(" tried"))
-        if tried:
-            bitten = sum(sum(v.rejected.values()) for v in own) - tried
-            lines.append(f"    known wrong answers, given to {tried} of these cases: {bitten / tried:.0%} rejected")
+        met, claimed = share(own)
+        bitten, tried = rejections(own)
+        wrong = f"; of {tried} cases given to known wrong answers {bitten / tried:.0%} reject them" if tried else ""
+        lines.append(f"    meets {met} of the {claimed} clauses that it claims{wrong}")
     return lines
 
 
-def status_of(verdict: Verdict) -> str:
-    """Return the status in words; what does not stop conformance is told apart."""
-    spared = not verdict.required and verdict.status in NONCONFORMING
-    return "SHOULD not kept" if spared else verdict.status.replace("_", " ")
-
-
-def _outcome(own: list[Verdict]) -> str:
-    statuses = {verdict.status for verdict in own}
-    if "harness_error" in statuses:
-        return "CANNOT BE JUDGED"
-    if statuses == {"not_claimed"}:
-        return "NOTHING WAS JUDGED"
-    if not all(verdict.conforms for verdict in own):
-        return "DOES NOT CONFORM"
-    return "conforms but for what is waived" if "waived" in statuses else "conforms"
+def brief(verdict: Verdict) -> str:
+    """Return the message in a line."""
+    return textwrap.shorten(visible(verdict.message, LONGEST), 200, placeholder=" ...")
 
 
 def _place(clause: str, blocked: Collection[str]) -> tuple[bool, int]:

@@ -1,0 +1,114 @@
+"""`mha replay`: failures that were found, run again as they are, without Hypothesis."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from mha.conformance.cases.case import Case
+from mha.conformance.judge import one_thread
+from mha.conformance.registry import Property, properties
+from mha.conformance.reports.files import read
+from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
+from mha.conformance.reports.text import name_of, visible
+from mha.conformance.trial import Trial
+from mha.conformance.violation import Inapplicable, Violation
+from mha.implementations import resolve
+from mha.spec import Implementation
+
+
+class Replay(NamedTuple):
+    """What became of a failure: "FAILS", "FIXED" or, where the case says nothing any more, "SILENT", and why."""
+
+    verdict: Verdict
+    outcome: str
+    message: str
+
+
+def failures(report: Report, clauses: tuple[str, ...] = ()) -> list[Verdict]:
+    """Return what failed, or was waived, and has a case, of these clauses, of all if none."""
+    return [
+        verdict
+        for verdict in report.verdicts
+        if verdict.status in (*NONCONFORMING, "waived") and verdict.case and (not clauses or verdict.clause in clauses)
+    ]
+
+
+def replay(report: Report, chosen: list[Verdict], target: str = "") -> Iterator[Replay]:
+    """Run failures again, with the implementation that the report names, or another one.
+
+    Raises ValueError where the report does not say how an implementation was named, or a case cannot be read.
+    """
+    known: dict[str, Implementation] = {}
+    for verdict in chosen:
+        named = target or report.targets.get(verdict.implementation, "")
+        if not named:
+            raise ValueError(f"the report does not say where {verdict.implementation!r} is; name it with --impl")
+        if named not in known:
+            (known[named],) = resolve(named)
+        case = replace(read_case(verdict.case or ""), dtype=verdict.dtype, device=verdict.device)
+        yield Replay(verdict, *replayed(known[named], verdict.clause, verdict.violated, case))
+
+
+def replayed(implementation: Implementation, clause: str, violated: str, case: Case) -> tuple[str, str]:
+    """Try one case against the property of a clause that it violated, all of the clause if that is not known."""
+    members = [prop for prop in properties().get(clause, ()) if violated in ("", prop.name)]
+    if not members:
+        raise ValueError(f"there is no property {violated!r} of the clause {clause!r} in this version")
+    silent = ""
+    for prop in members:
+        outcome, message = _tried(implementation, prop, case)
+        if outcome == "FAILS":
+            return outcome, message
+        silent = silent if outcome == "FIXED" else message
+    return ("SILENT", silent) if silent else ("FIXED", "")
+
+
+def _tried(implementation: Implementation, prop: Property, case: Case) -> tuple[str, str]:
+    try:
+        with one_thread():
+            prop.check(Trial(implementation, case), case)
+    except Inapplicable as reason:
+        return "SILENT", str(reason)
+    except Violation as violation:
+        return "FAILS", violation.message
+    return "FIXED", ""
+
+
+def read_case(text: str) -> Case:
+    """Read a case as its repr writes it; raises ValueError, in a line, for anything else."""
+    known = {field.name for field in fields(Case)}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Case"):
+            raise ValueError("it is no call of Case")
+        given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{text[:80]!r} is no case, as Case(L=2, mask='padding'): {error.args[0]}") from None
+    if call.args or not set(given) <= known:
+        raise ValueError(f"a case has only {', '.join(sorted(known))}, each by name, but this is {text[:80]!r}")
+    return Case(**given)
+
+
+def replay_what(what: str, clauses: list[str], target: str) -> Iterator[tuple[str, str]]:
+    """Run a case, or the failures of a report, again; yield the outcome of each, and a line that tells it.
+
+    what: the case as it is written, or the file's name. Raises ValueError for what cannot be replayed.
+    """
+    if what.lstrip().startswith("Case("):
+        if len(clauses) != 1 or not target:
+            raise ValueError("a case alone does not say what it violates: give --clause and --impl")
+        (implementation,) = resolve(target)
+        outcome, message = replayed(implementation, clauses[0], "", read_case(what))
+        yield outcome, f"{outcome:7} {clauses[0]:7} {visible(implementation.name)}: {message or what}"
+        return
+    report = read(Path(what))
+    chosen = failures(report, tuple(clauses))
+    if not chosen:
+        raise ValueError(f"nothing to replay: nothing fails{' ' + ', '.join(clauses) if clauses else ''} in {what!r}")
+    for verdict, outcome, message in replay(report, chosen, target):
+        told = f"{verdict.clause:7} {name_of(verdict)}, {verdict.dtype} on {verdict.device}"
+        yield outcome, f"{outcome:7} {told}: {visible(message or verdict.case or '')}"

@@ -1,0 +1,57 @@
+"""A report as Markdown, for a pull request: what is wrong first, short enough to be read there."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from mha.conformance.reports.matrix import cell_of, families_of, legend, outcome, share, status_of
+from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
+from mha.conformance.reports.text import brief, name_of
+from mha.spec import CLAUSES
+
+# A comment of GitHub holds 65,536 characters.
+MOST_FAILURES = 40
+
+
+def to_markdown(report: Report) -> str:
+    """Return the matrix by families, and each failure with its smallest case."""
+    rows = {name: families_of(own) for name, own in report.by_implementation.items()}
+    families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
+    told = "INCOMPLETE: the run was stopped. " if report.incomplete else ""
+    facts = [f"profile {report.profile}", f"seed {report.seed}", *(f"{n} {v}" for n, v in report.versions.items())]
+    lines = ["## Conformance of multi-head attention", "", f"{told}{', '.join(facts)}.", ""]
+    lines += ["| | outcome | met | " + " | ".join(families) + " |", "|---|---|---|" + "---|" * len(families)]
+    signs = set()
+    for name, own in report.by_implementation.items():
+        cells = [cell_of(rows[name][letters]) if letters in rows[name] else None for letters in families]
+        signs |= {cell.sign for cell in cells if cell}
+        met, claimed = share(own)
+        start = [f"`{_code(name_of(own[0]))}`", outcome(own), f"{met} of {claimed}"]
+        lines.append("| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |")
+    lines += ["", ", ".join(legend(signs)) + "; the number is of clauses.", ""]
+    failures = [v for v in report.verdicts if v.required and v.status in (*NONCONFORMING, "harness_error")]
+    for verdict in failures[:MOST_FAILURES]:
+        lines += _failure(verdict)
+    if len(failures) > MOST_FAILURES:
+        lines.append(f"And {len(failures) - MOST_FAILURES} more.")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _failure(verdict: Verdict) -> list[str]:
+    where = f"{verdict.dtype} on {verdict.device}: {CLAUSES[verdict.clause].title}"
+    title = html.escape(f"{status_of(verdict)} {verdict.clause}, {name_of(verdict)}, {where}")
+    lines = ["<details>", f"<summary>{title}</summary>", "", _text(brief(verdict)), ""]
+    if verdict.case:
+        lines += [f"Case: `{_code(verdict.case)}`", ""]
+    return [*lines, "</details>", ""]
+
+
+def _code(text: str) -> str:
+    """Return a text as it can stand between backticks, also in a table."""
+    return text.replace("`", "'").replace("|", "¦").replace("\n", " ")
+
+
+def _text(text: str) -> str:
+    """Return a text in which nothing is markup but code between backticks."""
+    return re.sub(r"([\\*_\[\]#@])", r"\\\1", html.escape(text, quote=False))

@@ -1,0 +1,147 @@
+"""What the judge found: a verdict for each clause, and the report of a run, from which every other form is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Literal
+
+from mha.spec import CLAUSES
+
+Status = Literal[
+    "pass",
+    "fail",
+    "waived",
+    "stale_waiver",
+    "not_claimed",
+    "refused",
+    "unclaimed",
+    "blocked",
+    "harness_error",
+]
+# A required clause with one of these means that the implementation does not conform.
+NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
+# Of the JSON; a change that a reader of the old one would misread makes the next.
+FORMAT = 1
+# What may differ between two runs with one seed.
+OF_THE_MOMENT = ("started", "host", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The judgement of one clause on one implementation, in one dtype on one device.
+
+    required: whether the implementation must keep it: a SHOULD only in a strict run. examples: how many cases were run;
+    first: how many of them up to the first that failed, before it was shrunk.
+    margin: the largest error/bound among them. rejected: how many of the cases that were given to a known wrong answer
+    rejected it, by its name ("zeros"), and how many were given to it ("zeros tried"). case: the minimal failing case,
+    as code, and violated: the name of the property that it violates. message: why, where the status is not "pass".
+    script: a stand-alone script that shows the failure. blocked_by: the clause or family whose failure leaves nothing
+    to say of this one. seconds: how long it took.
+    """
+
+    implementation: str
+    clause: str
+    level: str
+    dtype: str
+    device: str
+    status: Status
+    required: bool = True
+    examples: int = 0
+    first: int | None = None
+    margin: float = 0.0
+    rejected: dict[str, int] = field(default_factory=dict)
+    case: str | None = None
+    violated: str = ""
+    message: str = ""
+    script: str | None = None
+    blocked_by: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def conforms(self) -> bool:
+        """Whether this verdict lets the implementation conform."""
+        return not self.required or self.status not in NONCONFORMING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The verdicts of a run, in the order of the contract, with what is needed to repeat it.
+
+    targets: how each implementation was named, for `mha.implementations.resolve`, where it was. incomplete: the run was
+    stopped, and there may be clauses that were not judged. started: in UTC. host: the machine.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    profile: str
+    seed: int
+    versions: dict[str, str]
+    targets: dict[str, str] = field(default_factory=dict)
+    incomplete: bool = False
+    started: str = ""
+    host: str = ""
+    format: int = FORMAT
+
+    @property
+    def conforms(self) -> bool:
+        """Whether something was judged, and every clause that is claimed, and must be kept, is kept."""
+        judged = any(verdict.status != "not_claimed" for verdict in self.verdicts) and not self.incomplete
+        return judged and all(verdict.conforms and verdict.status != "harness_error" for verdict in self.verdicts)
+
+    @property
+    def by_implementation(self) -> dict[str, list[Verdict]]:
+        """The verdicts on each implementation, in their order."""
+        found: dict[str, list[Verdict]] = {}
+        for verdict in self.verdicts:
+            found.setdefault(verdict.implementation, []).append(verdict)
+        return found
+
+    def to_json(self) -> str:
+        """Return the report as JSON; two runs with one seed give the same text, but for what is `OF_THE_MOMENT`."""
+        return json.dumps({"conforms": self.conforms, **asdict(self)}, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Read a report; raises ValueError, in a line, for a text that is none, or is of another format."""
+        from pydantic import ValidationError
+
+        try:
+            found = _adapter().validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the text"
+            raise ValueError(f"it is no report of mha-conformance: {where}: {first['msg']}") from None
+        if found.format != FORMAT:
+            raise ValueError(f"it is a report of format {found.format}, and this version reads format {FORMAT}")
+        unknown = sorted({verdict.clause for verdict in found.verdicts} - set(CLAUSES))
+        if unknown:
+            raise ValueError(f"it is about {', '.join(unknown)}, which the contract of this version does not have")
+        return found  # type: ignore[no-any-return]  # of a cached function
+
+    @staticmethod
+    def schema() -> dict[str, Any]:
+        """Return the JSON schema of what `to_json` gives."""
+        found: dict[str, Any] = _adapter().json_schema(mode="serialization")
+        found["properties"] = {"conforms": {"type": "boolean"}} | found["properties"]
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
+
+
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Report)
+
+
+def now() -> str:
+    """Return the time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def host() -> str:
+    """Return the machine, in words."""
+    return f"{platform.node()} ({platform.system()} {platform.machine()}, {os.cpu_count()} CPUs)"
