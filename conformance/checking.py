@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from mha.conformance.judge import judged, validate_choice, validate_devices, versions
+from mha.conformance.judge import judged, versions
+from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import properties
 from mha.conformance.reports.files import keep, validate_file, write
 from mha.conformance.reports.matrix import status_of

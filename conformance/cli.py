@@ -121,7 +121,9 @@ def waive(
     impl: Annotated[str, typer.Option(help="The implementation's name, if several fail the clause.")] = "",
     url: Annotated[str, typer.Option(help="Where it is discussed.")] = "",
     where: Annotated[str, typer.Option(help='The cases, as "L == 0"; all, if none.')] = "",
-    expires: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The last day.")] = None,
+    expires: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="The last day, as 2030-12-31.")
+    ] = None,
     run: Annotated[Path, typer.Option(help="The JSON report with the failure.")] = LAST,
     file: Annotated[Path, typer.Option(help="The waiver file to add it to.")] = Path("waivers.toml"),
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mha.conformance.blocking import Fault, plain_fault
+from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import Property, properties
 from mha.conformance.reports.report import Report, Verdict, host, now
 from mha.conformance.script import script
@@ -26,7 +27,7 @@ from mha.conformance.violation import Refusal, Violation
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import preflight
 from mha.spec import CLAUSES, Implementation
-from mha.spec.claims import DEVICES, DTYPES
+from mha.spec.claims import DTYPES
 
 
 def check(
@@ -165,7 +166,11 @@ def _judge(
     found = replace(found, rejected=dict(sorted(rejected.items())))
     stale = [waiver for waiver in waivers if waiver not in waived]
     if stale:
-        cause = "nothing departs from this clause" if found.examples else f"nothing is judged: {'; '.join(reasons)}"
+        cause = (
+            "nothing departs from this clause"
+            if found.examples
+            else f"nothing is judged: {'; '.join(dict.fromkeys(reasons))}"
+        )
         covered = " as the waiver says" if stale[0].partial else ""
         told = f"{cause}{covered}; delete its waiver: {stale[0].reason}"
         return replace(found, status="stale_waiver", message=told)
@@ -226,20 +231,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def validate_choice(what: str, given: Collection[str], known: Collection[str]) -> None:
-    """Raise ValueError unless every word is known."""
-    for word in given:
-        if word not in known:
-            raise ValueError(f"there is no {what} {word!r}; known are {', '.join(known)}")
-
-
-def validate_devices(devices: Collection[str]) -> None:
-    """Raise ValueError unless every device is known and there."""
-    validate_choice("device", devices, DEVICES)
-    if "cuda" in devices and not torch.cuda.is_available():
-        raise ValueError("the device 'cuda' was asked for, but torch finds no CUDA device here; judge on 'cpu'")
 
 
 def versions() -> dict[str, str]:

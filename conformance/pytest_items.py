@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.judge import judge, validate_choice, validate_devices, versions
+from mha.conformance.judge import judge, versions
+from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import properties
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.github import annotated

@@ -75,6 +75,8 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> tuple[
         return "SILENT", str(reason)
     except Violation as violation:
         return "FAILS", violation.message
+    except Exception as error:  # of the property, which is not made for every case that a user may write
+        return "SILENT", f"{prop.name} does not take this case ({type(error).__name__})"
     return "FIXED", ""
 
 

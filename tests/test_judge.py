@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from reports_made import without_the_moment
 
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
 from mha.conformance.registry import properties
 from mha.conformance.reports.text import describe, summarise
-from mha.conformance.waivers import Waiver, WaiverError, built_in_waivers, read_waivers
-from mha.implementations import resolve
 from mha.spec import CLAUSES, Claims, Config, Output, Weights
 
 
@@ -60,7 +59,7 @@ def test_one_seed_gives_the_same_cases_and_report() -> None:
         recorder = Recorder()
         report = check(recorder, "quick", seed, clauses=CLAUSES_OF_A_SAMPLE, dtypes=["float32"])
         assert report.conforms
-        runs.append((recorder.digest.hexdigest(), report.to_json()))
+        runs.append((recorder.digest.hexdigest(), without_the_moment(report.to_json())))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[2][0]
 
@@ -144,44 +143,6 @@ def test_an_error_of_the_judge_is_no_verdict_on_the_implementation(monkeypatch: 
     assert report.verdicts[0].status == "harness_error"
     assert "in the judge" in report.verdicts[0].message
     assert not report.conforms
-
-
-def test_a_waiver_is_applied_and_a_stale_one_is_an_error() -> None:
-    wrong, right = faults.implementations["NanInEmptyRow"], faults.correct
-    waivers = [Waiver(implementation=name, clause="MSK-8", reason="known") for name in (wrong.name, right.name)]
-    waived = check(wrong, clauses=["MSK-8"], dtypes=["float32"], waivers=waivers)
-    assert waived.verdicts[0].status == "waived"
-    assert "[waived: known]" in waived.verdicts[0].message
-    assert waived.conforms
-    stale = check(right, clauses=["MSK-8"], dtypes=["float32"], waivers=waivers)
-    assert stale.verdicts[0].status == "stale_waiver"
-    assert not stale.conforms
-
-
-def test_the_built_in_waivers_are_all_needed() -> None:
-    for waiver in built_in_waivers():
-        (implementation,) = resolve(waiver.implementation)
-        report = check(implementation, clauses=[waiver.clause], waivers=[waiver])
-        assert {verdict.status for verdict in report.verdicts} == {"waived"}, waiver
-
-
-WAIVER_FILES = {
-    "not TOML": ("[[waiver]", "is not TOML"),
-    "another table": ("[[weaver]]\n", "must hold only tables"),
-    "no reason": ('[[waiver]]\nimplementation = "x"\nclause = "MSK-1"\n', "missing reason"),
-    "an unknown key": ('[[waiver]]\nimplementation = "x"\nclause = "MSK-1"\nreason = "y"\nfor = 1\n', "unknown for"),
-    "an unknown clause": ('[[waiver]]\nimplementation = "x"\nclause = "MSK-99"\nreason = "y"\n', "no clause"),
-    "a number": ('[[waiver]]\nimplementation = "x"\nclause = "MSK-1"\nreason = 3\n', "must be a string"),
-}
-
-
-@pytest.mark.parametrize("what", WAIVER_FILES)
-def test_malformed_waivers_are_told(what: str, tmp_path: Any) -> None:
-    text, message = WAIVER_FILES[what]
-    path = tmp_path / "waivers.toml"
-    path.write_text(text)
-    with pytest.raises(WaiverError, match=message):
-        read_waivers(path)
 
 
 def test_a_failure_is_told_with_all_that_a_reader_needs() -> None:

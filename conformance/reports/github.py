@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from mha.conformance.reports.report import NONCONFORMING, Verdict
-from mha.conformance.reports.text import brief, name_of
+from mha.conformance.reports.text import brief, name_of, visible
 from mha.spec import CLAUSES
 
 
@@ -14,7 +14,7 @@ def annotated(verdicts: Iterable[Verdict]) -> Iterator[str]:
     for verdict in verdicts:
         if verdict.status in (*NONCONFORMING, "waived", "harness_error"):
             kind = "error" if verdict.required and verdict.status != "waived" else "notice"
-            told = f"{brief(verdict)} ({verdict.case})" if verdict.case else brief(verdict)
+            told = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
             title = f"{verdict.clause} {name_of(verdict)} {verdict.dtype}: {CLAUSES[verdict.clause].title}"
             yield f"::{kind} title={_escaped(title).replace(':', '%3A').replace(',', '%2C')}::{_escaped(told)}"
 

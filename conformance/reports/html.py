@@ -24,13 +24,11 @@ from mha.conformance.reports.matrix import (
     status_of,
 )
 from mha.conformance.reports.report import Report, Verdict
-from mha.conformance.reports.text import LONGEST_NAME, visible
+from mha.conformance.reports.text import LONGEST_NAME, LONGEST_SCRIPT, visible
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
 
 CLASSES = {"!": "h", "✗": "f", "b": "b", "w": "w", "s": "s", "?": "u", "✓": "p", "-": "n"}
-# Of a script, in characters: a longer one stands in the JSON.
-LONGEST_SCRIPT = 100_000
 # The plot of margins: where it begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
 
@@ -79,7 +77,7 @@ def _facts(report: Report) -> list[str]:
     where = sorted({f"{verdict.dtype} on {verdict.device}" for verdict in report.verdicts})
     versions = [f"{name} {number}" for name, number in report.versions.items()]
     facts = [", ".join(where), f"profile {report.profile}", f"seed {report.seed}", *versions]
-    return [*facts, *filter(None, (report.started, report.host))]
+    return [_shown(fact) for fact in (*facts, report.started, report.host) if fact]
 
 
 def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:

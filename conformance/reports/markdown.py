@@ -7,7 +7,7 @@ import re
 
 from mha.conformance.reports.matrix import cell_of, families_of, legend, outcome, share, status_of
 from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
-from mha.conformance.reports.text import brief, name_of
+from mha.conformance.reports.text import LONGEST_NAME, brief, name_of, visible
 from mha.spec import CLAUSES
 
 # A comment of GitHub holds 65,536 characters.
@@ -20,7 +20,8 @@ def to_markdown(report: Report) -> str:
     families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
     told = "INCOMPLETE: the run was stopped. " if report.incomplete else ""
     facts = [f"profile {report.profile}", f"seed {report.seed}", *(f"{n} {v}" for n, v in report.versions.items())]
-    lines = ["## Conformance of multi-head attention", "", f"{told}{', '.join(facts)}.", ""]
+    run = _text(visible(", ".join(facts), LONGEST_NAME * len(facts)).replace("\n", " "))
+    lines = ["## Conformance of multi-head attention", "", f"{told}{run}.", ""]
     lines += ["| | outcome | met | " + " | ".join(families) + " |", "|---|---|---|" + "---|" * len(families)]
     signs = set()
     for name, own in report.by_implementation.items():
@@ -43,7 +44,7 @@ def _failure(verdict: Verdict) -> list[str]:
     title = html.escape(f"{status_of(verdict)} {verdict.clause}, {name_of(verdict)}, {where}")
     lines = ["<details>", f"<summary>{title}</summary>", "", _text(brief(verdict)), ""]
     if verdict.case:
-        lines += [f"Case: `{_code(verdict.case)}`", ""]
+        lines += [f"Case: `{_code(visible(verdict.case))}`", ""]
     return [*lines, "</details>", ""]
 
 

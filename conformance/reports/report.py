@@ -102,7 +102,12 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON; two runs with one seed give the same text, but for what is `OF_THE_MOMENT`."""
-        return json.dumps({"conforms": self.conforms, **asdict(self)}, indent=2)
+        told = {"conforms": self.conforms, **asdict(self)}
+        try:
+            json.dumps(told, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # half a character, which no reader of JSON need take
+            told = json.loads(json.dumps(told, ensure_ascii=False).encode(errors="replace"))
+        return json.dumps(told, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Report:

@@ -10,8 +10,8 @@ from mha.conformance.reports.matrix import outcome, rejections, share, status_of
 from mha.conformance.reports.report import NONCONFORMING, Verdict
 from mha.spec import CLAUSES
 
-# Of a message or a name, in characters: what is longer stands in the JSON.
-LONGEST, LONGEST_NAME = 4000, 80
+# Of a message, a name and a script, in characters: what is longer stands in the JSON.
+LONGEST, LONGEST_NAME, LONGEST_SCRIPT = 4000, 80, 100_000
 
 
 def visible(text: str, longest: int = LONGEST) -> str:
@@ -30,7 +30,7 @@ def describe(verdict: Verdict) -> str:
     clause = CLAUSES[verdict.clause]
     rows = {
         "judged": f"{name_of(verdict)}, {verdict.dtype} on {verdict.device}; {verdict.examples} cases tried",
-        "case": verdict.case or "",
+        "case": visible(verdict.case or ""),
         "blocked by": verdict.blocked_by or "",
         "found": visible(verdict.message),
         "elsewhere": clause.differs,
@@ -44,7 +44,7 @@ def describe(verdict: Verdict) -> str:
             lines.append(_wrapped(text, f"{name:<11}", " " * 11) if name != "case" else f"{name:<11}{text}")
     if verdict.script:
         lines += ["", "To see it without the judge, save this as a file and run it:", ""]
-        lines.append(textwrap.indent(verdict.script, "    "))
+        lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
 
 

@@ -1,0 +1,175 @@
+"""`mha report`, `mha replay` and `mha waive`: what they do with the last run, and with what they cannot use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from reports_made import report, two_implementations, verdict
+from typer.testing import CliRunner
+
+from mha.conformance.cli import app
+from mha.conformance.reports.files import LAST
+from mha.conformance.reports.report import Report
+
+FAULTY = "mha.conformance.faults.gallery:faulty_FiniteFill"
+RIGHT = "mha.conformance.faults.gallery:correct"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Run `mha`; return its status, and all that it says."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def judge(*more: str) -> tuple[int, str]:
+    """Judge a class that fails MSK-8 alone."""
+    return run("check", FAULTY, "--clause", "MSK-8", "--clause", "SHP-1", "--dtype", "float32", *more)
+
+
+def test_last_run_is_kept_reported_and_replayed() -> None:
+    assert judge()[0] == 1
+    kept = Report.from_json(LAST.read_text())
+    assert kept.targets == {"FiniteFill": FAULTY}
+    assert [v.status for v in kept.verdicts] == ["pass", "fail"]
+    assert Path(".mha/.gitignore").read_text() == "*\n"
+    status, told = run("report")
+    assert status == 1
+    assert "FiniteFill   ✓  ✗1" in told
+    assert "meets 1 of the 2 clauses that it claims" in told
+    status, told = run("replay")
+    assert status == 1
+    assert told.startswith("FAILS   MSK-8   FiniteFill, float32 on cpu: output_2[0, 0, 0] is -0.0798787773, but")
+    status, told = run("replay", "--impl", RIGHT)
+    assert (status, told) == (0, "FIXED   MSK-8   FiniteFill, float32 on cpu: Case(mask='empty_rows')\n")
+
+
+def test_case_alone_is_replayed() -> None:
+    case = "Case(mask='empty_rows', L=2)"
+    status, told = run("replay", case, "--clause", "msk-8", "--impl", FAULTY)
+    assert status == 1
+    assert told.startswith("FAILS   MSK-8   FiniteFill: output_2[0, 0, 0] is ")
+    assert run("replay", case, "--clause", "MSK-8", "--impl", RIGHT) == (0, f"FIXED   MSK-8   Correct: {case}\n")
+    status, told = run("replay", "Case()", "--clause", "MSK-9", "--impl", RIGHT)
+    assert status == 0
+    assert told.startswith("SILENT  MSK-9   Correct: ")
+
+
+def test_waiver_is_written_from_a_failure_and_heeded() -> None:
+    judge()
+    arguments = ("--reason", 'rows are "never" empty', "--url", "https://example.org/1", "--expires", "2999-12-31")
+    status, told = run("waive", "msk-8", *arguments)
+    assert status == 0
+    written = (
+        '[[waiver]]\nimplementation = "FiniteFill"\nclause = "MSK-8"\nreason = "rows are \\"never\\" empty"\n'
+        'url = "https://example.org/1"\nexpires = 2999-12-31\n'
+    )
+    assert told == f"added to waivers.toml:\n\n{written}\n"
+    assert Path("waivers.toml").read_text() == written
+    status, told = judge("--waivers", "waivers.toml")
+    assert status == 0
+    assert "FiniteFill: conforms but for what is waived (1 pass, 1 waived;" in told
+    assert run("waive", "MSK-8", *arguments) == (2, "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n")
+
+
+def test_waiver_is_of_the_dtypes_that_fail() -> None:
+    made = report(verdict("x", "MSK-8", "fail"), verdict("x", "MSK-8", dtype="float64"), verdict("y", "MSK-8", "fail"))
+    Path("run.json").write_text(made.to_json())
+    options = ("waive", "MSK-8", "--reason", "known", "--run", "run.json", "--where", "L == 0")
+    assert run(*options) == (2, "mha: x, y fail MSK-8: name one of them with --impl\n")
+    assert run(*options, "--impl", "x")[0] == 0
+    assert run(*options, "--impl", "y")[0] == 0
+    text = Path("waivers.toml").read_text()
+    assert text.count("[[waiver]]") == 2
+    assert text.count('dtype = ["float32"]\ndevice = ["cpu"]\nwhere = "L == 0"') == 1
+    status, told = run(*options, "--impl", "x")
+    assert (status, told) == (2, "mha: waivers.toml has a waiver of MSK-8 for x already; change that one\n")
+
+
+def test_report_is_rendered_merged_and_compared() -> None:
+    whole = two_implementations()
+    for name, part in (("one", whole.verdicts[:5]), ("other", whole.verdicts[5:])):
+        Path(f"{name}.json").write_text(report(*part).to_json())
+    status, told = run(
+        "report", "one.json", "other.json", "--merge", "--to", "all.json", "--to", "all.html", "--to", "all.md"
+    )
+    assert (status, told) == (0, "wrote all.json\nwrote all.html\nwrote all.md\n")
+    assert Report.from_json(Path("all.json").read_text()).verdicts == whole.verdicts
+    assert Path("all.html").read_text().startswith("<!doctype html>")
+    status, told = run("report", "one.json", "all.json")
+    assert status == 0
+    assert told.endswith("10 verdicts, 5 as before\n")
+    status, told = run("report", "other.json", "one.json")
+    assert status == 1
+    assert "new failures: 1" in told
+    status, told = run("report", "--schema")
+    assert json.loads(told) == Report.schema()
+
+
+def test_interrupted_check_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mha.conformance import checking
+
+    def stopped(*arguments: object, **options: object) -> object:
+        yield verdict("FiniteFill", "SHP-1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checking, "judged", stopped)
+    status, told = judge("--report", "run.md")
+    assert status == 2
+    assert "INCOMPLETE: the run was stopped." in told
+    assert Report.from_json(LAST.read_text()).incomplete
+    assert "INCOMPLETE: the run was stopped." in Path("run.md").read_text()
+
+
+BAD_INPUT = {
+    "no run": (("replay",), "no run is kept in this folder: judge something first"),
+    "no run to waive": (("waive", "MSK-8", "--reason", "x"), "no run is kept in this folder"),
+    "no file": (("report", "nowhere.json"), "the report 'nowhere.json' cannot be read: No such file"),
+    "no report": (("report", "text.json"), "'text.json': it is no report of mha-conformance"),
+    "three reports": (("report", "a", "b", "c"), "two reports are compared, but there are 3; add --merge"),
+    "two reports to write": (("report", "a", "b", "--to", "c.md"), "--to writes one report"),
+    "another form": (("report", "run.json", "--to", "c.pdf"), "--to must be the name of a .html or .json or .md file"),
+    "a full disk": (("report", "run.json", "--to", "full.md"), "No space left on device"),
+    "nothing to replay": (("replay", "run.json", "--clause", "CAU-1"), "nothing to replay: nothing fails CAU-1"),
+    "an implementation of no name": (("replay", "run.json"), "does not say where 'wrong' is; name it with --impl"),
+    "a case alone": (("replay", "Case(L=2)"), "a case alone does not say what it violates"),
+    "no case": (("replay", "Case(L=)", "--clause", "MSK-1", "--impl", "sdpa"), "is no case, as Case(L=2"),
+    "a field of no case": (("replay", "Case(T=1)", "--clause", "MSK-1", "--impl", "sdpa"), "a case has only B, L, S"),
+    "no clause": (("waive", "MSK-99", "--reason", "x", "--run", "run.json"), "there is no clause 'MSK-99'"),
+    "no reason": (("waive", "MSK-8", "--reason", " ", "--run", "run.json"), "a waiver needs a reason"),
+    "no predicate": (("waive", "MSK-8", "--reason", "x", "--where", "len(x)", "--run", "run.json"), "may only compare"),
+    "a report of no form": (("check", "sdpa", "--report", "x.pdf"), "--report must be the name of a .html"),
+    "an unknown waived one": (
+        ("check", "sdpa", "--waivers", "other.toml"),
+        "it waives clauses of nobody, which is not",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_INPUT)
+def test_bad_input_gets_one_line_and_status_2(what: str, here: Path) -> None:
+    Path("text.json").write_text("text")
+    Path("run.json").write_text(two_implementations().to_json())
+    Path("full.md").symlink_to("/dev/full")
+    Path("other.toml").write_text('[[waiver]]\nimplementation = "nobody"\nclause = "MSK-8"\nreason = "x"\n')
+    arguments, message = BAD_INPUT[what]
+    status, told = run(*arguments)
+    assert status == 2
+    assert message in told
+    assert len(told.splitlines()) == 1, told
+
+
+@pytest.mark.parametrize("verb", ["", "spec", "check", "report", "replay", "waive", "list", "init", "faults"])
+def test_help_fits_a_screen_and_has_an_example(verb: str) -> None:
+    status, told = run(*filter(None, [verb]), "--help")
+    assert status == 0
+    assert len(told.splitlines()) <= 40
+    assert "Example: mha " in " ".join(told.split())
