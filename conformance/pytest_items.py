@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +15,13 @@ from mha.conformance.judge import judge, versions
 from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import properties
 from mha.conformance.reports.files import validate_file
-from mha.conformance.reports.github import annotated
-from mha.conformance.reports.report import Report, Verdict, host, now
-from mha.conformance.reports.terminal import matrix
-from mha.conformance.reports.text import describe, summarise
+from mha.conformance.reports.report import Verdict, now
+from mha.conformance.reports.text import describe
 from mha.conformance.search import PROFILES
 from mha.conformance.tampering import put_back
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
 from mha.implementations import Registered, discover, resolve
-from mha.spec import CLAUSES, Implementation
+from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
 # The seconds that a clause may take, for each profile, where pytest-timeout has no other limit.
@@ -106,56 +103,6 @@ def select(config: pytest.Config) -> Selection:
         strict=option.mha_strict,
         targets=tuple((implementation.name, target) for target, implementation in named),
         started=now(),
-    )
-
-
-def stopped(report: Any, implementation: str, device: str, dtype: str, clause: str) -> dict[str, Any]:
-    """Return the verdict on an item that came to no end: a crash of its process, or a time limit."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    told = " ".join(str(crash.message if crash else report.longrepr).split())[:300]
-    verdict = Verdict(
-        implementation=implementation,
-        clause=clause,
-        level=CLAUSES[clause].level,
-        dtype=dtype,
-        device=device,
-        status="fail",
-        message=f"it was not judged to the end: {told}",
-    )
-    return asdict(verdict)
-
-
-def summary(chosen: Selection, report: Report, *, width: int, color: bool, encoding: str) -> list[str]:
-    """Return the lines that end a run: what was judged, the matrix, and what departs."""
-    try:
-        "✓✗".encode(encoding)
-        plain = False
-    except (LookupError, UnicodeEncodeError):
-        plain = True
-    drawn = matrix(report.verdicts, width=width, color=color, plain=plain)
-    told = summarise(report.verdicts, incomplete=report.incomplete)
-    marked = annotated(report.verdicts) if os.environ.get("GITHUB_ACTIONS") == "true" else ()
-    return [*chosen.header(), "", *drawn, "", *told, *marked]
-
-
-def report_of(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> Report:
-    """Return the report of a run, in the order of the selection and of the contract."""
-    names = [implementation.name for implementation in chosen.implementations]
-    clauses = list(CLAUSES)
-
-    def place(verdict: Verdict) -> tuple[int, ...]:
-        where = chosen.devices.index(verdict.device), chosen.dtypes.index(verdict.dtype)
-        return names.index(verdict.implementation), *where, clauses.index(verdict.clause)
-
-    return Report(
-        verdicts=tuple(sorted((Verdict(**verdict) for verdict in verdicts), key=place)),
-        profile=chosen.profile,
-        seed=chosen.seed,
-        versions=versions(),
-        targets=dict(chosen.targets),
-        incomplete=incomplete,
-        started=chosen.started,
-        host=host(),
     )
 
 

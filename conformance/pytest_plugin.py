@@ -128,7 +128,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Tell what was found, for each implementation."""
     if REPORT in config.stash:
-        from mha.conformance.pytest_items import summary
+        from mha.conformance.pytest_summary import summary
 
         terminalreporter.section("the contract of multi-head attention")
         screen = terminalreporter._tw
@@ -161,7 +161,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     found = _verdicts(reporter) if reporter is not None else []
     if reporter is not None and (found or config.option.mha_report):
-        from mha.conformance.pytest_items import report_of
+        from mha.conformance.pytest_summary import report_of
         from mha.conformance.reports.files import keep, write
 
         report = report_of(selection(config), found, incomplete=session.exitstatus not in COMPLETE)
@@ -188,7 +188,7 @@ def _verdicts(reporter: Any) -> list[dict[str, Any]]:
         if getattr(report, "when", None) == "call":
             found += told
         if unjudged:
-            from mha.conformance.pytest_items import stopped
+            from mha.conformance.pytest_summary import stopped
 
             found.append(stopped(report, *unjudged.groups()))
     return found
