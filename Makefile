@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # The workers share the cores: threads of torch would only wait for one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: conformance test seeds ecosystem lint clean
+.PHONY: conformance test seeds ecosystem report lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
@@ -31,6 +31,12 @@ ecosystem:
 	.venv-ecosystem/bin/pip install -q -c constraints.txt -e '.[ecosystem,parallel]'
 	.venv-ecosystem/bin/pytest conformance -q -n auto --mha-profile quick --mha-dtype float32 \
 		--mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $(ADAPTERS)
+
+# docs/report.html: what conforms, and what does not.
+TUTORIALS := $(addprefix mha.conformance.faults.tutorials:,vectorized minimal modular einops fused_qkv)
+report: $(READY)
+	-$(BIN)/pytest conformance -q -n auto --dist worksteal --mha-profile quick --mha-dtype float32 \
+		--mha-impl all $(TUTORIALS) --mha-report docs/report.html $(OPTIONS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -59,17 +59,19 @@ def check_all(
         for _, implementation in chosen.values():
             announce(console, implementation)
             own: list[Verdict] = []
-            with progress_bar(console, len(asked) * len(dtypes) * len(devices)) as bar:
+            ahead = [*asked * (len(dtypes) * len(devices)), ""]
+            with progress_bar(console, ahead) as bar:
                 for verdict in judged(implementation, asked, dtypes, devices, **options):
                     own.append(verdict)
                     verdicts.append(verdict)
-                    show(bar, own)
+                    show(bar, own, ahead[len(own)])
                     if verdict.status not in QUIET:
                         say(bar.console, describe(verdict) + "\n" if clauses else line(verdict))
-            say(console, "\n".join(["", *summarise(own)[:1]]))
+            first, *_, last = summarise(own)
+            say(console, f"\n{first}\n{last}")
             if not clauses and any(verdict.script for verdict in own):
-                first = next(verdict for verdict in own if verdict.script)
-                say(console, f"The whole of one, with a script that shows it: add --clause {first.clause}")
+                clause = next(verdict.clause for verdict in own if verdict.script)
+                say(console, f"The whole of one, with a script that shows it: add --clause {clause}")
     except KeyboardInterrupt:
         stopped = True
         say(console, "\nINCOMPLETE: the run was stopped.")
@@ -106,19 +108,19 @@ def say(console: Console, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-def progress_bar(console: Console, total: int) -> Progress:
+def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
     """Return a bar that shows where the run is, on a terminal, and leaves nothing behind."""
     columns = (TextColumn("{task.description:7}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    bar.add_task("", total=total, told="")
+    bar.add_task(clauses[0], total=len(clauses) - 1, told="")
     return bar
 
 
-def show(bar: Progress, own: Sequence[Verdict]) -> None:
-    """Move the bar to the last verdict."""
+def show(bar: Progress, own: Sequence[Verdict], clause: str) -> None:
+    """Move the bar to the clause at hand."""
     cases, failing = sum(verdict.examples for verdict in own), sum(not verdict.conforms for verdict in own)
     told = f"{cases} cases, {failing} not kept"
-    bar.update(bar.task_ids[0], completed=len(own), description=own[-1].clause, told=told)
+    bar.update(bar.task_ids[0], completed=len(own), description=clause, told=told)
 
 
 def line(verdict: Verdict) -> str:

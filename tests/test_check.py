@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import pytest
+from reports_made import verdict
+from rich.console import Console
 from typer.testing import CliRunner
 
+from mha.conformance.checking import progress_bar, show
 from mha.conformance.cli import app
 
 CLASSES = Path(__file__).parent / "classes"
@@ -54,6 +59,20 @@ def test_without_a_clause_each_departure_is_a_line(monkeypatch: pytest.MonkeyPat
     assert "fail            MSK-8   float32: output_2[0, 0, 0] is -0.0798787773, but should be" in told
     assert "add --clause MSK-8" in told
     assert "sdpa: conforms (2 pass;" in told
+
+
+def test_progress_is_shown_on_a_terminal_and_erased() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    verdicts = [verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail")]
+    with progress_bar(console, ["SHP-1", "MSK-8", ""]) as bar:
+        for count in (1, 2):
+            show(bar, verdicts[:count], ["SHP-1", "MSK-8", ""][count])
+            bar.refresh()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]  # of StringIO
+    assert re.search(r"MSK-8 .*━.*1/2.*40 cases, 0 not kept", shown)
+    assert "80 cases, 1 not kept" in shown
+    assert shown.rstrip("\x1b[?25h").endswith("\x1b[2K")
+    assert "━" not in run(PLAIN, *QUICK)[1]
 
 
 def test_what_conforms_ends_with_status_0() -> None:

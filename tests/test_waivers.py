@@ -123,6 +123,14 @@ def test_a_waiver_is_read_as_it_was_written(tmp_path: Path) -> None:
         read_waivers(tmp_path / "w.toml", ["other"])
 
 
+def test_the_waiver_of_the_readme_can_be_read(tmp_path: Path) -> None:
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "w.toml").write_text(readme.split("```toml\n[[waiver]]")[1].split("```")[0].join(["[[waiver]]", ""]))
+    (waiver,) = read_waivers(tmp_path / "w.toml", ["my-attention"])
+    assert waiver.partial
+    assert waiver.expires == date(2030, 12, 31)
+
+
 @pytest.mark.parametrize(
     ("text", "held"),
     [

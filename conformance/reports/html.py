@@ -53,7 +53,7 @@ def to_html(report: Report) -> str:
             families=families,
             classes=CLASSES,
             legend=legend({sign for family in families for row in family["rows"] for sign in row["signs"]}),
-            departures=[_departure(v) for v in report.verdicts if status_of(v) not in ("pass", "not claimed")],
+            departures=list(_departures(report)),
             margins=[row for name, own in by_name.items() for row in _margins(name, own)],
             unclaimed=_unclaimed(by_name),
             css=css,
@@ -141,17 +141,23 @@ def _rejected(verdict: Verdict) -> str:
     return ", ".join(f"{name} {verdict.rejected.get(name, 0)} of {count}" for name, count in tried.items())
 
 
-def _departure(verdict: Verdict) -> dict[str, str]:
-    return {
-        "name": _shown(verdict.implementation),
-        "clause": verdict.clause,
-        "title": CLAUSES[verdict.clause].title,
-        "sign": SIGNS[status_of(verdict)][0],
-        "status": status_of(verdict),
-        "where": f"{verdict.dtype} on {verdict.device}",
-        "message": visible(verdict.message),
-        "case": visible(verdict.case or ""),
-    }
+def _departures(report: Report) -> Iterator[dict[str, str]]:
+    """Yield what is not kept, what must be kept first; one that several dtypes or devices show is told once."""
+    found: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in sorted(report.verdicts, key=lambda verdict: verdict.conforms and verdict.status != "harness_error"):
+        if status_of(verdict) not in ("pass", "not claimed"):
+            found.setdefault((verdict.implementation, verdict.clause, status_of(verdict)), []).append(verdict)
+    for (name, clause, status), own in found.items():
+        yield {
+            "name": _shown(name),
+            "clause": clause,
+            "title": CLAUSES[clause].title,
+            "sign": SIGNS[status][0],
+            "status": status,
+            "where": ", ".join(f"{verdict.dtype} on {verdict.device}" for verdict in own),
+            "message": visible(own[0].message),
+            "case": visible(own[0].case or ""),
+        }
 
 
 def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:

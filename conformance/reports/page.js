@@ -41,7 +41,6 @@ function show(button) {
   evidence.replaceChildren();
   document.getElementById("cell-title").textContent = `${name}: ${clause.id} (${clause.level}) ${clause.title}`;
   element("p", clause.statement, evidence);
-  list([["why it matters", clause.why], ["elsewhere", clause.differs], ["source", clause.source]], evidence);
   for (const verdict of data.verdicts[clause.id][name]) {
     const part = element("section", undefined, evidence);
     element("h3", `${verdict.sign} ${verdict.status}: ${verdict.dtype} on ${verdict.device}`, part);
@@ -60,7 +59,10 @@ function show(button) {
     element("pre", verdict.script, part);
     button.addEventListener("click", () => copy(verdict.script, button));
   }
+  const more = element("section", undefined, evidence);
+  list([["why it matters", clause.why], ["elsewhere", clause.differs], ["source", clause.source]], more);
   dialog.showModal();
+  dialog.scrollTop = 0;
 }
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };

@@ -149,4 +149,4 @@ def now() -> str:
 
 def host() -> str:
     """Return the machine, in words."""
-    return f"{platform.node()} ({platform.system()} {platform.machine()}, {os.cpu_count()} CPUs)"
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
