@@ -112,13 +112,15 @@ def expect_unchanged(
 
 def expect_raises(call: Callable[[], Any], *, because: str) -> BaseException:
     """The call is refused with an exception, which is returned."""
+    later = ""
     try:
         call()
     except Violation as violation:
-        # What the adapter refuses afterwards, the implementation had accepted.
         if isinstance(violation, Refusal) and not isinstance(violation.error, ImplementationError):
             return violation.error
-    raise Violation(f"no exception was raised, though {because}", (f"raise AssertionError({because!r})",))
+        if isinstance(violation, Refusal):  # the implementation had accepted what its adapter could not load
+            later = f" (only its adapter refused, afterwards: {violation.error})"
+    raise Violation(f"no exception was raised, though {because}{later}", (f"raise AssertionError({because!r})",))
 
 
 def _worst(error: Tensor) -> tuple[int, ...]:
