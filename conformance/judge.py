@@ -156,9 +156,9 @@ def _judge(
                     waived.setdefault(waiver, _waived(found, prop, *seen, waiver))
                 if search.settled:
                     break
-                rejected += search.rejected
-                if search.vacuous:
-                    return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuous}")
+                rejected += search.vacuity.rejected
+                if search.vacuity.found:
+                    return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuity.found}")
                 reasons += [search.left_out] if not search.examples else []
         except Exception:
             told = f"{prop.name}: {traceback.format_exc()}"

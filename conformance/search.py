@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import lru_cache
-from math import comb
 
 import hypothesis
 from hypothesis import Phase, given, settings
@@ -20,10 +17,10 @@ from mha.conformance.cases.domain import Domain
 from mha.conformance.cases.drawing import boundary_cases, drawn_cases, simpler_cases, varied
 from mha.conformance.registry import Property
 from mha.conformance.trial import Trial
+from mha.conformance.vacuity import Vacuity
 from mha.conformance.violation import CALL, Inapplicable, Refusal, Violation
 from mha.conformance.waivers import Waiver
-from mha.conformance.wrong import WrongImplementation
-from mha.spec import Claims, Implementation
+from mha.spec import Implementation
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,6 @@ PROFILES = {
 FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
 SHRINKING = 100
-# How many of the cases are also given to known wrong answers, and how improbable too few rejections must be; a wrong
-# answer that none of these rejects is given all cases.
-SAMPLED, IMPROBABLE = 24, 2e-3
 
 
 class Search:
@@ -62,8 +56,7 @@ class Search:
     waived: the first trial that each waiver covers, and its violation.
     examples: how many cases were tried; those that said nothing are not counted, and `left_out` says why. first: how
     many it took to the first failure.
-    rejected: how often each known wrong answer was rejected ("zeros") and tried ("zeros tried"). missed: how many cases
-    a known wrong answer was given that none of them rejects.
+    vacuity: what the cases are worth, once none failed.
     """
 
     def __init__(
@@ -91,7 +84,7 @@ class Search:
         self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.name}:{dtype}:{device}".encode())
         self.failure: tuple[Trial, Violation] | None = None
         self.tried: list[Case] = []
-        self.rejected, self.missed = Counter[str](), Counter[str]()
+        self.vacuity = Vacuity(prop, implementation.claims)
         self.remark = self.left_out = ""
         self.margin, self.first = 0.0, 0
 
@@ -104,26 +97,6 @@ class Search:
     def settled(self) -> bool:
         """Whether whatever else is found is waived too."""
         return any(not waiver.partial for waiver in self.waived)
-
-    @property
-    def vacuous(self) -> str:
-        """Why the cases prove too little, if they do: known wrong answers are rejected in too small a share of them."""
-        tried = sum(count for name, count in self.rejected.items() if name.endswith(" tried"))
-        rejected = self.rejected.total() - tried
-        floor = self.prop.floor
-        chance = sum(comb(tried, k) * floor**k * (1 - floor) ** (tried - k) for k in range(rejected + 1))
-        if tried and chance <= IMPROBABLE:
-            wrong = ", ".join(self.prop.rejects)
-            return (
-                f"{rejected} of {tried} cases reject the known wrong answers {wrong}: a share of {floor} is the least"
-            )
-        claims = self.implementation.claims
-        right = () if claims.masks or claims.causal else ("unmasked",)
-        for twist, count in self.missed.items():
-            if twist not in right and (1 - floor / 2) ** count <= IMPROBABLE:
-                told = f"none of {count} cases rejects the known wrong answer {twist}"
-                return f"{told}: a share of {floor / 2} is the least"
-        return ""
 
     def run(self, shrink: Callable[[], bool]) -> None:
         """Try the boundary cases; shrink the first that fails, or else let Hypothesis draw, and shrink what fails.
@@ -149,7 +122,7 @@ class Search:
         if self.settled:
             return
         if not self.failure:
-            self.sample()
+            self.vacuity.sample(self.tried)
         elif shrink() and not self.failure[1].family:
             first = self.failure
             self.draw(drawn_cases(*self.where), self.drawn, shrink=True)
@@ -200,35 +173,3 @@ class Search:
             return
         except Flaky:
             self.remark = FLAKY
-
-    def sample(self) -> None:
-        """Give some of the cases to the known wrong answers that the property exists to reject."""
-        if not self.prop.rejects:
-            return
-        sampled = min(SAMPLED, self.examples)
-        for place in range(sampled):
-            case = self.tried[place * self.examples // sampled]
-            twist = self.prop.rejects[place % len(self.prop.rejects)]
-            rejected = rejects(self.prop, self.implementation.claims, case, twist)
-            if rejected is not None:
-                self.rejected[twist] += rejected
-                self.rejected[f"{twist} tried"] += 1
-        for twist in self.prop.rejects:
-            for case in self.tried if not self.rejected[twist] else ():
-                rejected = rejects(self.prop, self.implementation.claims, case, twist)
-                self.missed[twist] += rejected is False
-                if rejected:
-                    del self.missed[twist]
-                    break
-
-
-@lru_cache(maxsize=ALL)
-def rejects(prop: Property, claims: Claims, case: Case, twist: str) -> bool | None:
-    """Whether a case rejects a known wrong answer; None where it says nothing of it."""
-    try:
-        prop.check(Trial(WrongImplementation(twist, claims), case), case)
-    except (Inapplicable, Refusal):
-        return None
-    except Violation:
-        return True
-    return False

@@ -58,8 +58,8 @@ def test_each_known_wrong_answer_is_rejected(prop: Property) -> None:
     assert isinstance(domain, Domain)
     search = Search(faults.complete, prop, domain, dtype, "cpu", PROFILES["quick"], 0)
     search.run(lambda: False)
-    assert not search.vacuous
-    assert not +search.missed
+    assert not search.vacuity.found
+    assert not +search.vacuity.missed
 
 
 SAMPLE = ("CFG-5", "SHP-1", "SMX-2", "MSK-1", "MSK-8", "CAU-2", "PTH-1", "HED-1", "EQV-4", "NUM-1", "GRD-1", "INC-1")

@@ -61,8 +61,8 @@ def judged(prop: Property, monkeypatch: pytest.MonkeyPatch) -> Report:
 def test_a_property_that_rejects_nothing_is_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, full = (property_of(check, rejects=("zeros", "noise")) for check in (never_looks, looks))
     told = "0 of 24 cases reject the known wrong answers zeros, noise: a share of 0.5 is the least"
-    assert searched(empty).vacuous == told
-    assert searched(full).vacuous == ""
+    assert searched(empty).vacuity.found == told
+    assert searched(full).vacuity.found == ""
     report = judged(empty, monkeypatch)
     assert report.verdicts[0].status == "harness_error"
     assert told in report.verdicts[0].message
@@ -81,8 +81,8 @@ def test_what_was_rejected_is_counted_and_told(monkeypatch: pytest.MonkeyPatch) 
 def test_a_share_that_is_too_small_for_its_floor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a mask, the unmasked answer is right.
     half = property_of(looks, rejects=("unmasked", "zeros"), floor=0.99)
-    assert searched(half).rejected["zeros"] == searched(half).rejected["unmasked tried"]
-    assert not searched(half).rejected["unmasked"]
+    assert searched(half).vacuity.rejected["zeros"] == searched(half).vacuity.rejected["unmasked tried"]
+    assert not searched(half).vacuity.rejected["unmasked"]
     assert judged(half, monkeypatch).verdicts[0].status == "harness_error"
     none = judged(replace(half, floor=0.5), monkeypatch).verdicts[0]
     assert none.status == "harness_error"
@@ -104,4 +104,4 @@ def test_limit_holds_in_each_phase() -> None:
 
 def test_the_lowest_floor_is_one() -> None:
     lowest = min(prop.floor for members in properties().values() for prop in members)
-    assert searched(property_of(never_looks, rejects=("zeros",), floor=lowest)).vacuous
+    assert searched(property_of(never_looks, rejects=("zeros",), floor=lowest)).vacuity.found

@@ -28,5 +28,7 @@ plain = {"cross_attention": False, "returns_weights": False, "bias": {False}, "d
 plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
 usual = {"parameters": names, "mask": "keep", "mask_shape": "b h l s"}
 in_32 = Rounding(softmax_in_float32=True)
-implementation = from_module(partial(X, flash=False), name="x", claims=Claims(**plain, rounding=in_32), **usual)
-flash = from_module(partial(X, flash=True), name="x-flash", claims=Claims(**plain), **usual)
+implementation = from_module(
+    partial(X, flash=False), name="x-transformers", claims=Claims(**plain, rounding=in_32), **usual
+)
+flash = from_module(partial(X, flash=True), name="x-transformers-flash", claims=Claims(**plain), **usual)
