@@ -130,21 +130,24 @@ class FusedQKV(nn.Module):
 
 
 NAMED = {f"w_{role}": f"w_{role}" for role in "qkvo"}
-vectorized = from_module(Vectorized, parameters=NAMED, claims=Claims(dtypes=DTYPES))
+vectorized = from_module(Vectorized, name="tutorial_vectorized", parameters=NAMED, claims=Claims(dtypes=DTYPES))
 minimal = from_module(
     Minimal,
+    name="tutorial_minimal",
     parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
     claims=Claims(returns_weights=False, dtypes=DTYPES),
 )
-modular = from_module(Modular, parameters=NAMED, claims=Claims(dropout=True, dtypes=DTYPES))
+modular = from_module(Modular, name="tutorial_modular", parameters=NAMED, claims=Claims(dropout=True, dtypes=DTYPES))
 einops = from_module(
     Einops,
+    name="tutorial_einops",
     parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "unused"},
     mask="drop",
     claims=Claims(returns_weights=False, dtypes=DTYPES),
 )
 fused_qkv = from_module(
     FusedQKV,
+    name="tutorial_fused_qkv",
     parameters={"w_qkv": "qkv", "w_o": "out"},
     mask="drop",
     claims=Claims(cross_attention=False, returns_weights=False, dtypes=DTYPES),
