@@ -14,9 +14,10 @@ from mha.conformance.judge import judged, versions
 from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import properties
 from mha.conformance.reports.files import keep, validate_file, write
+from mha.conformance.reports.github import marks
 from mha.conformance.reports.matrix import status_of
 from mha.conformance.reports.report import Report, Verdict, host, now
-from mha.conformance.reports.terminal import matrix
+from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import brief, describe, summarise, visible
 from mha.conformance.search import PROFILES
 from mha.conformance.waivers import built_in_waivers, read_waivers
@@ -50,7 +51,11 @@ def check_all(
     validate_devices(devices)
     for file in reports:
         validate_file(file, "--report")
-    chosen = {found.name: (target, found) for target in targets for found in resolve(target)}
+    chosen: dict[str, tuple[str, Implementation]] = {}
+    for target in targets:
+        for found in resolve(target):
+            if chosen.setdefault(found.name, (target, found))[1] is not found:
+                raise ValueError(f"two implementations are named {found.name!r}; give one of them another name")
     known = (*built_in_waivers(), *(read_waivers(waivers, chosen) if waivers else ()))
     asked = [clause for clause in properties() if not clauses or clause in clauses]
     options = {"profile": profile, "seed": seed, "strict": strict, "waivers": known}
@@ -75,24 +80,26 @@ def check_all(
     except KeyboardInterrupt:
         stopped = True
         say(console, "\nINCOMPLETE: the run was stopped.")
-    if len(chosen) > 1 and verdicts:
-        drawn = matrix(verdicts, width=min(console.width, WIDTH), color=console.is_terminal)
-        console.print(Text.from_ansi("\n".join(["", *drawn])), soft_wrap=True)
     report = Report(
         verdicts=tuple(verdicts),
         profile=profile,
         seed=seed,
         versions=versions(),
-        targets={name: target for name, (target, _) in chosen.items()},
+        targets={name: name if target == "all" else target for name, (target, _) in chosen.items()},
+        strict=strict,
         incomplete=stopped,
         started=started,
         host=host(),
     )
-    keep(report, Path())
     unwritten = [why for file in reports if (why := write(report, file))]
-    for why in unwritten:
-        say(console, f"mha: {why}")
-    return 2 if unwritten or stopped else status_code(verdicts)
+    keep(report, Path())
+    if len(chosen) > 1 and verdicts:
+        plain, width = needs_plain(console.encoding), min(console.width, WIDTH)
+        drawn = matrix(verdicts, width=width, color=console.is_terminal, plain=plain)
+        console.print(Text.from_ansi("\n".join(["", *drawn])), soft_wrap=True)
+    for told in (*marks(verdicts), *(f"mha: {why}" for why in unwritten)):
+        say(console, told)
+    return 2 if unwritten else report.exit_status
 
 
 def announce(console: Console, implementation: Implementation) -> None:
@@ -127,11 +134,3 @@ def line(verdict: Verdict) -> str:
     """Return a departure in a line or two."""
     first = f"{status_of(verdict):15} {verdict.clause:7} {verdict.dtype}: "
     return fill(first + brief(verdict), WIDTH, subsequent_indent=" " * 24, break_long_words=False)
-
-
-def status_code(verdicts: Collection[Verdict]) -> int:
-    """Return 0 if everything that must be kept is, 1 if not, 2 if the judge failed or nothing was judged."""
-    statuses = {verdict.status for verdict in verdicts}
-    if "harness_error" in statuses or statuses <= {"not_claimed"}:
-        return 2
-    return 0 if all(verdict.conforms for verdict in verdicts) else 1

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -30,9 +34,33 @@ def guarded(what: str) -> Iterator[None]:
         raise Refusal(f"{what} raised {_told(error)}", error, what) from error
 
 
+@contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end what is done here, also where it comes while something swallows what is raised.
+
+    As a garbage collection does, in which Hypothesis has a callback.
+    """
+    came, before = [], signal.getsignal(signal.SIGINT)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _told(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
+    return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"  # two runs give one report
 
 
 def require_plain(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mha.conformance.blocking import Fault, plain_fault
+from mha.conformance.guard import heeding_interrupts
 from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import Property, properties
 from mha.conformance.reports.report import Report, Verdict, host, now
@@ -28,6 +29,9 @@ from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import preflight
 from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DTYPES
+
+# What a waiver covers: the property that was violated, the trial, and its violation.
+Seen = tuple[Property, Trial, Violation]
 
 
 def check(
@@ -104,8 +108,17 @@ def judge(
     """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error."""
     start = perf_counter()
     known = waivers_for(waivers, implementation.name, clause, dtype, device)
-    found = _judge(implementation, clause, dtype, device, profile, seed, [w for w in known if not w.expired], strict)
-    found = _with_expired(found, [waiver for waiver in known if waiver.expired])
+    with heeding_interrupts():
+        found = _judge(
+            implementation, clause, dtype, device, profile, seed, [w for w in known if not w.expired], strict
+        )
+    expired = next((waiver for waiver in known if waiver.expired), None)
+    if expired and found.status not in ("fail", "refused", "blocked", "harness_error"):
+        told = f"delete its waiver, which expired on {expired.expires}: {expired.reason}"
+        found = replace(found, status="stale_waiver", required=True, message=told)
+    elif expired:
+        told = f"{found.message} [its waiver expired on {expired.expires}: {expired.reason}]"
+        found = replace(found, message=told)
     return replace(found, seconds=round(perf_counter() - start, 3))
 
 
@@ -131,7 +144,7 @@ def _judge(
     claims = implementation.claims
     if dtype not in claims.dtypes or device not in claims.devices:
         return replace(found, status="not_claimed", message=f"{dtype} on {device} is not claimed")
-    reasons, rejected, waived = [], Counter[str](), dict[Waiver, Verdict]()
+    reasons, rejected, waived, met = [], Counter[str](), dict[Waiver, Seen](), set[Waiver]()
     for prop in sorted(properties()[clause], key=lambda prop: prop.level == "SHOULD"):
         try:
             domain = prop.within(claims, dtype)
@@ -152,10 +165,10 @@ def _judge(
                     if root := fault():
                         return replace(found, status="blocked", blocked_by=root.clause, message=root.message)
                     return _departure(found, prop, search, waivers, strict)
-                for waiver, seen in search.waived.items():
-                    waived.setdefault(waiver, _waived(found, prop, *seen, waiver))
+                waived = {waiver: (prop, *seen) for waiver, seen in search.waived.items()} | waived
                 if search.settled:
                     break
+                met |= {waiver for waiver in waivers if any(waiver.holds(case) for case in search.tried)}
                 rejected += search.vacuity.rejected
                 if search.vacuity.found:
                     return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuity.found}")
@@ -163,46 +176,30 @@ def _judge(
         except Exception:
             told = f"{prop.name}: {traceback.format_exc()}"
             return replace(found, status="harness_error", message=told)
-    found = replace(found, rejected=dict(sorted(rejected.items())))
-    stale = [waiver for waiver in waivers if waiver not in waived]
+    found, why = replace(found, rejected=dict(sorted(rejected.items()))), "; ".join(dict.fromkeys(reasons))
+    whole = next((waiver for waiver in waived if not waiver.partial), None)
+    stale = next((waiver for waiver in waivers if waiver in met - set(waived) and not whole), None)
     if stale:
-        cause = (
-            "nothing departs from this clause"
-            if found.examples
-            else f"nothing is judged: {'; '.join(dict.fromkeys(reasons))}"
+        told = f"nothing departs from this clause{' as the waiver says' if stale.partial else ''}"
+        return replace(
+            found, status="stale_waiver", required=True, message=f"{told}; delete its waiver: {stale.reason}"
         )
-        covered = " as the waiver says" if stale[0].partial else ""
-        told = f"{cause}{covered}; delete its waiver: {stale[0].reason}"
-        return replace(found, status="stale_waiver", message=told)
-    if waived:
-        return next(iter(waived.values()))
-    if not found.examples:
-        return replace(found, status="not_claimed", message="; ".join(dict.fromkeys(reasons)))
-    return replace(found, message="; ".join(dict.fromkeys(reasons)))
+    if waivers and not found.examples:
+        told = f"nothing is judged: {why}; delete its waiver: {next(iter(waivers)).reason}"
+        return replace(found, status="stale_waiver", required=True, message=told)
+    for waiver, (prop, trial, violation) in waived.items():
+        found = replace(found, level=prop.level, case=repr(trial.case), violated=prop.name)
+        message, code = f"{violation.message} [waived: {waiver.reason}]", script(trial, clause, violation)
+        return replace(found, status="waived", message=message, script=code)
+    if waivers:
+        return replace(found, message=f"no case of its waiver came up: {next(iter(waivers)).where}")
+    return replace(found, status="pass" if found.examples else "not_claimed", message=why)
 
 
 def _root(implementation: Implementation, prop: Property, dtype: str, device: str) -> Fault | None:
     """Return the basic clause whose failure leaves nothing to say of a property, if there is one."""
     fault = plain_fault(implementation, dtype, device) if prop.after else None
     return fault if fault and (fault.clause == "SHP-1" or fault.clause == prop.after) else None
-
-
-def _waived(found: Verdict, prop: Property, trial: Trial, violation: Violation, waiver: Waiver) -> Verdict:
-    """Return the verdict on a property whose violations a waiver covers."""
-    message, code = f"{violation.message} [waived: {waiver.reason}]", script(trial, prop.clause, violation)
-    found = replace(found, level=prop.level, case=repr(trial.case), violated=prop.name)
-    return replace(found, status="waived", message=message, script=code)
-
-
-def _with_expired(found: Verdict, expired: Collection[Waiver]) -> Verdict:
-    """Say of a verdict that a waiver would have changed it, had it not expired."""
-    for waiver in expired:
-        told = f"its waiver expired on {waiver.expires}: {waiver.reason}"
-        if found.status == "pass":
-            return replace(found, status="stale_waiver", message=f"nothing departs from this clause, and {told}")
-        if found.status not in ("not_claimed", "harness_error"):
-            return replace(found, message=f"{found.message} [{told}]")
-    return found
 
 
 def _departure(found: Verdict, prop: Property, search: Search, waivers: Collection[Waiver], strict: bool) -> Verdict:

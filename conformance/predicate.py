@@ -19,8 +19,10 @@ def validate(text: str) -> None:
     """Raise ValueError for what is no comparison of fields of a case and constants."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{text!r} is no expression: {error.args[0]}") from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ValueError(
+            f"{text[:80]!r} is no expression: {error.args[0] if error.args else 'it is too long'}"
+        ) from None
     if not all(isinstance(node, ALLOWED) for node in nodes):
         raise ValueError(f"{text!r} may only compare fields of a case and constants, as \"L == 0 and mask != 'none'\"")
     unknown = sorted({node.id for node in nodes if isinstance(node, ast.Name)} - NAMES)

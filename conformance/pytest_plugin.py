@@ -164,11 +164,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         from mha.conformance.pytest_summary import report_of
         from mha.conformance.reports.files import keep, write
 
-        report = report_of(selection(config), found, incomplete=session.exitstatus not in COMPLETE)
+        stopped = bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
+        report = report_of(selection(config), found, incomplete=stopped)
+        unwritten = [why for file in config.option.mha_report if (why := write(report, Path(file)))]
         if found:
             config.stash[REPORT] = report
             keep(report, config.invocation_params.dir)
-        unwritten = [why for file in config.option.mha_report if (why := write(report, Path(file)))]
         if unwritten:
             config.stash[UNWRITTEN] = [f"mha: {why}" for why in unwritten]
             session.exitstatus = 2

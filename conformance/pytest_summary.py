@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from typing import Any
 
 from mha.conformance.judge import versions
 from mha.conformance.pytest_items import Selection
-from mha.conformance.reports.github import annotated
+from mha.conformance.reports.github import marks
 from mha.conformance.reports.report import Report, Verdict, host
-from mha.conformance.reports.terminal import matrix
+from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import summarise
 from mha.spec import CLAUSES
 
@@ -33,15 +32,9 @@ def stopped(report: Any, implementation: str, device: str, dtype: str, clause: s
 
 def summary(chosen: Selection, report: Report, *, width: int, color: bool, encoding: str) -> list[str]:
     """Return the lines that end a run: what was judged, the matrix, and what departs."""
-    try:
-        "✓✗".encode(encoding)
-        plain = False
-    except (LookupError, UnicodeEncodeError):
-        plain = True
-    drawn = matrix(report.verdicts, width=width, color=color, plain=plain)
+    drawn = matrix(report.verdicts, width=width, color=color, plain=needs_plain(encoding))
     told = summarise(report.verdicts, incomplete=report.incomplete)
-    marked = annotated(report.verdicts) if os.environ.get("GITHUB_ACTIONS") == "true" else ()
-    return [*chosen.header(), "", *drawn, "", *told, *marked]
+    return [*chosen.header(), "", *drawn, "", *told, *marks(report.verdicts)]
 
 
 def report_of(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: bool) -> Report:
@@ -59,7 +52,9 @@ def report_of(chosen: Selection, verdicts: list[dict[str, Any]], *, incomplete: 
         seed=chosen.seed,
         versions=versions(),
         targets=dict(chosen.targets),
+        strict=chosen.strict,
         incomplete=incomplete,
+        broken={entry.name: entry.error for entry in chosen.unavailable if entry.broken},
         started=chosen.started,
         host=host(),
     )

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from mha.conformance.cases.case import Case
+from mha.conformance.cases.case import SHARING, Case
+from mha.conformance.cases.layouts import LAYOUTS
+from mha.conformance.cases.masks import EXTENTS
+from mha.conformance.cases.regimes import REGIMES
 from mha.conformance.judge import one_thread
+from mha.conformance.observed import MODES
+from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import Property, properties
 from mha.conformance.reports.files import read
 from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
 from mha.conformance.reports.text import name_of, visible
+from mha.conformance.search import may_refuse
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Inapplicable, Violation
 from mha.implementations import resolve
 from mha.spec import Implementation
+from mha.spec.claims import DTYPES, Alignment
+
+# The words that a field of a case may have.
+WORDS: dict[str, Collection[str]] = {
+    "dtype": DTYPES,
+    "mask": ("none", *EXTENTS),
+    "inputs": SHARING,
+    "layout": (*LAYOUTS, "mixed"),
+    "regime": REGIMES,
+    "path": MODES,
+    "alignment": get_args(Alignment),
+}
 
 
 class Replay(NamedTuple):
@@ -48,9 +66,18 @@ def replay(report: Report, chosen: list[Verdict], target: str = "") -> Iterator[
         if not named:
             raise ValueError(f"the report does not say where {verdict.implementation!r} is; name it with --impl")
         if named not in known:
-            (known[named],) = resolve(named)
+            known[named] = one_of(named)
+        validate_devices([verdict.device])
         case = replace(read_case(verdict.case or ""), dtype=verdict.dtype, device=verdict.device)
         yield Replay(verdict, *replayed(known[named], verdict.clause, verdict.violated, case))
+
+
+def one_of(target: str) -> Implementation:
+    """Return the implementation that a target names; raises ValueError if there are several."""
+    found = resolve(target)
+    if len(found) != 1:
+        raise ValueError(f"{target!r} names {len(found)} implementations; name one")
+    return found[0]
 
 
 def replayed(implementation: Implementation, clause: str, violated: str, case: Case) -> tuple[str, str]:
@@ -68,12 +95,17 @@ def replayed(implementation: Implementation, clause: str, violated: str, case: C
 
 
 def _tried(implementation: Implementation, prop: Property, case: Case) -> tuple[str, str]:
+    domain = prop.within(implementation.claims, case.dtype)
+    if isinstance(domain, str):
+        return "SILENT", domain
     try:
         with one_thread():
             prop.check(Trial(implementation, case), case)
     except Inapplicable as reason:
         return "SILENT", str(reason)
     except Violation as violation:
+        if may_refuse(prop.clause, case, violation):
+            return "SILENT", "the call with a causal flag and L != S is refused, which CAU-3 allows"
         return "FAILS", violation.message
     except Exception as error:  # of the property, which is not made for every case that a user may write
         return "SILENT", f"{prop.name} does not take this case ({type(error).__name__})"
@@ -82,16 +114,23 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> tuple[
 
 def read_case(text: str) -> Case:
     """Read a case as its repr writes it; raises ValueError, in a line, for anything else."""
-    known = {field.name for field in fields(Case)}
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Case"):
             raise ValueError("it is no call of Case")
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{text[:80]!r} is no case, as Case(L=2, mask='padding'): {error.args[0]}") from None
-    if call.args or not set(given) <= known:
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        why = error.args[0] if error.args else "it is too long"
+        raise ValueError(f"{text[:80]!r} is no case, as Case(L=2, mask='padding'): {why}") from None
+    known = {field.name: field.default for field in fields(Case)}
+    if call.args or not set(given) <= set(known):
         raise ValueError(f"a case has only {', '.join(sorted(known))}, each by name, but this is {text[:80]!r}")
+    for name, value in given.items():
+        if type(value) is not type(known[name]) or (type(value) is int and value < 0):
+            raise ValueError(f"{name} of a case must be as {known[name]!r}, but is {value!r:.80}")
+        if name in WORDS:
+            validate_choice(f"{name} of a case", [str(value)], WORDS[name])
+    validate_devices([str(given.get("device", "cpu"))])
     return Case(**given)
 
 
@@ -103,7 +142,7 @@ def replay_what(what: str, clauses: list[str], target: str) -> Iterator[tuple[st
     if what.lstrip().startswith("Case("):
         if len(clauses) != 1 or not target:
             raise ValueError("a case alone does not say what it violates: give --clause and --impl")
-        (implementation,) = resolve(target)
+        implementation = one_of(target)
         outcome, message = replayed(implementation, clauses[0], "", read_case(what))
         yield outcome, f"{outcome:7} {clauses[0]:7} {visible(implementation.name)}: {message or what}"
         return

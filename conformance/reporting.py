@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mha.conformance.reports.compare import differences, merged
 from mha.conformance.reports.files import read, validate_file, write
 from mha.conformance.reports.report import Report
-from mha.conformance.reports.terminal import matrix
+from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import summarise
 
 
@@ -29,13 +30,12 @@ def report_on(files: Sequence[Path], *, merge: bool, to: Sequence[Path], schema:
         validate_file(file, "--to")
     found = [read(file) for file in files]
     if len(found) == 2 and not merge:
-        lines, broken = differences(*found)
-        return lines, int(broken)
+        return differences(*found)
     whole = merged(found)
     unwritten = [why for file in to if (why := write(whole, file))]
     if unwritten:
         raise ValueError(unwritten[0])
     if to:
         return [f"wrote {file}" for file in to], 0
-    drawn = matrix(whole.verdicts) if whole.verdicts else []
-    return [*drawn, "", *summarise(whole.verdicts, incomplete=whole.incomplete)], 0 if whole.conforms else 1
+    drawn = matrix(whole.verdicts, plain=needs_plain(sys.stdout.encoding)) if whole.verdicts else []
+    return [*drawn, "", *summarise(whole.verdicts, incomplete=whole.incomplete)], whole.exit_status

@@ -137,14 +137,14 @@ class Search:
             self.left_out = str(reason)
             return
         except Violation as violation:
-            refused = isinstance(violation, Refusal) and violation.what == CALL
-            if refused and case.causal and case.L != case.S and self.prop.clause != "CAU-3":
+            if may_refuse(self.prop.clause, case, violation):
                 self.left_out = "the call with a causal flag and L != S is refused, which CAU-3 allows"
                 return
             self.tried.append(case)
-            covering = next((waiver for waiver in self.waivers if waiver.covers(case, violation.message)), None)
+            covering = [waiver for waiver in self.waivers if waiver.covers(case, violation.message)]
+            for waiver in covering:
+                self.waived.setdefault(waiver, (trial, violation))
             if covering:
-                self.waived.setdefault(covering, (trial, violation))
                 return
             self.failure, self.first = (trial, violation), self.first or self.examples
             raise
@@ -173,3 +173,9 @@ class Search:
             return
         except Flaky:
             self.remark = FLAKY
+
+
+def may_refuse(clause: str, case: Case, violation: Violation) -> bool:
+    """Whether a violation is a refusal that the contract allows: of a causal flag where L != S (CAU-3)."""
+    refused = isinstance(violation, Refusal) and violation.what == CALL
+    return refused and case.causal and case.L != case.S and clause != "CAU-3"

@@ -51,9 +51,13 @@ class Waiver:
         """Whether there may be violations of the clause that it does not cover."""
         return bool(self.where or self.error)
 
+    def holds(self, case: Case) -> bool:
+        """Whether it is about a case."""
+        return not self.where or predicate.holds(self.where, case)
+
     def covers(self, case: Case, message: str) -> bool:
         """Whether it waives a violation."""
-        return self.error in message and (not self.where or predicate.holds(self.where, case))
+        return self.error in message and self.holds(case)
 
     def to_toml(self) -> str:
         """Return it as it stands in a waiver file."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from mha.conformance.predicate import validate
+from mha.conformance.replaying import read_case
 from mha.conformance.reports.files import read
-from mha.conformance.reports.report import NONCONFORMING
 from mha.conformance.waivers import Waiver, read_waivers
 from mha.spec import CLAUSES
+
+# A clause that is blocked is not known to fail, and one with a stale waiver does not.
+FAILING = ("fail", "refused")
 
 
 def waive_failure(
@@ -25,8 +28,10 @@ def waive_failure(
         raise ValueError("a waiver needs a reason: say why it is accepted that the clause is not kept")
     if where:
         validate(where)
+    if expires and expires < datetime.now(UTC).date():
+        raise ValueError(f"the last day of a waiver must be to come, but is {expires}")
     judged = [verdict for verdict in read(run).verdicts if verdict.clause == clause]
-    failed = [v for v in judged if v.status in NONCONFORMING and name in ("", v.implementation)]
+    failed = [v for v in judged if v.status in FAILING and name in ("", v.implementation)]
     names = list(dict.fromkeys(verdict.implementation for verdict in failed))
     if not names:
         raise ValueError(f"nothing to waive: {clause} does not fail{' for ' + name if name else ''} in {str(run)!r}")
@@ -44,12 +49,15 @@ def waive_failure(
         where=where,
         expires=expires,
     )
+    outside = [v for v in failed if v.case and not waiver.covers(read_case(v.case), v.message)]
+    if outside:
+        raise ValueError(f"where {where!r} leaves out the case that fails: {outside[0].case}")
     known = read_waivers(file) if file.exists() else []
     if any((each.implementation, each.clause) == (waiver.implementation, clause) for each in known):
         raise ValueError(f"{file} has a waiver of {clause} for {waiver.implementation} already; change that one")
     try:
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(("\n" if known else "") + waiver.to_toml())
+        before = file.read_text(encoding="utf-8").rstrip() if file.exists() else ""
+        file.write_text(f"{before}\n\n{waiver.to_toml()}" if before else waiver.to_toml(), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}") from None
     return f"added to {file}:\n\n{waiver.to_toml()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -91,8 +92,13 @@ def expect_verdicts(python: Path | str, folder: Path, *arguments: str, path: str
     broken = judge(python, folder, *arguments, "--mha-impl", "my-broken-plugin", path=path)
     assert broken.returncode == 2
     assert "cannot be used: RuntimeError: the kernel library is missing" in broken.stdout + broken.stderr
-    every = judge(python, folder, *arguments, "-n", "2", path=path)
+    file = folder / "build" / "every.json" if (folder / "build").is_dir() else folder / "every.json"
+    every = judge(python, folder, *arguments, "-n", "2", "--mha-report", str(file), path=path)
     assert every.returncode == 2
+    report = json.loads(file.read_text())
+    file.unlink()
+    assert report["broken"] == {"my-broken-plugin": "RuntimeError: the kernel library is missing"}
+    assert not report["conforms"]
     assert "unavailable: my-broken-plugin (my_broken_plugin:implementation): RuntimeError" in every.stdout
     for line in ("my-attention: conforms", "my-mistake: DOES NOT CONFORM", "loop: conforms"):
         assert line in every.stdout

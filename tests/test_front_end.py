@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,14 @@ def test_report_is_in_the_order_of_the_contract_whoever_judges(tmp_path: Path) -
     assert not report["incomplete"]
     assert [verdict["implementation"] for verdict in report["verdicts"]] == ["sdpa"] * 6 + ["loop"] * 6
     assert [verdict["clause"] for verdict in report["verdicts"]] == ["CFG-2", "SHP-1", "MSK-1"] * 4
+
+
+def test_run_that_stops_at_the_first_failure_says_so(faulty: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    done = run("-x", "-k", "MSK-8 or MSK-9", "--mha-impl", faulty, "--mha-report", str(file), *QUICK)
+    assert done.returncode == 1
+    assert "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM (1 fail;" in done.stdout
+    assert json.loads(file.read_text())["incomplete"]
 
 
 def test_report_on_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path) -> None:

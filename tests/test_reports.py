@@ -41,8 +41,11 @@ def test_published_schema_is_that_of_the_reports() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("nonsense", "the text: Invalid JSON"),
-        ("{}", "verdicts: Field required"),
+        ("nonsense", "it is no JSON"),
+        ("{}", "it does not say its format"),
+        ("[" * 100_000, "it is no JSON"),
+        ('{"format": 1}', "verdicts: Field required"),
+        (two_implementations().to_json().replace('"seed": 0', '"seed": "0"'), "seed: Input should be a valid integer"),
         (two_implementations().to_json().replace('"status": "waived"', '"status": "good"'), "verdicts.4.status"),
         (two_implementations().to_json().replace('"format": 1', '"format": 2'), "a report of format 2"),
         (two_implementations().to_json().replace("MSK-8", "MSK-99"), "MSK-99, which the contract of this version"),
@@ -158,7 +161,7 @@ def test_differences_tell_what_broke_and_what_was_mended() -> None:
     }
     after = replace(before, verdicts=tuple(changed.get((v.implementation, v.clause), v) for v in before.verdicts[1:]))
     lines, broken = differences(before, after)
-    assert broken
+    assert broken == 1
     text = "\n".join(lines)
     for block in (
         "new failures: 1\n    SHP-1   right, float32 on cpu (fail): output_2[0, 0, 0] is nan",
@@ -169,7 +172,50 @@ def test_differences_tell_what_broke_and_what_was_mended() -> None:
     ):
         assert block in text
     same = ["", "still failing: 1", "    MSK-8   wrong, float32 on cpu (fail)", "", "10 verdicts, 10 as before"]
-    assert differences(before, before) == (same, False)
+    assert differences(before, before) == (same, 0)
+
+
+def test_differences_hide_nothing() -> None:
+    one = report(verdict("x", "SHP-1"))
+    grown = report(verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail"), verdict("x", "MSK-1", "fail"))
+    lines, status = differences(one, grown)
+    assert (lines[-1], status) == ("3 verdicts, 1 as before", 1)
+    for after in ("not_claimed", "waived"):
+        lines, status = differences(one, report(verdict("x", "SHP-1", after)))
+        assert lines[2].endswith(f"({after.replace('_', ' ')}), before: pass")
+        assert (lines[-1], status) == ("1 verdicts, 0 as before", 0)
+    lines, status = differences(one, report(incomplete=True))
+    assert lines[0] == "INCOMPLETE: the second was stopped"
+    assert "no longer judged: 1" in lines
+    assert status == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("harness_error", "CANNOT BE JUDGED"), ("not_claimed", "NOTHING WAS JUDGED")]
+)
+def test_page_says_conforms_only_of_what_does(status: str, told: str) -> None:
+    page = rendered(report(verdict("x", "SHP-1", status)), ".html")
+    assert "0 of 1 implementations conform." in page
+    assert f"✗ {told}" in page
+
+
+def test_two_long_names_are_two_columns() -> None:
+    long = "x" * 80
+    page = rendered(report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html")
+    assert "1 of 2 implementations conform." in page
+    assert page.count("DOES NOT CONFORM") == 1
+    assert page.count(f"{long} ... (81 characters) (2)</span>") == 1
+
+
+def test_exit_status_is_2_where_not_all_was_judged() -> None:
+    right = verdict("x", "SHP-1")
+    assert report(right).exit_status == 0
+    assert report(right, verdict("x", "MSK-8", "fail")).exit_status == 1
+    for given in ({"incomplete": True}, {"broken": {"mine": "ImportError"}}):
+        assert report(right, **given).exit_status == 2
+        assert not report(right, **given).conforms
+    assert report(right, verdict("x", "CFG-2", "harness_error")).exit_status == 2
+    assert report().exit_status == 2
 
 
 def test_hostile_names_are_shown_in_one_line() -> None:

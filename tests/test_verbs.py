@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from reports_made import report, two_implementations, verdict
 from typer.testing import CliRunner
 
+from mha.conformance import check
 from mha.conformance.cli import app
+from mha.conformance.faults import gallery as faults
 from mha.conformance.reports.files import LAST
 from mha.conformance.reports.report import Report
 
+correct = faults.implementation_of(faults.Correct)
 FAULTY = "mha.conformance.faults.gallery:faulty_FiniteFill"
 RIGHT = "mha.conformance.faults.gallery:correct"
 
@@ -59,7 +68,7 @@ def test_case_alone_is_replayed() -> None:
     assert told.startswith("FAILS   MSK-8   FiniteFill: output_2[0, 0, 0] is ")
     assert run("replay", case, "--clause", "MSK-8", "--impl", RIGHT) == (0, f"FIXED   MSK-8   Correct: {case}\n")
     status, told = run("replay", "Case()", "--clause", "MSK-9", "--impl", RIGHT)
-    assert status == 0
+    assert status == 2
     assert told.startswith("SILENT  MSK-9   Correct: ")
 
 
@@ -77,21 +86,72 @@ def test_waiver_is_written_from_a_failure_and_heeded() -> None:
     status, told = judge("--waivers", "waivers.toml")
     assert status == 0
     assert "FiniteFill: conforms but for what is waived (1 pass, 1 waived;" in told
+    Path("waivers.toml").write_text("# ours")
     assert run("waive", "MSK-8", *arguments) == (2, "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n")
 
 
 def test_waiver_is_of_the_dtypes_that_fail() -> None:
     made = report(verdict("x", "MSK-8", "fail"), verdict("x", "MSK-8", dtype="float64"), verdict("y", "MSK-8", "fail"))
     Path("run.json").write_text(made.to_json())
-    options = ("waive", "MSK-8", "--reason", "known", "--run", "run.json", "--where", "L == 0")
+    options = ("waive", "MSK-8", "--reason", "known", "--run", "run.json", "--where", "L < 9")
     assert run(*options) == (2, "mha: x, y fail MSK-8: name one of them with --impl\n")
     assert run(*options, "--impl", "x")[0] == 0
     assert run(*options, "--impl", "y")[0] == 0
     text = Path("waivers.toml").read_text()
     assert text.count("[[waiver]]") == 2
-    assert text.count('dtype = ["float32"]\ndevice = ["cpu"]\nwhere = "L == 0"') == 1
+    assert text.count('dtype = ["float32"]\ndevice = ["cpu"]\nwhere = "L < 9"') == 1
     status, told = run(*options, "--impl", "x")
     assert (status, told) == (2, "mha: waivers.toml has a waiver of MSK-8 for x already; change that one\n")
+
+
+def test_waiver_goes_below_what_is_there() -> None:
+    judge()
+    Path("waivers.toml").write_text("# ours")
+    assert run("waive", "MSK-8", "--reason", "x")[0] == 0
+    assert Path("waivers.toml").read_text().startswith("# ours\n\n[[waiver]]\n")
+    assert judge("--waivers", "waivers.toml")[0] == 0
+
+
+def test_what_is_not_claimed_is_not_replayed_as_a_failure() -> None:
+    Path("mine.py").write_text(
+        "from dataclasses import replace\nfrom mha.spec import Claims\n"
+        "from mha.conformance.faults.gallery import correct\n"
+        "implementation = replace(correct, claims=Claims(masks=()))\n"
+    )
+    status, told = run("replay", "Case(mask='padding', S=3)", "--clause", "MSK-1", "--impl", "mine.py:implementation")
+    assert status == 2
+    assert told == "SILENT  MSK-1   Correct: needs the claim masks\n"
+
+
+@pytest.mark.parametrize("there", ["file", "folder"])
+def test_report_is_written_where_the_last_run_cannot_be_kept(there: str, here: Path) -> None:
+    if there == "file":
+        (here / ".mha").write_text("")
+    else:
+        (here / ".mha" / "last.json").mkdir(parents=True)
+    assert judge("--report", "run.json")[0] == 1
+    assert Report.from_json(Path("run.json").read_text()).verdicts
+
+
+def test_output_that_cannot_show_signs_loses_nothing(here: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = ["mha", "check", FAULTY, RIGHT, "--clause", "MSK-8", "--dtype", "float32", "--report", "run.json"]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "FiniteFill  x1" in done.stdout
+    assert len(Report.from_json((here / "run.json").read_text()).verdicts) == 2
+
+
+def test_interrupt_that_something_swallows_ends_the_run() -> None:
+    class Swallows(faults.Correct):
+        def merge(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+            return super().merge(x)
+
+    with pytest.raises(KeyboardInterrupt):
+        check(faults.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=["float32"])
 
 
 def test_report_is_rendered_merged_and_compared() -> None:
@@ -145,6 +205,31 @@ BAD_INPUT = {
     "a field of no case": (("replay", "Case(T=1)", "--clause", "MSK-1", "--impl", "sdpa"), "a case has only B, L, S"),
     "no clause": (("waive", "MSK-99", "--reason", "x", "--run", "run.json"), "there is no clause 'MSK-99'"),
     "no reason": (("waive", "MSK-8", "--reason", " ", "--run", "run.json"), "a waiver needs a reason"),
+    "a predicate too long": (
+        ("waive", "MSK-8", "--reason", "x", "--where", "not " * 20000 + "L", "--run", "run.json"),
+        "is no expression",
+    ),
+    "another case": (
+        ("waive", "MSK-8", "--reason", "x", "--where", "L > 5", "--run", "run.json"),
+        "where 'L > 5' leaves out the case that fails: Case(mask='empty_rows')",
+    ),
+    "a day that is past": (
+        ("waive", "MSK-8", "--reason", "x", "--expires", "2001-01-01", "--run", "run.json"),
+        "the last day of a waiver must be to come",
+    ),
+    "a length of letters": (
+        ("replay", "Case(L='x')", "--clause", "MSK-1", "--impl", "sdpa"),
+        "L of a case must be as 1",
+    ),
+    "an unknown mask": (
+        ("replay", "Case(mask='x')", "--clause", "MSK-1", "--impl", "sdpa"),
+        "no mask of a case 'x'; known are none, all, keys",
+    ),
+    "several implementations": (
+        ("replay", "run.json", "--impl", "all"),
+        "'all' names ",
+    ),
+    "two of one name": (("check", RIGHT, f"{__file__}:correct"), "two implementations are named 'Correct'"),
     "no predicate": (("waive", "MSK-8", "--reason", "x", "--where", "len(x)", "--run", "run.json"), "may only compare"),
     "a report of no form": (("check", "sdpa", "--report", "x.pdf"), "--report must be the name of a .html"),
     "an unknown waived one": (

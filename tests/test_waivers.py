@@ -69,7 +69,34 @@ def test_an_expired_waiver_waives_nothing() -> None:
     (fails,) = judged(past)
     assert fails.status == "fail"
     assert f"[its waiver expired on {past.expires}: known]" in fails.message
-    assert judged(replace(past, implementation=RIGHT.name))[0].status == "stale_waiver"
+    for waiver in (replace(past, implementation=RIGHT.name), replace(past, implementation=RIGHT.name, clause="GQA-1")):
+        (stale,) = judged(waiver)
+        assert stale.status == "stale_waiver"
+        assert f"delete its waiver, which expired on {past.expires}: known" in stale.message
+        assert not stale.conforms
+    report = check(WRONG, clauses=["MSK-8"], dtypes=["float32"], waivers=[past, KNOWN])
+    assert report.verdicts[0].status == "stale_waiver"
+
+
+def test_a_stale_waiver_of_what_is_only_recommended_is_an_error() -> None:
+    (stale,) = judged(Waiver(implementation=RIGHT.name, clause="CFG-2", reason="known"))
+    assert stale.status == "stale_waiver"
+    assert not stale.conforms
+
+
+def test_waivers_that_overlap_are_both_needed() -> None:
+    parts = [replace(KNOWN, where=where) for where in ("L >= 1", "S >= 1")]
+    for waivers in (parts, [parts[0], KNOWN], [KNOWN, KNOWN]):
+        report = check(WRONG, clauses=["MSK-8"], dtypes=["float32"], waivers=waivers)
+        assert report.verdicts[0].status == "waived", report.verdicts[0].message
+    whole = check(WRONG, clauses=["MSK-8"], dtypes=["float32"]).verdicts[0]
+    assert judged(parts[0])[0].examples > whole.examples
+
+
+def test_a_waiver_of_cases_that_do_not_come_up_is_not_stale() -> None:
+    (verdict,) = judged(replace(KNOWN, implementation=RIGHT.name, where="S > 100000"))
+    assert verdict.status == "pass"
+    assert verdict.message == "no case of its waiver came up: S > 100000"
 
 
 def test_a_waiver_of_what_is_not_claimed_is_an_error() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mha.conformance.reports.matrix import status_of
 from mha.conformance.reports.report import Report, Verdict
-from mha.conformance.reports.text import brief, name_of
+from mha.conformance.reports.text import brief, name_of, visible
 from mha.spec import CLAUSES
 
 Key = tuple[str, str, str, str]
@@ -23,7 +23,7 @@ def merged(reports: Sequence[Report]) -> Report:
     """
     first = reports[0]
     for other in reports[1:]:
-        for field in ("profile", "seed", "versions"):
+        for field in ("profile", "seed", "strict", "versions"):
             mine, theirs = getattr(first, field), getattr(other, field)
             if mine != theirs:
                 raise ValueError(f"these are no shards of one run: {field} is {mine!r} in one, {theirs!r} in another")
@@ -31,7 +31,7 @@ def merged(reports: Sequence[Report]) -> Report:
     for verdict in (each for report in reports for each in report.verdicts):
         known = verdicts.setdefault(_key(verdict), verdict)
         if replace(known, seconds=verdict.seconds) != verdict:
-            told = " ".join(_key(verdict))
+            told = visible(" ".join(_key(verdict)))
             raise ValueError(
                 f"these are no shards of one run: there are two verdicts on {told}; to compare, leave out --merge"
             )
@@ -46,39 +46,48 @@ def merged(reports: Sequence[Report]) -> Report:
         verdicts=tuple(verdict for _, verdict in by_place),
         targets={name: target for report in reports for name, target in report.targets.items()},
         incomplete=any(report.incomplete for report in reports),
+        broken={name: why for report in reports for name, why in report.broken.items()},
         started=min(report.started for report in reports),
         host=", ".join(dict.fromkeys(report.host for report in reports)),
     )
 
 
-def differences(before: Report, after: Report) -> tuple[list[str], bool]:
-    """Return what changed between two runs, in lines, and whether something broke."""
+def differences(before: Report, after: Report) -> tuple[list[str], int]:
+    """Return what changed between two runs, in lines, and the exit status: 1 if something broke, 2 if a run is partial.
+
+    What was judged before and is not judged now is told, and breaks nothing.
+    """
     old, new = ({_key(verdict): verdict for verdict in report.verdicts} for report in (before, after))
     both = [key for key in new if key in old]
     broken = [key for key in new if not _kept(new[key]) and (key not in old or _kept(old[key]))]
     mended = [key for key in both if not _kept(old[key]) and _kept(new[key])]
-    less = [
-        k for k in both if new[k].margin > max(LEAST_MARGIN, FACTOR * old[k].margin) and _kept(new[k]) and _kept(old[k])
-    ]
-    gone = [key for key in old if key not in new]
+    other = [key for key in both if status_of(old[key]) != status_of(new[key]) and key not in {*broken, *mended}]
+    less = [key for key in both if _kept(new[key]) and new[key].margin > max(LEAST_MARGIN, FACTOR * old[key].margin)]
     blocks = [
         ("new failures", [f"{_told(new[key])}: {brief(new[key])}" for key in broken]),
         ("mended", [_told(new[key]) for key in mended]),
         ("still failing", [_told(new[key]) for key in both if not _kept(old[key]) and not _kept(new[key])]),
+        ("changed", [f"{_told(new[key])}, before: {status_of(old[key])}" for key in other]),
         ("less exact", [f"{_told(new[k])}: error/bound {old[k].margin:.3g}, now {new[k].margin:.3g}" for k in less]),
         ("slower", _slower(before, after, both)),
-        ("no longer judged", [_told(old[key]) for key in gone] if new else ["everything"]),
+        ("no longer judged", [_told(old[key]) for key in old if key not in new]),
     ]
     notes = [
-        f"{field} differs: {getattr(before, field)!r}, now {getattr(after, field)!r}"
-        for field in ("profile", "seed", "versions")
+        f"{field} differs: {visible(repr(getattr(before, field)))}, now {visible(repr(getattr(after, field)))}"
+        for field in ("profile", "seed", "strict", "versions")
         if getattr(before, field) != getattr(after, field)
+    ]
+    notes += [
+        f"INCOMPLETE: {which} was stopped"
+        for which, r in (("the first", before), ("the second", after))
+        if r.incomplete
     ]
     lines = notes + [
         line for what, found in blocks if found for line in ("", f"{what}: {len(found)}", *_indented(found))
     ]
-    same = len(both) - len(broken) - len(mended)
-    return [*lines, "", f"{len(new)} verdicts, {same} as before"], bool(broken)
+    same = sum(status_of(old[key]) == status_of(new[key]) for key in both)
+    status = 1 if broken else 2 if before.incomplete or after.incomplete or not new else 0
+    return [*lines, "", f"{len(new)} verdicts, {same} as before"], status
 
 
 def _slower(before: Report, after: Report, both: Sequence[Key]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from mha.conformance.reports.report import Report
@@ -52,7 +53,8 @@ def keep(report: Report, folder: Path) -> None:
         part.write_text(rendered(report, ".json"), encoding="utf-8")
         part.replace(place)  # at once: another run may read it
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def read(file: Path) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from mha.conformance.reports.report import NONCONFORMING, Verdict
@@ -9,11 +10,17 @@ from mha.conformance.reports.text import brief, name_of, visible
 from mha.spec import CLAUSES
 
 
+def marks(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return the annotations where the run is one of GitHub Actions."""
+    return list(annotated(verdicts)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
+
+
 def annotated(verdicts: Iterable[Verdict]) -> Iterator[str]:
     """Yield a line for each failure; what is only recommended, or waived, is a notice."""
     for verdict in verdicts:
         if verdict.status in (*NONCONFORMING, "waived", "harness_error"):
-            kind = "error" if verdict.required and verdict.status != "waived" else "notice"
+            spared = verdict.status == "waived" or (verdict.conforms and verdict.status != "harness_error")
+            kind = "notice" if spared else "error"
             told = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
             title = f"{verdict.clause} {name_of(verdict)} {verdict.dtype}: {CLAUSES[verdict.clause].title}"
             yield f"::{kind} title={_escaped(title).replace(':', '%3A').replace(',', '%2C')}::{_escaped(told)}"

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment
 
 from mha.conformance.reports.matrix import (
+    CONFORMS,
     SIGNS,
     cell_of,
     families_of,
@@ -39,7 +40,7 @@ def to_html(report: Report) -> str:
     css, script, page = (
         (resources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html.j2")
     )
-    by_name = {_shown(name): own for name, own in report.by_implementation.items()}
+    by_name = _by_name(report)
     families = list(_families(by_name))
     data = json.dumps({"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)})
     return (
@@ -63,14 +64,26 @@ def to_html(report: Report) -> str:
     )
 
 
+def _by_name(report: Report) -> dict[str, list[Verdict]]:
+    """Return the verdicts on each implementation by its name as it is shown, which no two share."""
+    found: dict[str, list[Verdict]] = {}
+    for name, own in report.by_implementation.items():
+        shown, number = _shown(name), 2
+        while shown in found:
+            shown, number = f"{_shown(name)} ({number})", number + 1
+        found[shown] = own
+    return found
+
+
 def _shown(name: str) -> str:
     return visible(name, LONGEST_NAME)
 
 
 def _verdict(report: Report) -> str:
-    conforming = sum(all(verdict.conforms for verdict in own) for own in report.by_implementation.values())
+    conforming = sum(outcome(own).startswith(CONFORMS) for own in report.by_implementation.values())
     told = f"{conforming} of {len(report.by_implementation)} implementations conform"
-    return f"INCOMPLETE: the run was stopped. So far {told}." if report.incomplete else f"{told}."
+    broken = "".join(f" {_shown(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items())
+    return (f"INCOMPLETE: the run was stopped. So far {told}." if report.incomplete else f"{told}.") + broken
 
 
 def _facts(report: Report) -> list[str]:
@@ -84,10 +97,9 @@ def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
     met, claimed = share(own)
     bitten, tried = rejections(own)
     counts = Counter(status_of(verdict) for verdict in own)
-    worst = [verdict for verdict in own if not verdict.conforms or verdict.status == "harness_error"]
     return {
         "name": name,
-        "sign": "✗" if worst else "✓",
+        "sign": "✓" if outcome(own).startswith(CONFORMS) else "✗",
         "outcome": outcome(own),
         "met": met,
         "claimed": claimed,

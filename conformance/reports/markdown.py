@@ -44,7 +44,7 @@ def _failure(verdict: Verdict) -> list[str]:
     title = html.escape(f"{status_of(verdict)} {verdict.clause}, {name_of(verdict)}, {where}")
     lines = ["<details>", f"<summary>{title}</summary>", "", _text(brief(verdict)), ""]
     if verdict.case:
-        lines += [f"Case: `{_code(visible(verdict.case))}`", ""]
+        lines += [f"Case: `{_code(visible(verdict.case, 300))}`", ""]
     return [*lines, "</details>", ""]
 
 

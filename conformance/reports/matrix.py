@@ -22,6 +22,8 @@ SIGNS = {
     "pass": ("✓", "kept"),
     "not claimed": ("-", "not claimed"),
 }
+# How the outcome begins of what conforms.
+CONFORMS = "conforms"
 # The signs in plain letters, for terminals without others.
 PLAIN = {"✗": "x", "✓": "."}
 
@@ -78,7 +80,7 @@ def outcome(verdicts: Collection[Verdict]) -> str:
         return "NOTHING WAS JUDGED"
     if not all(verdict.conforms for verdict in verdicts):
         return "DOES NOT CONFORM"
-    return "conforms but for what is waived" if "waived" in statuses else "conforms"
+    return f"{CONFORMS} but for what is waived" if "waived" in statuses else CONFORMS
 
 
 def share(verdicts: Collection[Verdict]) -> tuple[int, int]:

@@ -26,7 +26,7 @@ Status = Literal[
 # A required clause with one of these means that the implementation does not conform.
 NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
 # Of the JSON; a change that a reader of the old one would misread makes the next.
-FORMAT = 1
+FORMAT: Literal[1] = 1
 # What may differ between two runs with one seed.
 OF_THE_MOMENT = ("started", "host", "seconds")
 
@@ -72,8 +72,9 @@ class Verdict:
 class Report:
     """The verdicts of a run, in the order of the contract, with what is needed to repeat it.
 
-    targets: how each implementation was named, for `mha.implementations.resolve`, where it was. incomplete: the run was
-    stopped, and there may be clauses that were not judged. started: in UTC. host: the machine.
+    targets: how each implementation was named, for `mha.implementations.resolve`, where it was. strict: whether SHOULD
+    was taken for MUST. incomplete: the run was stopped, and there may be clauses that were not judged. broken: what is
+    registered and could not be loaded, and why. started: in UTC. host: the machine.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -81,16 +82,25 @@ class Report:
     seed: int
     versions: dict[str, str]
     targets: dict[str, str] = field(default_factory=dict)
+    strict: bool = False
     incomplete: bool = False
+    broken: dict[str, str] = field(default_factory=dict)
     started: str = ""
     host: str = ""
-    format: int = FORMAT
+    format: Literal[1] = FORMAT
 
     @property
     def conforms(self) -> bool:
         """Whether something was judged, and every clause that is claimed, and must be kept, is kept."""
-        judged = any(verdict.status != "not_claimed" for verdict in self.verdicts) and not self.incomplete
-        return judged and all(verdict.conforms and verdict.status != "harness_error" for verdict in self.verdicts)
+        return self.exit_status == 0
+
+    @property
+    def exit_status(self) -> int:
+        """0 if it conforms, 1 if not, 2 if the judge failed, nothing was judged, or not all that was to be judged."""
+        statuses = {verdict.status for verdict in self.verdicts}
+        if "harness_error" in statuses or statuses <= {"not_claimed"} or self.incomplete or self.broken:
+            return 2
+        return 0 if all(verdict.conforms for verdict in self.verdicts) else 1
 
     @property
     def by_implementation(self) -> dict[str, list[Verdict]]:
@@ -115,13 +125,20 @@ class Report:
         from pydantic import ValidationError
 
         try:
-            found = _adapter().validate_json(text)
+            told = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is no report of mha-conformance: it is no JSON: {error}") from None
+        written = told.get("format") if isinstance(told, dict) else None
+        if written is None:
+            raise ValueError("it is no report of mha-conformance: it does not say its format")
+        if written != FORMAT:
+            raise ValueError(f"it is a report of format {written!r}, and this version reads format {FORMAT}")
+        try:
+            found = _adapter().validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the text"
+            where = ".".join(map(str, first["loc"]))
             raise ValueError(f"it is no report of mha-conformance: {where}: {first['msg']}") from None
-        if found.format != FORMAT:
-            raise ValueError(f"it is a report of format {found.format}, and this version reads format {FORMAT}")
         unknown = sorted({verdict.clause for verdict in found.verdicts} - set(CLAUSES))
         if unknown:
             raise ValueError(f"it is about {', '.join(unknown)}, which the contract of this version does not have")

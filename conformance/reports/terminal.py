@@ -55,6 +55,15 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
+def needs_plain(encoding: str | None) -> bool:
+    """Whether an output cannot show the signs."""
+    try:
+        "".join(PLAIN).encode(encoding or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return True
+    return False
+
+
 def _drawn(cell: Cell, plain: bool) -> Text:
     return Text(_plain(cell.text) if plain else cell.text, style=STYLES.get(cell.sign, ""))
 
