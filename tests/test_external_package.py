@@ -80,7 +80,7 @@ def judge(python: Path | str, folder: Path, *arguments: str, path: str = "") -> 
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
 
 
-def expect_verdicts(python: Path | str, folder: Path, *arguments: str, path: str = "") -> None:
+def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: str, path: str = "") -> None:
     """The right implementation passes, the wrong one fails, and the broken plugin is told in each way of asking."""
     passed = judge(python, folder, *arguments, "--mha-impl", "my-attention", path=path)
     assert passed.returncode == 0, passed.stdout + passed.stderr
@@ -92,11 +92,9 @@ def expect_verdicts(python: Path | str, folder: Path, *arguments: str, path: str
     broken = judge(python, folder, *arguments, "--mha-impl", "my-broken-plugin", path=path)
     assert broken.returncode == 2
     assert "cannot be used: RuntimeError: the kernel library is missing" in broken.stdout + broken.stderr
-    file = folder / "build" / "every.json" if (folder / "build").is_dir() else folder / "every.json"
     every = judge(python, folder, *arguments, "-n", "2", "--mha-report", str(file), path=path)
     assert every.returncode == 2
     report = json.loads(file.read_text())
-    file.unlink()
     assert report["broken"] == {"my-broken-plugin": "RuntimeError: the kernel library is missing"}
     assert not report["conforms"]
     assert "unavailable: my-broken-plugin (my_broken_plugin:implementation): RuntimeError" in every.stdout
@@ -106,7 +104,7 @@ def expect_verdicts(python: Path | str, folder: Path, *arguments: str, path: str
 
 def test_external_package_is_judged_from_a_checkout(package: Path, tmp_path: Path) -> None:
     pip(sys.executable, "install", package, "--target", tmp_path)
-    expect_verdicts(sys.executable, CHECKOUT, "conformance", path=str(tmp_path))
+    expect_verdicts(sys.executable, CHECKOUT, tmp_path / "report.json", "conformance", path=str(tmp_path))
 
 
 NO_MODULE_TWICE = """\
@@ -131,7 +129,7 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
     pip(sys.executable, "install", *(tmp_path / "dist").glob("*.whl"), package, "--target", site)
     folder = tmp_path / "empty"
     folder.mkdir()
-    expect_verdicts(python, folder, "--pyargs", "mha.conformance")
+    expect_verdicts(python, folder, tmp_path / "report.json", "--pyargs", "mha.conformance")
     (tmp_path / "once.py").write_text(NO_MODULE_TWICE)
     arguments = ("--pyargs", "mha.conformance", "--mha-impl", "loop", *ONE_CLAUSE)
     command = [str(python), str(tmp_path / "once.py"), *arguments]
