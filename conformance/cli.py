@@ -137,6 +137,28 @@ def waive(
         typer.echo(waive_failure(clause.upper(), reason, impl, url, where, last_day, run, file))
 
 
+@app.command()
+def bench(
+    targets: Annotated[list[str], typer.Argument(help="Implementations; the first is what others are compared with.")],
+    shape: Annotated[list[str] | None, typer.Option(help="encoder, long, token; all, if none.")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Instead: self-attention of 128 to 2048 tokens.")] = False,
+    dtype: Annotated[str, typer.Option(help="In which dtype.")] = "float32",
+    device: Annotated[str, typer.Option(help="On which device.")] = "cpu",
+    rounds: Annotated[int, typer.Option(min=6, help="How often each is timed.")] = 30,
+    threads: Annotated[int, typer.Option(min=0, help="Of torch; as it is set, if 0.")] = 0,
+    to: Annotated[list[Path] | None, typer.Option(help="Write FILE.json or .svg.")] = None,
+) -> None:
+    """Time what conforms, side by side. Example: mha bench sdpa vectorized --shape encoder"""
+    from mha.conformance.benching import bench as lines
+
+    status = 0
+    with _told():
+        for line, wrong in lines(targets, shape or (), dtype, device, rounds, threads, sweep=sweep, files=to or ()):
+            typer.echo(line)
+            status = max(status, int(wrong))
+    raise typer.Exit(status)
+
+
 @app.command("list")
 def list_all() -> None:
     """Name the implementations that are registered. Example: mha list"""
@@ -191,32 +213,16 @@ def faults(
     svg: Annotated[Path | None, typer.Option(help="Write it as a picture.")] = None,
 ) -> None:
     """Judge the judge: is every fault caught? Example: mha faults --markdown kills.md"""
-    from mha.conformance import kills
-    from mha.conformance.faults.gallery import implementations
-    from mha.conformance.search import PROFILES
+    from mha.conformance.killing import judge_the_judge
 
-    for given, known, what in ((names or [], implementations, "fault"), ([profile], PROFILES, "profile")):
-        for word in given:
-            if word not in known:
-                near = get_close_matches(word, known, n=3)
-                _refuse(f"there is no {what} {word!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
-    for file in (json, markdown, svg):
-        if file is not None and not file.resolve().parent.is_dir():
-            _refuse(f"there is no folder {str(file.parent)!r} to write {file.name!r} in")
-    found = []
-    for kill in kills.kills(seed, profile, every_clause=every_clause, names=names or ()):
-        found.append(kill)
-        if kill.named:
-            told = f"{kill.first:5} examples" if kill.caught else f"NOT CAUGHT: {kill.status}"
-            typer.echo(f"{kill.clause:7} {kill.dtype:9} {told:15}  {kill.fault}: {kill.wrong}")
-    typer.echo("\n".join(["", *kills.summary(found)]))
-    for file, text in ((json, kills.to_json), (markdown, kills.to_markdown), (svg, kills.to_svg)):
-        if file is not None:
-            try:
-                file.write_text(text(found), encoding="utf-8")
-            except OSError as error:
-                _refuse(f"the matrix cannot be written to {str(file)!r}: {error.strerror}; what was found stands above")
-    raise typer.Exit(0 if all(kill.caught for kill in found if kill.named) else 1)
+    status = 0
+    with _told():
+        for line, caught in judge_the_judge(
+            names or (), seed, profile, every_clause=every_clause, json=json, markdown=markdown, svg=svg
+        ):
+            typer.echo(line)
+            status = max(status, int(not caught))
+    raise typer.Exit(status)
 
 
 @contextmanager

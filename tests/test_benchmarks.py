@@ -18,6 +18,7 @@ from torch import Tensor
 from mha.conformance import benchmarks
 from mha.conformance.faults import gallery as faults
 from mha.conformance.pytest_plugin import SELECTION
+from mha.conformance.speed.steps import peak_memory
 from mha.implementations import resolve
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -148,4 +149,4 @@ def test_peak_memory_counts_what_was_freed_again() -> None:
         del one
         _ = other + 1
 
-    assert benchmarks.peak_memory(doubled_twice, "cpu") == pytest.approx(2 * 4 * (1 << 18), rel=1e-3)
+    assert peak_memory(doubled_twice, "cpu") == pytest.approx(2 * 4 * (1 << 18), rel=1e-3)

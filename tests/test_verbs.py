@@ -252,7 +252,7 @@ def test_bad_input_gets_one_line_and_status_2(what: str, here: Path) -> None:
     assert len(told.splitlines()) == 1, told
 
 
-@pytest.mark.parametrize("verb", ["", "spec", "check", "report", "replay", "waive", "list", "init", "faults"])
+@pytest.mark.parametrize("verb", ["", "spec", "check", "report", "replay", "waive", "list", "init", "bench", "faults"])
 def test_help_fits_a_screen_and_has_an_example(verb: str) -> None:
     status, told = run(*filter(None, [verb]), "--help")
     assert status == 0

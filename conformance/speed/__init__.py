@@ -1,0 +1,1 @@
+"""Time and memory, of what conforms: `mha bench`."""
