@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 from reports_made import report, two_implementations, verdict
 from typer.testing import CliRunner
 
-from mha.conformance import check
 from mha.conformance.cli import app
 from mha.conformance.faults import gallery as faults
 from mha.conformance.reports.files import LAST
@@ -135,23 +131,35 @@ def test_report_is_written_where_the_last_run_cannot_be_kept(there: str, here: P
 
 def test_output_that_cannot_show_signs_loses_nothing(here: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = ["mha", "check", FAULTY, RIGHT, "--clause", "MSK-8", "--dtype", "float32", "--report", "run.json"]
+    arguments = ["check", FAULTY, RIGHT, "--clause", "MSK-8", "--dtype", "float32", "--report", "run.json"]
+    command = [sys.executable, "-c", "from mha.conformance.cli import main; main()", *arguments]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert "FiniteFill  x1" in done.stdout
     assert len(Report.from_json((here / "run.json").read_text()).verdicts) == 2
 
 
-def test_interrupt_that_something_swallows_ends_the_run() -> None:
-    class Swallows(faults.Correct):
-        def merge(self, x: torch.Tensor) -> torch.Tensor:
-            with contextlib.suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.01)
-            return super().merge(x)
+SWALLOWS = """\
+import contextlib, os, signal, time
+from mha.conformance import check
+from mha.conformance.faults import gallery
 
-    with pytest.raises(KeyboardInterrupt):
-        check(faults.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=["float32"])
+class Swallows(gallery.Correct):
+    def merge(self, x):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        return super().merge(x)
+
+check(gallery.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=["float32"])
+"""
+
+
+def test_interrupt_that_something_swallows_ends_the_run() -> None:
+    # In a process of its own: the workers of pytest-xdist do not heed interrupts.
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_report_is_rendered_merged_and_compared() -> None:
