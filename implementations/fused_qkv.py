@@ -1,10 +1,9 @@
-"""Self-attention as language models have it: query, key and value in one projection."""
+"""Self-attention as language models have it: one projection for query, key and value, and PyTorch's own kernel."""
 
 from __future__ import annotations
 
-import math
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
@@ -26,14 +25,11 @@ class FusedAttention(nn.Module):
         validate_call(self.config, x, x, x, mask, masks=("bool",))
         parts = self.qkv(x).unflatten(-1, (3, self.config.n_heads, self.config.head_dim))
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        scores = q @ k.mT / math.sqrt(self.config.head_dim)
-        hidden = torch.zeros((), dtype=torch.bool, device=x.device) if mask is None else mask
-        if is_causal:
-            hidden = hidden | torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-        hidden = hidden.expand(scores.shape)
-        empty = hidden.all(-1, keepdim=True)  # every row of an item that is padded from end to end
-        weights = scores.masked_fill(hidden & ~empty, -math.inf).softmax(-1).masked_fill(hidden, 0.0)
-        output: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
+        if mask is not None and is_causal:  # a kernel refuses a mask beside the causal flag
+            mask = mask | torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=x.device).triu(1)
+        allowed = None if mask is None else ~torch.atleast_2d(mask)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal and mask is None)
+        output: Tensor = self.out(context.transpose(1, 2).flatten(2))
         return output
 
 
