@@ -31,7 +31,7 @@ MODERATE = ("normal", "integers", "duplicates")
 # The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 23, "long": float("inf")}
 # The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
-WIDE = {"n_heads": (12, 3), "head_dim": (64, 17, 128), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 128), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 1025
 # Sizes at and beside the edges of tiles.
