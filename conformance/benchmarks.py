@@ -76,7 +76,7 @@ def failed_clauses(implementation: Implementation, dtype: str, device: str, chos
     """Return the clauses that keep an implementation from conforming; nothing if it conforms."""
     key = id(implementation), dtype, device
     if key not in _judged:
-        report = check(
+        _judged[key] = check(
             implementation,
             chosen.profile,
             chosen.seed,
@@ -84,7 +84,5 @@ def failed_clauses(implementation: Implementation, dtype: str, device: str, chos
             devices=[device],
             waivers=chosen.waivers,
             strict=chosen.strict,
-        )
-        failed = [v.clause for v in report.verdicts if not v.conforms or v.status == "harness_error"]
-        _judged[key] = "" if report.conforms else ", ".join(failed) or "nothing was judged"
+        ).failing
     return _judged[key]

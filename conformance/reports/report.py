@@ -103,6 +103,12 @@ class Report:
         return 0 if all(verdict.conforms for verdict in self.verdicts) else 1
 
     @property
+    def failing(self) -> str:
+        """The clauses that keep it from conforming, in words; nothing if it conforms."""
+        failed = [v.clause for v in self.verdicts if not v.conforms or v.status == "harness_error"]
+        return "" if self.conforms else ", ".join(failed) or "nothing was judged"
+
+    @property
     def by_implementation(self) -> dict[str, list[Verdict]]:
         """The verdicts on each implementation, in their order."""
         found: dict[str, list[Verdict]] = {}
