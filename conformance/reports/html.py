@@ -52,6 +52,7 @@ def to_html(report: Report) -> str:
             facts=_facts(report),
             summary=[_summary(name, own) for name, own in by_name.items()],
             families=families,
+            kept=sum(row["kept"] for family in families for row in family["rows"]),
             classes=CLASSES,
             legend=legend({sign for family in families for row in family["rows"] for sign in row["signs"]}),
             departures=list(_departures(report)),

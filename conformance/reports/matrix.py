@@ -15,7 +15,7 @@ SIGNS = {
     "fail": ("✗", "fails"),
     "refused": ("✗", "fails"),
     "stale waiver": ("✗", "fails"),
-    "blocked": ("b", "blocked by another"),
+    "blocked": ("b", "blocked by another failure"),
     "waived": ("w", "waived"),
     "SHOULD not kept": ("s", "SHOULD not kept"),
     "unclaimed": ("?", "works, but is not claimed"),

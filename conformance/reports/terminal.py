@@ -48,6 +48,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False
         drawn.append(table)
     signs = {cell.sign for row in rows.values() for cell in row.values()}
     told = "   ".join(_plain(sign) if plain else sign for sign in legend(signs))
+    told += "   (a cell has the worst of its family, and in how many clauses)"
     file = io.StringIO()
     colored = color and "NO_COLOR" not in os.environ
     console = Console(file=file, width=width, force_terminal=colored, color_system="standard" if colored else None)
