@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from mha.conformance.judge import judged, versions
-from mha.conformance.options import validate_choice, validate_devices
+from mha.conformance.options import named_once, validate_choice, validate_devices
 from mha.conformance.registry import properties
 from mha.conformance.reports.files import keep, validate_file, write
 from mha.conformance.reports.github import marks
@@ -51,11 +51,7 @@ def check_all(
     validate_devices(devices)
     for file in reports:
         validate_file(file, "--report")
-    chosen: dict[str, tuple[str, Implementation]] = {}
-    for target in targets:
-        for found in resolve(target):
-            if chosen.setdefault(found.name, (target, found))[1] is not found:
-                raise ValueError(f"two implementations are named {found.name!r}; give one of them another name")
+    chosen = named_once((target, found) for target in targets for found in resolve(target))
     known = (*built_in_waivers(), *(read_waivers(waivers, chosen) if waivers else ()))
     asked = [clause for clause in properties() if not clauses or clause in clauses]
     options = {"profile": profile, "seed": seed, "strict": strict, "waivers": known}

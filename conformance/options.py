@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 
+from mha.spec import Implementation
 from mha.spec.claims import DEVICES
+
+
+def named_once(found: Iterable[tuple[str, Implementation]]) -> dict[str, tuple[str, Implementation]]:
+    """Return targets and the implementations that they name by the implementations' names, or raise ValueError.
+
+    One implementation may be named twice, but no two may have one name.
+    """
+    by_name: dict[str, tuple[str, Implementation]] = {}
+    for target, implementation in found:
+        if by_name.setdefault(implementation.name, (target, implementation))[1] is not implementation:
+            raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
+    return by_name
 
 
 def validate_choice(what: str, given: Collection[str], known: Collection[str]) -> None:

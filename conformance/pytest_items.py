@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mha.conformance.judge import judge, versions
-from mha.conformance.options import validate_choice, validate_devices
+from mha.conformance.options import named_once, validate_choice, validate_devices
 from mha.conformance.registry import properties
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.report import Verdict, now
@@ -82,10 +82,7 @@ def select(config: pytest.Config) -> Selection:
     named += [(target, found) for target in targets if target != "all" for found in resolve(target)]
     if replaced := put_back():
         raise ValueError(f"an implementation replaced {replaced} while it was imported; import it without that")
-    by_name: dict[str, Implementation] = {}
-    for _, implementation in named:
-        if by_name.setdefault(implementation.name, implementation) is not implementation:
-            raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
+    by_name = named_once(named)
     for file in option.mha_report:
         if timing:
             raise ValueError("--mha-report tells verdicts; for benchmarks there is --benchmark-json FILE")
@@ -93,7 +90,7 @@ def select(config: pytest.Config) -> Selection:
     waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers), by_name) if option.mha_waivers else [])]
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
     return Selection(
-        implementations=tuple(by_name.values()),
+        implementations=tuple(implementation for _, implementation in by_name.values()),
         unavailable=unavailable,
         devices=devices,
         dtypes=dtypes,
@@ -101,7 +98,7 @@ def select(config: pytest.Config) -> Selection:
         seed=int(option.mha_seed),
         waivers=tuple(waivers),
         strict=option.mha_strict,
-        targets=tuple((implementation.name, target) for target, implementation in named),
+        targets=tuple((name, target) for name, (target, _) in by_name.items()),
         started=now(),
     )
 

@@ -19,7 +19,7 @@ from mha.conformance.registry import Property, properties
 from mha.conformance.reports.files import read
 from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
 from mha.conformance.reports.text import name_of, visible
-from mha.conformance.search import may_refuse
+from mha.conformance.search import MAY_REFUSE, may_refuse
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Inapplicable, Violation
 from mha.implementations import resolve
@@ -105,7 +105,7 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> tuple[
         return "SILENT", str(reason)
     except Violation as violation:
         if may_refuse(prop.clause, case, violation):
-            return "SILENT", "the call with a causal flag and L != S is refused, which CAU-3 allows"
+            return "SILENT", MAY_REFUSE
         return "FAILS", violation.message
     except Exception as error:  # of the property, which is not made for every case that a user may write
         return "SILENT", f"{prop.name} does not take this case ({type(error).__name__})"

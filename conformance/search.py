@@ -45,6 +45,7 @@ PROFILES = {
     "thorough": Profile(ALL, 1000, 520, 65536),
 }
 FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
+MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
 # Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
 SHRINKING = 100
 
@@ -138,7 +139,7 @@ class Search:
             return
         except Violation as violation:
             if may_refuse(self.prop.clause, case, violation):
-                self.left_out = "the call with a causal flag and L != S is refused, which CAU-3 allows"
+                self.left_out = MAY_REFUSE
                 return
             self.tried.append(case)
             covering = [waiver for waiver in self.waivers if waiver.covers(case, violation.message)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -111,10 +112,7 @@ class Report:
     @property
     def by_implementation(self) -> dict[str, list[Verdict]]:
         """The verdicts on each implementation, in their order."""
-        found: dict[str, list[Verdict]] = {}
-        for verdict in self.verdicts:
-            found.setdefault(verdict.implementation, []).append(verdict)
-        return found
+        return by_implementation(self.verdicts)
 
     def to_json(self) -> str:
         """Return the report as JSON; two runs with one seed give the same text, but for what is `OF_THE_MOMENT`."""
@@ -156,6 +154,14 @@ class Report:
         found: dict[str, Any] = _adapter().json_schema(mode="serialization")
         found["properties"] = {"conforms": {"type": "boolean"}} | found["properties"]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
+
+
+def by_implementation(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    """Return the verdicts on each implementation, in their order."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.implementation, []).append(verdict)
+    return found
 
 
 @cache

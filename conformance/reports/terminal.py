@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mha.conformance.reports.matrix import PLAIN, Cell, cell_of, families_of, legend
-from mha.conformance.reports.report import Verdict
+from mha.conformance.reports.report import Verdict, by_implementation
 from mha.conformance.reports.text import name_of
 
 # In columns: a family with the space before it, and the longest name of an implementation.
@@ -26,9 +26,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False
     width: in columns; where the families do not fit, they go on below. color: of a terminal, unless NO_COLOR is set.
     plain: signs in ASCII.
     """
-    by_name: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_name.setdefault(verdict.implementation, []).append(verdict)
+    by_name = by_implementation(verdicts)
     rows = {
         name: {letters: cell_of(found) for letters, found in families_of(own).items()} for name, own in by_name.items()
     }

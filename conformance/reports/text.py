@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from mha.conformance.reports.matrix import outcome, rejections, share, status_of
-from mha.conformance.reports.report import NONCONFORMING, Verdict
+from mha.conformance.reports.report import NONCONFORMING, Verdict, by_implementation
 from mha.spec import CLAUSES
 
 # Of a message, a name and a script, in characters: what is longer stands in the JSON.
@@ -54,10 +54,7 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
     incomplete: the run was stopped, and there may be clauses that were not judged.
     """
     lines = []
-    by_name: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_name.setdefault(verdict.implementation, []).append(verdict)
-    for own in by_name.values():
+    for own in by_implementation(verdicts).values():
         counts = Counter(status_of(verdict) for verdict in own)
         told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
@@ -87,7 +84,7 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
 
 def brief(verdict: Verdict) -> str:
     """Return the message in a line."""
-    return textwrap.shorten(visible(verdict.message, LONGEST), 200, placeholder=" ...")
+    return textwrap.shorten(visible(verdict.message), 200, placeholder=" ...")
 
 
 def _place(clause: str, blocked: Collection[str]) -> tuple[bool, int]:
