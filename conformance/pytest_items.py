@@ -119,8 +119,8 @@ class ContractFile(pytest.File):
         limit = LIMITS[chosen.profile] if given is None and self.config.pluginmanager.hasplugin("timeout") else 0
         for implementation in chosen.implementations:
             for device in chosen.devices:
-                for dtype in chosen.dtypes:
-                    for clause, (first, *_) in properties().items():
+                for clause, (first, *_) in properties().items():
+                    for dtype in chosen.dtypes:  # side by side, for they share the boundary cases
                         if first.module == self.path.stem:
                             item = ContractItem.from_parent(
                                 self,

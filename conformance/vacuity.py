@@ -14,9 +14,9 @@ from mha.conformance.violation import Inapplicable, Refusal, Violation
 from mha.conformance.wrong import WrongImplementation
 from mha.spec import Claims
 
-# How many of the cases are also given to known wrong answers, fewer if these tell enough, and how improbable it must be
-# that so few, or so many, reject; a wrong answer that none of these rejects is given all cases.
-SAMPLED, IMPROBABLE = 24, 2e-3
+# How many of the cases are also given to known wrong answers, fewer once so many rejected as would be unlikely of the
+# least share; and how improbable it must be that so few reject. A wrong answer that none rejects is given all cases.
+SAMPLED, UNLIKELY, IMPROBABLE = 24, 0.05, 2e-3
 
 
 class Vacuity:
@@ -74,9 +74,9 @@ class Vacuity:
 
     @property
     def _biting(self) -> bool:
-        """Whether so many would be improbable if the share of cases that reject were the least."""
+        """Whether so many would be unlikely if the share of cases that reject were the least."""
         rejected, tried = self._counts
-        return _chance(range(rejected, tried + 1), tried, self.prop.floor) <= IMPROBABLE
+        return _chance(range(rejected, tried + 1), tried, self.prop.floor) <= UNLIKELY
 
 
 def _chance(counts: range, tried: int, share: float) -> float:

@@ -127,10 +127,9 @@ def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: 
     """
     x = x.stored(units) if rounded else x
     matrix = weight.detach().double().T
-    size, terms = matrix.abs(), matrix.shape[0] + 1
-    reach = x.size @ size
+    terms = matrix.shape[0] + 1
     relative = units.gamma(terms) + (units.store if rounded else 0.0)
-    product = Ball(x.mid @ matrix, x.rad @ size + relative * reach + terms * units.flush)
+    product = Ball(x.mid @ matrix, (x.rad + relative * x.size) @ matrix.abs() + terms * units.flush)
     if bias is None:
         return product.stored(units)
     shift = bias.detach().double()

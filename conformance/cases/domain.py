@@ -29,9 +29,11 @@ ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
 # The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
-VOLUMES = {"small": 1 << 14, "wide": 1 << 23, "long": float("inf")}
+VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
 WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 128), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+# The largest of these d_model: weights take its square, and their time.
+WIDEST = 512
 # The longest L = S: a plain implementation holds as many numbers as its square.
 LONG_SQUARE = 1025
 # Sizes at and beside the edges of tiles.
@@ -153,6 +155,8 @@ class Domain:
             length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
             length = min(row["S"], LONG_SQUARE) if self.scale == "long" else length
             row = row | {"L": length, "S": length}
+        if self.scale == "wide":
+            row = row | {"n_heads": min(row["n_heads"], WIDEST // row["head_dim"])}
         few = self.scale == "long" and row["inputs"] != "self" and claims.causal == "top_left"
         if few and not claims.always_causal:
             row = row | {"causal": False}  # which would leave the few queries the first few keys
