@@ -7,6 +7,7 @@ order of summation, split, tiled or fused, so a correct implementation cannot ex
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,21 +28,26 @@ LARGEST_LOG = 600.0
 class Answer:
     """What a correct implementation returns, in float64, each with its bound, and the steps on the way there.
 
-    output: (B, L, D); weights: (B, H, L, S); sums: (B, H, L), the sums of the rows of weights; context: (B, L, D), the
-    heads' contexts before W_o; query: (B, H, L, d_k), key and value: (B, H, S, d_k), as projected, each key/value head
-    repeated for its query heads; empty: boolean (B, H, L), the rows without an allowed key; highest: (B, H, L), the
-    largest magnitude that the largest score of each row may have, 0 where no key is allowed.
+    output: (B, L, D); weights: (B, H, L, S); summed: makes `sums`; context: (B, L, D), the heads' contexts before W_o;
+    query: (B, H, L, d_k), key and value: (B, H, S, d_k), as projected, each key/value head repeated for its query
+    heads; empty: boolean (B, H, L), the rows without an allowed key; highest: (B, H, L), the largest magnitude that
+    the largest score of each row may have, 0 where no key is allowed.
     """
 
     output: Ball
     weights: Ball
-    sums: Ball
+    summed: Callable[[], Ball]
     context: Ball
     query: Ball
     key: Ball
     value: Ball
     empty: Tensor
     highest: Tensor
+
+    @property
+    def sums(self) -> Ball:
+        """The sums of the rows of weights, (B, H, L); made when asked for, which is seldom."""
+        return self.summed()
 
 
 def oracle(problem: Problem, claims: Claims, scale: float | None = None, autocast: torch.dtype | None = None) -> Answer:
@@ -65,12 +71,12 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None, autocas
         bias = problem.mask.detach().double().expand(problem.shape)
     if config.bias_kv or config.zero_key:
         key, value, allowed, bias = _extended(problem, key, value, allowed, bias)
-    weights, sums, contexts, highest = _attend(query, key, value, allowed, bias, tau, claims, units)
+    weights, summed, contexts, highest = _attend(query, key, value, allowed, bias, tau, claims, units)
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (contexts.mid, contexts.rad))).known()
     return Answer(
         output=affine(context, given.w_o, given.b_o, units, low).known(),
         weights=weights,
-        sums=sums,
+        summed=summed,
         context=context,
         query=query,
         key=key,
@@ -118,33 +124,33 @@ def _attend(
     tau: float,
     claims: Claims,
     units: Units,
-) -> tuple[Ball, Ball, Ball, Tensor]:
-    """Return weights (B, H, L, S), their sums, contexts (B, H, L, d_k) and `Answer.highest`."""
+) -> tuple[Ball, Callable[[], Ball], Ball, Tensor]:
+    """Return weights (B, H, L, S), `Answer.summed`, contexts (B, H, L, d_k) and `Answer.highest`."""
     empty = ~allowed.any(-1, keepdim=True)
     if claims.empty_row == "uniform":
         allowed = allowed | empty
         query = Ball(query.mid.masked_fill(empty, 0.0), query.rad.masked_fill(empty, 0.0))
         bias = None if bias is None else bias.masked_fill(empty, 0.0)
         empty = ~allowed.any(-1, keepdim=True)
-    own, stored, flush = units.accumulate, units.store, units.flush
+    barred, own, stored, flush = ~allowed, units.accumulate, units.store, units.flush
     if claims.rounding.softmax_in_float32:
         single = units_of(torch.float32)
         own, stored, flush = max(own, single.accumulate), max(stored, single.store), max(flush, single.flush)
     score, error = _scores(query, key, allowed, bias, tau, claims, units)
     # A row without a key would be -inf - -inf; any finite score serves, its weights are set below.
-    score = score.masked_fill(~allowed, float("-inf")).masked_fill(empty, 0.0)
-    log_weight = torch.log_softmax(score, -1).masked_fill(~allowed, float("-inf"))
+    score = score.masked_fill(barred, float("-inf")).masked_fill(empty, 0.0)
+    log_weight = torch.log_softmax(score, -1).masked_fill(barred, float("-inf"))
     top = _largest(score)
-    gap = (score - top.unsqueeze(-1)).abs().masked_fill(~allowed, 0.0)
+    gap = (score - top.unsqueeze(-1)).abs()
     # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
     steps = (3 * gap + claims.rounding.exp_error + 4) * own
     if claims.rounding.softmax_stored:
         steps += (gap + 2) * max(stored - own, 0.0)
-    wobble = (error + steps).masked_fill(~allowed, 0.0)
+    wobble = (error + steps).masked_fill(barred, 0.0)
     weight, upper, lower = log_weight.exp(), (log_weight + wobble).exp(), (log_weight - wobble).exp()
     # A numerator that underflows is lost before the row is divided by its sum, which is 1/max(upper) or more.
     lost = flush + (units.subnormal if claims.rounding.softmax_stored else 0.0)
-    faint = (lost * _largest(upper).unsqueeze(-1)).masked_fill(~allowed, 0.0)
+    faint = (lost * _largest(upper).unsqueeze(-1)).masked_fill(barred, 0.0)
     upper, lower = upper + faint, (lower - faint).clamp(min=0.0)
     least = lower.sum(-1, keepdim=True).clamp(min=flush)
     count = allowed.sum(-1, keepdim=True).clamp(min=1).double()
@@ -156,28 +162,29 @@ def _attend(
     spread = torch.maximum(upper / least - weight, weight - lower / upper.sum(-1, keepdim=True).clamp(min=flush))
     underflow = (units.subnormal + flush) * allowed.double()
     likely = weight + spread
-    weight_rad = (spread + _together(summing, cast) * likely + underflow).masked_fill(~allowed, 0.0)
+    weight_rad = (spread + _together(summing, cast) * likely + underflow).masked_fill(barred, 0.0)
     context = weight @ value.mid
     moved = _moved(upper - weight, value.mid, context) / least
-    rad = moved + _together(summing, summing, 3 * own, cast) * (likely @ value.size) + underflow @ value.size
-    rad = rad + (weight + weight_rad) @ value.rad
+    rounded = _together(summing, summing, 3 * own, cast) * likely + underflow
+    rad = moved + rounded @ value.size + (weight + weight_rad) @ value.rad
     result = Ball(context, (rad + count * units.flush).masked_fill(empty, 0.0))
     contexts = Ball(context, result.stored(units).rad.masked_fill(empty, 0.0))
-    # A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
-    strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(~allowed, 0.0)
-    apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
-    apart = _together(apart, summing.squeeze(-1), cast) + (underflow + faint).sum(-1)
+    returned: Tensor | float = 0.0
     if not claims.rounding.scores_stored:  # but what is returned is
         returned = (stored * (weight + weight_rad) + units.subnormal) * allowed
-        weight_rad, apart = weight_rad + returned, apart + returned.sum(-1)
-    sums = Ball(
-        weight.sum(-1), apart.masked_fill(empty.squeeze(-1), 0.0).nan_to_num(nan=float("inf"), posinf=float("inf"))
-    )
     if claims.empty_row == "nan":
         contexts = Ball(contexts.mid.masked_fill(empty, float("nan")), contexts.rad)
         weight = weight.masked_fill(empty, float("nan"))
-        sums = Ball(weight.sum(-1), sums.rad)
-    return Ball(weight, weight_rad), sums, contexts, highest
+
+    def summed() -> Ball:
+        # A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
+        strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(barred, 0.0)
+        apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
+        apart = _together(apart, summing.squeeze(-1), cast) + (underflow + faint + returned).sum(-1)
+        unknown = apart.nan_to_num(nan=float("inf"), posinf=float("inf"))
+        return Ball(weight.sum(-1), unknown.masked_fill(empty.squeeze(-1), 0.0))
+
+    return Ball(weight, weight_rad + returned), summed, contexts, highest
 
 
 def _scores(
@@ -186,14 +193,11 @@ def _scores(
     """Return the scores (B, H, L, S) and the error of each; what they hold where nothing is allowed is not used."""
     rounding, width = claims.rounding, query.mid.shape[-1]
     key_t, key_rad = key.mid.mT, key.rad.mT
-    query_size, key_size = query.mid.abs(), key_t.abs()
     # Four roundings make the scale itself: a square root, a division, a second root, a cast.
     relative = units.gamma(width + 4) + rounding.scaling_roundings * units.store
     relative += units.store if rounding.scores_stored else 0.0
-    size = tau * (query_size @ key_size)
-    spread = tau * (query.rad @ (key_size + key_rad) + query_size @ key_rad)
-    score = tau * (query.mid @ key_t)
-    error = relative * size + spread + width * units.flush
+    spread = (query.rad + relative * query.mid.abs()) @ key_t.abs() + query.size @ key_rad
+    score, error = tau * (query.mid @ key_t), tau * spread + width * units.flush
     if bias is not None:
         bias = bias.masked_fill(~allowed, 0.0)
         score = score + bias

@@ -83,8 +83,7 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
     told = "the oracle's value" if weights.b_v is None else "a sum of weights, each times 1, is 1"
     expect_close(output, answer.output, because=f"{told}, however large the scores")
     if seen.weights is not None:
-        sums = answer.sums
-        expect_close(seen.weights.row_sums(), sums, because="a row sums to 1, however large its scores")
+        expect_close(seen.weights.row_sums(), answer.sums, because="a row sums to 1, however large its scores")
 
 
 @checks("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, regimes=EVERYDAY), rejects=("noise", "zeros"))
