@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 # The workers share the cores: threads of torch would only wait for one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: conformance test seeds ecosystem report lint clean
+.PHONY: conformance test benchmark seeds ecosystem report lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
 
 test: $(READY) lint
 	$(BIN)/pytest -q -n auto --dist worksteal
+
+# Time and memory of all that conforms, on one thread and on all; OPTIONS="-k 'encoder or token'" takes less long.
+benchmark: $(READY)
+	env -u OMP_NUM_THREADS $(BIN)/pytest conformance --benchmark-only --mha-dtype float32 bfloat16 $(OPTIONS)
 
 # The kill matrix on ten seeds: every fault caught, and no implementation of ours.
 seeds: $(READY)

@@ -6,60 +6,66 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import torch
 
-from mha.conformance.cases.case import Case
-from mha.conformance.judge import check
+from mha.conformance.judge import check, threads
 from mha.conformance.pytest_items import Selection
 from mha.conformance.pytest_plugin import selection
+from mha.conformance.speed.running import Reference, Runner, unaffordable
 from mha.conformance.speed.steps import peak_memory
-from mha.conformance.speed.work import SHAPES, Reference, Runner, Work
+from mha.conformance.speed.work import SHAPES, Work, work_of
 from mha.conformance.violation import Violation
 from mha.spec import Implementation, Problem
 
-PASSES = ("inference", "training")
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One benchmark for each dtype, device, shape, pass and implementation; what is compared runs side by side."""
+    """One benchmark for each work and implementation; what is compared runs side by side."""
     chosen = selection(metafunc.config)
-    metafunc.parametrize("dtype", chosen.dtypes)
-    metafunc.parametrize("device", chosen.devices)
-    work = [(shape, steps) for shape in SHAPES for steps in PASSES if (shape, steps) != ("token", "training")]
-    metafunc.parametrize(("shape", "steps"), work)
+    works = [
+        work
+        for dtype in chosen.dtypes
+        for device in chosen.devices
+        for shape in SHAPES
+        for training in (False, True)
+        for count in sorted({1, torch.get_num_threads()} if device == "cpu" else {1})
+        if not ((work := work_of(shape, dtype, device, training=training, threads=count)).decodes and training)
+    ]
+    metafunc.parametrize("work", works, ids=name_of)
     metafunc.parametrize("implementation", chosen.implementations, ids=lambda implementation: implementation.name)
 
 
+def name_of(work: Work) -> str:
+    """Return the words by which `-k` selects a work."""
+    steps = "training" if work.training else "inference"
+    return f"{work.case.dtype}-{work.case.device}-{work.name}-{steps}-threads{work.threads}"
+
+
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
-def test_speed(
-    benchmark: Any,
-    request: pytest.FixtureRequest,
-    implementation: Implementation,
-    shape: str,
-    steps: str,
-    dtype: str,
-    device: str,
-) -> None:
+def test_speed(benchmark: Any, request: pytest.FixtureRequest, implementation: Implementation, work: Work) -> None:
     """Time one implementation, if it conforms and what it gives for these sizes is right, before and after."""
-    work = Work(shape, Case(**SHAPES[shape], dtype=dtype, device=device), steps == "training")
+    device = work.case.device
     missing = work.unclaimed(implementation.claims)
     if missing:
         pytest.skip(f"{implementation.name} is not timed: {missing}")
-    failed = failed_clauses(implementation, dtype, device, selection(request.config))
+    failed = failed_clauses(implementation, work.case.dtype, device, selection(request.config))
     if failed:
         pytest.fail(f"{implementation.name} is not timed: it does not conform ({failed})", pytrace=False)
-    try:
-        problems, reference = prepared(work)
-        runner = Runner(implementation, work, problems)
-        reference.expect(runner.run(), 0)
-        memory = peak_memory(runner.run, device)
-        benchmark.group = work.title
-        benchmark.name = f"{implementation.name} ({memory / 2**20:.1f} MiB)"
-        benchmark.extra_info["peak_memory_bytes"] = memory
-        reference.expect(benchmark(runner.run), 0)
-        runner.load(1)  # what was kept for the addresses of the inputs is wrong now
-        reference.expect(runner.run(), 1)
-    except Violation as violation:
-        pytest.fail(f"{implementation.name}: {violation.message}", pytrace=False)
+    with threads(work.threads):
+        if why := unaffordable(implementation, work):
+            pytest.skip(f"{implementation.name} is not timed: {why}")
+        try:
+            problems, reference = prepared(work)
+            runner = Runner(implementation, work, problems)
+            reference.expect(runner.run(), 0)
+            memory = peak_memory(runner.run, device)
+            benchmark.group = work.title
+            benchmark.name = f"{implementation.name} ({memory / 2**20:.1f} MiB)"
+            benchmark.extra_info["peak_memory_bytes"] = memory
+            reference.expect(benchmark(runner.run), 0)
+            runner.load(1)  # what was kept for the addresses of the inputs is wrong now
+            reference.expect(runner.run(), 1)
+        except Violation as violation:
+            pytest.fail(f"{implementation.name}: {violation.message}", pytrace=False)
 
 
 @lru_cache(maxsize=2)

@@ -151,7 +151,7 @@ def _judge(
             if isinstance(domain, str):
                 reasons.append(domain)
                 continue
-            with one_thread():
+            with threads(1):
                 search = Search(implementation, prop, domain, dtype, device, PROFILES[profile], seed, waivers)
                 fault = partial(_root, implementation, prop, dtype, device)
                 search.run(lambda fault=fault: fault() is None)  # type: ignore[misc]  # loop
@@ -220,10 +220,10 @@ def _departure(found: Verdict, prop: Property, search: Search, waivers: Collecti
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: the problems are small, and the bits must not depend on the number of cores."""
+def threads(count: int) -> Iterator[None]:
+    """Compute on so many threads: one to judge, as problems are small and the bits must not depend on the cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from time import perf_counter
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import FEW_LAYOUTS, Domain
 from mha.conformance.faults.gallery import FAULTS, Fault, implementations
-from mha.conformance.judge import one_thread
+from mha.conformance.judge import threads
 from mha.conformance.registry import Property, properties
 from mha.conformance.search import PROFILES, Profile, Search
 from mha.spec import Claims
@@ -63,7 +63,7 @@ def found_by(way: str, fault: Fault, prop: Property, seed: int) -> tuple[int, in
     assert isinstance(domain, Domain)
     profile, change = WAYS.get(way, (PROFILE, plain))
     search = Search(implementation, prop, change(domain), fault.dtype, "cpu", profile, seed)
-    with one_thread():
+    with threads(1):
         if way == GRID:
             for case in islice(grid(plain(domain), implementation.claims, fault.dtype), MOST):
                 try:

@@ -19,11 +19,14 @@ from mha.conformance import benching
 from mha.conformance.cases.case import Case
 from mha.conformance.cli import app
 from mha.conformance.faults import gallery as faults
+from mha.conformance.reports.report import Report, Verdict
+from mha.conformance.speed import compare as comparing
+from mha.conformance.speed import running, work
 from mha.conformance.speed.compare import Timing, compare, interval
 from mha.conformance.speed.plot import to_svg
-from mha.conformance.speed.work import Work
+from mha.conformance.speed.work import Work, work_of
 from mha.implementations import resolve
-from mha.spec import Output
+from mha.spec import Implementation, Output
 
 SIZES: dict[str, Any] = {"B": 2, "n_heads": 2, "head_dim": 8, "L": 16, "S": 16, "mask": "padding", "inputs": "self"}
 SMALL = Work("small", Case(**SIZES), False)
@@ -55,16 +58,16 @@ def test_interval_has_the_median_as_often_as_it_says() -> None:
     assert interval([float(value) for value in range(30)]) == (9.0, 20.0)
 
 
-@pytest.mark.parametrize("work", [SMALL, TOKEN, Work("small", Case(**SIZES), True)], ids=["call", "token", "training"])
-def test_all_are_timed_in_the_same_rounds(work: Work) -> None:
+@pytest.mark.parametrize("timed", [SMALL, TOKEN, Work("small", Case(**SIZES), True)], ids=["call", "token", "training"])
+def test_all_are_timed_in_the_same_rounds(timed: Work) -> None:
     implementations = [resolve(name)[0] for name in ("sdpa", "kv_cache")]
-    one, other = compare(implementations, work, 8)
+    one, other = compare(implementations, timed, 8)
     assert (one.implementation, other.implementation) == ("sdpa", "kv_cache")
     assert len(one.seconds) == len(other.seconds) == 8
     assert set(one.ratios) == {1.0}
     assert other.ratios == tuple(b / a for a, b in zip(one.seconds, other.seconds, strict=True))
     assert other.ratio[1] <= other.ratio[0] <= other.ratio[2]
-    assert min(one.memory, other.memory) >= 4 * 2 * work.case.L * 16
+    assert min(one.memory, other.memory) >= 4 * 2 * timed.case.L * 16
     assert 0 < one.share < 1
     assert not one.impossible
 
@@ -101,14 +104,62 @@ def test_operations_are_those_of_the_matrix_products() -> None:
     assert Work("x", case, True).operations == 3 * (projections + attention)
 
 
+def test_rounds_end_where_they_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "LONGEST", 0.0)
+    (timing,) = compare([faults.correct], SMALL, 30)
+    assert len(timing.seconds) == comparing.FEWEST
+
+
+def test_some_rows_tell_of_outputs_and_of_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FirstRow(faults.Complete):
+        def merge(self, x: Tensor) -> Tensor:
+            merged = super().merge(x)
+            return torch.cat([1.1 * merged[:, :1], merged[:, 1:]], 1)
+
+    class LastKey(faults.Complete):
+        def split(self, x: Tensor) -> Tensor:
+            heads = super().split(x)
+            if heads.requires_grad:
+                heads.register_hook(lambda grad: torch.cat([grad[:, :, :-1], 1.1 * grad[:, :, -1:]], 2))
+            return heads
+
+    training = Work("small", Case(**SIZES), True)
+    assert training.rows.tolist() == list(range(16))
+    (timing,) = compare([faults.implementation_of(FirstRow)], training, 6)
+    assert "the root mean square error of output" in timing.wrong
+    monkeypatch.setattr(work, "SAMPLED", 4)
+    assert 15 not in training.rows.tolist()
+    (timing,) = compare([faults.implementation_of(LastKey)], training, 6)
+    assert "the root mean square error of query.grad" in timing.wrong
+
+
+def test_what_would_not_fit_into_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = work_of("longest", "float32", "cpu", training=False)
+    sizes = {"sdpa": 0.1, "vectorized": 6.0}
+    for name, least in sizes.items():
+        monkeypatch.setattr(running, "_memory", lambda device: 2.0**30)
+        why = running.unaffordable(resolve(name)[0], longest)
+        assert ("GiB, and this machine has 1" in why) == (least > 1)
+    assert running.unaffordable(resolve("vectorized")[0], SMALL) == ""
+    assert work_of("longest", "float32", "cuda", training=False).case.L > longest.case.L
+
+
+def report_on(implementation: Implementation, *_: Any) -> Report:
+    """Stands for the judge: `loop` fails."""
+    status: Any = "fail" if implementation.name == "loop" else "pass"
+    told: Any = {"implementation": implementation.name, "clause": "MSK-1", "level": "MUST", "required": True}
+    verdict = Verdict(**told, dtype="float32", device="cpu", status=status)
+    return Report(verdicts=(verdict,), profile="quick", seed=0, versions={}, targets={implementation.name: "x"})
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(benching, "SHAPES", {"encoder": SIZES})
+    for module in (benching, work):
+        monkeypatch.setattr(module, "SHAPES", {"encoder": SIZES})
+    monkeypatch.setattr(benching, "USUAL", ("encoder",))
     monkeypatch.setattr(benching, "SWEEP", (8, 16))
-    monkeypatch.setattr(
-        benching, "failures_of", lambda implementation, *_: "MSK-1" if implementation.name == "loop" else ""
-    )
+    monkeypatch.setattr(benching, "report_on", report_on)
     before = torch.get_num_threads()
     yield
     assert torch.get_num_threads() == before
@@ -116,11 +167,11 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("small")
 def test_table_and_files_tell_the_same() -> None:
-    arguments = ["bench", "sdpa", "flex", "loop", "--rounds", "6", "--threads", "1", "--to", "t.json", "--to", "t.svg"]
+    arguments = ["bench", "sdpa", "flex", "loop", "--rounds", "6", "--threads", "1", "--to", "t.json", "--to", "t.html"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1, done.output
     assert "loop is not timed: it does not conform (MSK-1)" in done.output
-    assert "encoder, inference, float32 on cpu, 1 threads" in done.output
+    assert "encoder, inference, float32 on cpu, 1 thread\n" in done.output
     assert "flex                     not timed: it does not claim gradients" in done.output
     rows = json.loads(Path("t.json").read_text())
     assert [(row["implementation"], row["work"]["training"]) for row in rows] == [
@@ -129,17 +180,31 @@ def test_table_and_files_tell_the_same() -> None:
         ("sdpa", True),
     ]
     assert f"{1e3 * median(rows[0]['seconds']):9.2f}    1.00" in done.output
-    swept = CliRunner().invoke(app, ["bench", "sdpa", "minimal", "--sweep", "--rounds", "6", "--to", "s.svg"])
+    page = Path("t.html").read_text()
+    assert "1 of 2 implementations conform" not in page
+    assert "2 of 3 implementations conform" in page
+    assert f"<td>{1e3 * median(rows[0]['seconds']):.2f}</td><td>1.00</td>" in page
+    assert "<figure>" not in page
+
+
+@pytest.mark.usefixtures("small")
+def test_growing_lengths_are_drawn() -> None:
+    arguments = ["bench", "sdpa", "minimal", "--sweep", "--rounds", "6", "--to", "s.svg", "--to", "s.html"]
+    swept = CliRunner().invoke(app, arguments)
     assert swept.exit_code == 0, swept.output
+    assert Path("s.svg").read_text().strip() in Path("s.html").read_text()
     drawn = ElementTree.parse("s.svg").getroot()
-    assert {"sdpa", "minimal", "time", "8", "16"} <= {text.text for text in drawn.findall(".//{*}text")}
+    assert {"sdpa", "minimal", "time in ms, against length", "8", "16", "100%"} <= {
+        text.text for text in drawn.findall(".//{*}text")
+    }
 
 
 BAD_INPUT = {
     "an unknown shape": (("--shape", "decoder"), "no shape 'decoder'; known are encoder"),
     "an unknown dtype": (("--dtype", "float8"), "no dtype 'float8'"),
-    "another form": (("--to", "t.pdf"), "--to must name a .json or .svg file in a folder that is there"),
-    "no folder": (("--to", "no/t.svg"), "--to must name a .json or .svg file in a folder that is there"),
+    "another form": (("--to", "t.pdf"), "--to must name a .html or .json or .svg file in a folder that is there"),
+    "no folder": (("--to", "no/t.svg"), "--to must name a .html or .json or .svg file in a folder that is there"),
+    "a picture of no sweep": (("--to", "t.svg"), "add --sweep, or write .html"),
 }
 
 

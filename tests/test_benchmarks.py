@@ -19,6 +19,7 @@ from mha.conformance import benchmarks
 from mha.conformance.faults import gallery as faults
 from mha.conformance.pytest_plugin import SELECTION
 from mha.conformance.speed.steps import peak_memory
+from mha.conformance.speed.work import work_of
 from mha.implementations import resolve
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -45,19 +46,21 @@ class Recorder:
 
 
 def speed_of(
-    implementation: Any, shape: str = "token", steps: str = "inference", dtype: str = "float32", device: str = "cpu"
+    implementation: Any, shape: str = "token", steps: str = "inference", dtype: str = "float32", threads: int = 1
 ) -> Recorder:
     """Run one benchmark, and return what it recorded."""
     recorder, chosen = Recorder(), SimpleNamespace(waivers=(), profile="quick", seed=0, strict=False)
     config = SimpleNamespace(stash={SELECTION: chosen})
     request: Any = SimpleNamespace(config=config)
-    benchmarks.test_speed(recorder, request, implementation, shape, steps, dtype, device)
+    work = work_of(shape, dtype, "cpu", training=steps == "training", threads=threads)
+    benchmarks.test_speed(recorder, request, implementation, work)
     return recorder
 
 
 def test_benchmarks_are_collected_only_if_asked_for() -> None:
     asked = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=ALONE)
-    assert "benchmarks.py::test_speed[float32-cpu-encoder-inference-sdpa]" in asked.stdout
+    assert "benchmarks.py::test_speed[float32-cpu-encoder-inference-threads1-sdpa]" in asked.stdout
+    assert "benchmarks.py::test_speed[float32-cpu-longest-training-threads1-sdpa]" in asked.stdout
     assert "contract[" not in asked.stdout
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
     assert "contract[sdpa-cpu-float32-MSK-1]" in plain.stdout
@@ -71,10 +74,10 @@ def test_run_tells_time_memory_and_what_is_not_timed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     path = ALONE | {"PYTHONPATH": str(CHECKOUT / "tests")}
     asked = (f"{tmp_path}/mine.py:unscaled", f"{tmp_path}/mine.py:plain", "fused_qkv")
-    found = run("--benchmark-only", "-k", "token", "--mha-impl", *asked, env=path)
+    found = run("--benchmark-only", "-k", "token and threads1", "--mha-impl", *asked, env=path)
     assert found.returncode == 1, found.stdout
     assert "Unscaled is not timed: it does not conform (" in found.stdout
-    assert "benchmark 'token, inference, float32 on cpu': 1 tests" in found.stdout
+    assert "benchmark 'token, inference, float32 on cpu, 1 thread': 1 tests" in found.stdout
     assert "Correct (" in found.stdout
     assert "error" not in found.stdout.splitlines()[-1]
     assert "fused_qkv is not timed: it does not claim cross_attention" in found.stdout
@@ -90,8 +93,10 @@ def test_what_is_right_is_timed_with_its_peak_memory(
 ) -> None:
     monkeypatch.setattr(benchmarks, "failed_clauses", lambda *_: "")
     (implementation,) = resolve(name)
-    recorder = speed_of(implementation, shape, steps)
-    assert recorder.group == f"{shape}, {steps}, float32 on cpu"
+    before = torch.get_num_threads()
+    recorder = speed_of(implementation, shape, steps, threads=2)
+    assert recorder.group == f"{shape}, {steps}, float32 on cpu, 2 threads"
+    assert torch.get_num_threads() == before
     held = recorder.extra_info["peak_memory_bytes"]
     assert recorder.name == f"{name} ({held / 2**20:.1f} MiB)"
     sizes = benchmarks.SHAPES[shape]

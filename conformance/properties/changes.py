@@ -11,7 +11,8 @@ from mha.conformance.expect import expect, expect_close, expect_unchanged, need
 from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation, Observed
 from mha.conformance.trial import INPUTS, Trial
-from mha.spec import Answer, Claims, MaskConvention, Problem, to_convention
+from mha.spec import Answer, Claims, MaskConvention, Problem, join_causal, to_convention
+from mha.spec.claims import Alignment
 
 
 def passing_heads(problem: Problem) -> Problem:
@@ -25,6 +26,17 @@ def select_keys(problem: Problem, keys: Tensor) -> Problem:
     """Keep some keys and values, in the order given; a query that is the key goes with it. The mask stays."""
     whole = {id(problem.key), id(problem.value)}
     return problem.map_inputs(lambda x: x[:, keys] if id(x) in whole else x)
+
+
+def select_queries(problem: Problem, rows: Tensor, alignment: Alignment | None) -> Problem:
+    """Keep some queries, with their rows of the masks: memory is then linear in the number of keys."""
+    queries, keys = problem.query.shape[1], problem.key.shape[1]
+    mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, rows]
+    if problem.is_causal:
+        offset = keys - queries if alignment == "bottom_right" else 0
+        places = (rows + offset).to(problem.query.device).unsqueeze(1)
+        mask = join_causal(mask, torch.arange(keys, device=problem.query.device) <= places)
+    return problem.change(query=problem.query[:, rows], mask=mask, is_causal=False)
 
 
 def as_claimed(attention: Trial, problem: Problem, allowed: Tensor) -> Problem:

@@ -10,11 +10,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, HALF, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.expect import expect_close
 from mha.conformance.properties.accuracy import expect_no_worse_than_plain
-from mha.conformance.properties.changes import expect_gradients
+from mha.conformance.properties.changes import expect_gradients, select_queries
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
-from mha.spec import Problem, join_causal
-from mha.spec.claims import Alignment
 
 SAMPLED_ROWS = 4
 LONG = Domain(
@@ -35,7 +33,7 @@ def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
     queries = problem.query.shape[1]
     rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values
     rows[-1] = queries - 1
-    seen, answer = attention(problem), attention.answer(_sampled(problem, rows, attention.claims.causal))
+    seen, answer = attention(problem), attention.answer(select_queries(problem, rows, attention.claims.causal))
     because = f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys"
     expect_close(seen.output[:, rows], answer.output, because=because)
     if seen.weights is not None:
@@ -69,14 +67,3 @@ def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(attention: T
 def _either_way(attention: Trial, case: Case) -> Case:
     """Return the case, or, one time in four, that of many queries on few keys."""
     return replace(case, L=case.S, S=case.L, causal=attention.claims.always_causal) if case.seed % 4 == 3 else case
-
-
-def _sampled(problem: Problem, rows: torch.Tensor, alignment: Alignment | None) -> Problem:
-    """Return the problem of some of the queries; the oracle then needs memory linear in the number of keys."""
-    queries, keys = problem.query.shape[1], problem.key.shape[1]
-    mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, rows]
-    if problem.is_causal:
-        offset = keys - queries if alignment == "bottom_right" else 0
-        places = (rows + offset).to(problem.query.device).unsqueeze(1)
-        mask = join_causal(mask, torch.arange(keys, device=problem.query.device) <= places)
-    return problem.change(query=problem.query[:, rows], mask=mask, is_causal=False)

@@ -26,6 +26,7 @@ from mha.conformance.reports.matrix import (
 )
 from mha.conformance.reports.report import Report, Verdict
 from mha.conformance.reports.text import LONGEST_NAME, LONGEST_SCRIPT, visible
+from mha.conformance.speed.compare import Timing
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
 
@@ -34,8 +35,8 @@ CLASSES = {"!": "h", "✗": "f", "b": "b", "w": "w", "s": "s", "?": "u", "✓": 
 LEAST_MARGIN, WIDTH = 1e-3, 300
 
 
-def to_html(report: Report) -> str:
-    """Return the page."""
+def to_html(report: Report, timings: Sequence[Timing] = (), picture: str = "") -> str:
+    """Return the page; timings: of `mha bench`, and picture: SVG of them."""
     resources = files("mha.conformance.reports")
     css, script, page = (
         (resources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html.j2")
@@ -56,6 +57,8 @@ def to_html(report: Report) -> str:
             classes=CLASSES,
             legend=legend({sign for family in families for row in family["rows"] for sign in row["signs"]}),
             departures=list(_departures(report)),
+            speed=_speed(timings),
+            picture=picture,
             margins=[row for name, own in by_name.items() for row in _margins(name, own)],
             unclaimed=_unclaimed(by_name),
             css=css,
@@ -171,6 +174,20 @@ def _departures(report: Report) -> Iterator[dict[str, str]]:
             "message": visible(own[0].message),
             "case": visible(own[0].case or ""),
         }
+
+
+def _speed(timings: Sequence[Timing]) -> dict[str, list[dict[str, str]]]:
+    """Return a row for each implementation that was timed, by what it was timed at."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for timing in timings:
+        row = {"name": _shown(timing.implementation), "wrong": visible(timing.wrong)}
+        if not timing.wrong:
+            seconds, (middle, low, high) = median(timing.seconds), timing.ratio
+            row |= {"ms": f"{1e3 * seconds:.2f}", "ratio": f"{middle:.2f}", "interval": f"[{low:.2f}, {high:.2f}]"}
+            row |= {"share": f"{timing.share:.0%}", "rate": f"{timing.work.bytes_moved / seconds / 1e9:.1f}"}
+            row |= {"memory": f"{timing.memory / 2**20:.1f}", "sign": "!" if timing.impossible else ""}
+        found.setdefault(timing.work.title, []).append(row)
+    return found
 
 
 def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:

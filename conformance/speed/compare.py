@@ -10,8 +10,9 @@ from time import perf_counter
 
 import torch
 
+from mha.conformance.speed.running import Reference, Runner
 from mha.conformance.speed.steps import peak_memory
-from mha.conformance.speed.work import Reference, Runner, Work
+from mha.conformance.speed.work import Work
 from mha.conformance.violation import Violation
 from mha.spec import Implementation
 
@@ -19,6 +20,8 @@ from mha.spec import Implementation
 ERROR, PRODUCT = 0.05, 1024
 # What more than the limit is called an error of measurement.
 TOLERANCE = 1.05
+# How long a work may take, in seconds, and the rounds that it has all the same: fewer have no interval.
+LONGEST, FEWEST = 60.0, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def compare(implementations: Sequence[Implementation], work: Work, rounds: int) -> Iterator[Timing]:
-    """Time all implementations that are right at a work, in turns; each output is checked, outside the time."""
+    """Time all implementations that are right at a work, in turns; each output is checked, outside the time.
+
+    rounds: fewer are made, but `FEWEST` or more, where they take longer than `LONGEST`.
+    """
     problems = work.problems()
     reference = Reference(work, problems)
     runners, memory, wrong = dict[str, Runner](), dict[str, int](), dict[str, str]()
@@ -83,8 +89,10 @@ def compare(implementations: Sequence[Implementation], work: Work, rounds: int) 
         except Violation as violation:
             wrong[implementation.name] = violation.message
     seconds: dict[str, list[float]] = {name: [] for name in runners}
-    products = []
+    products, began = [], perf_counter()
     for number in range(rounds):
+        if number >= FEWEST and perf_counter() - began > LONGEST:
+            break
         products.append(product_seconds(work))
         names = list(runners)
         turn = number % max(1, len(names))  # nobody is always first

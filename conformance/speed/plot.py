@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from math import log10
+from math import ceil, floor, log10
 from statistics import median
 
 from mha.conformance.speed.compare import Timing
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 220, 60, 40, 70
 COLORS = ("#2456b3", "#b3261e", "#1b6e3c", "#8a5a00", "#6a3fa0", "#00707a", "#a02070", "#555")
-PANELS: dict[str, tuple[str, Callable[[Timing], float]]] = {
-    "time": ("milliseconds", lambda timing: 1e3 * median(timing.seconds)),
-    "peak memory": ("MiB", lambda timing: timing.memory / 2**20),
-    "share of the rate of matrix products": ("", lambda timing: timing.share),
+# The last has a limit, and so is drawn from 0 to it; the others on a logarithmic scale.
+PANELS: dict[str, Callable[[Timing], float]] = {
+    "time in ms": lambda timing: 1e3 * median(timing.seconds),
+    "peak memory in MiB": lambda timing: timing.memory / 2**20,
+    "share of the rate of matrix products": lambda timing: timing.share,
 }
+LIMITED = "share of the rate of matrix products"
 
 
 def to_svg(timings: Sequence[Timing]) -> str:
@@ -24,11 +26,12 @@ def to_svg(timings: Sequence[Timing]) -> str:
     names = list(dict.fromkeys(timing.implementation for timing in found))
     width, below = LEFT + len(PANELS) * (WIDTH + GAP), TOP + HEIGHT + 60
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {below + 20 * len(names)}" '
-        'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {below + 20 * len(names)}" role="img" '
+        'aria-label="Time, memory and share of the limit against length" font-family="sans-serif" font-size="12">'
+        '<rect width="100%" height="100%" fill="#fff"/>'
     ]
-    for number, (title, (unit, value)) in enumerate(PANELS.items()):
-        parts += _panel(found, names, title, unit, value, LEFT + number * (WIDTH + GAP))
+    for number, title in enumerate(PANELS):
+        parts += _panel(found, names, title, LEFT + number * (WIDTH + GAP))
     for number, name in enumerate(names):
         y = below + 20 * number
         parts.append(f'<path d="M{LEFT} {y}h30" stroke="{COLORS[number % len(COLORS)]}" stroke-width="2"/>')
@@ -36,35 +39,40 @@ def to_svg(timings: Sequence[Timing]) -> str:
     return "".join(parts) + "</svg>\n"
 
 
-def _panel(
-    found: Sequence[Timing], names: Sequence[str], title: str, unit: str, value: Callable[[Timing], float], left: int
-) -> list[str]:
-    lengths = sorted({timing.work.case.S for timing in found})
-    values = [max(value(timing), 1e-6) for timing in found]
-    low, high = log10(min(values)), log10(max(values))
-    spread = max(high - low, 1e-9)
+def _panel(found: Sequence[Timing], names: Sequence[str], title: str, left: int) -> list[str]:
+    value, lengths = PANELS[title], sorted({timing.work.case.S for timing in found})
+    ticks, place = _scale(title, [value(timing) for timing in found])
     reach = max(log10(lengths[-1] / lengths[0]), 1e-9)
 
-    def place(length: int, number: float) -> tuple[float, float]:
-        across = WIDTH * log10(length / lengths[0]) / reach
-        return left + across, TOP + HEIGHT * (1 - (log10(max(number, 1e-6)) - low) / spread)
+    def across(length: int) -> float:
+        return left + WIDTH * log10(length / lengths[0]) / reach
 
-    parts = [f'<text x="{left}" y="{TOP - 18}" font-weight="bold">{title}</text>']
-    parts.append(f'<path d="M{left} {TOP}v{HEIGHT}h{WIDTH}" stroke="#999" fill="none"/>')
-    for number in (10**low, 10**high):
-        told = f"{number:.3g} {unit}".strip()
-        parts.append(f'<text x="{left - 5}" y="{place(lengths[0], number)[1] + 4:.0f}" text-anchor="end">{told}</text>')
+    parts = [f'<text x="{left}" y="{TOP - 18}" font-weight="bold">{title}, against length</text>']
+    for number, told in ticks:
+        y = TOP + HEIGHT * (1 - place(number))
+        parts.append(f'<path d="M{left} {y:.1f}h{WIDTH}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{told}</text>')
     for length in lengths:
-        x = place(length, 10**low)[0]
-        parts.append(f'<text x="{x:.0f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{length}</text>')
+        parts.append(f'<text x="{across(length):.0f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{length}</text>')
     for number, name in enumerate(names):
         own = sorted((t for t in found if t.implementation == name), key=lambda timing: timing.work.case.S)
-        points = [place(timing.work.case.S, value(timing)) for timing in own]
+        points = [(across(timing.work.case.S), TOP + HEIGHT * (1 - place(value(timing)))) for timing in own]
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         color = COLORS[number % len(COLORS)]
         parts.append(f'<path d="M{line}" stroke="{color}" stroke-width="2" fill="none"/>')
         parts += [_mark(number, x, y) for x, y in points]
     return parts
+
+
+def _scale(title: str, values: Sequence[float]) -> tuple[list[tuple[float, str]], Callable[[float], float]]:
+    """Return what is written on the axis, and where a value is on it, from 0 to 1."""
+    if title == LIMITED:
+        high = max(1.0, *values)
+        return [(share / 4, f"{share / 4:.0%}") for share in range(5)], lambda value: value / high
+    logs = [log10(max(value, 1e-6)) for value in values]
+    low, high = floor(min(logs)), max(ceil(max(logs)), floor(min(logs)) + 1)
+    ticks = [(10.0**power, f"{10.0**power:,.10g}") for power in range(low, high + 1)]
+    return ticks, lambda value: (log10(max(value, 1e-6)) - low) / (high - low)
 
 
 def _mark(number: int, x: float, y: float) -> str:

@@ -25,15 +25,20 @@ def nothing() -> None:
 
 
 def stepping(
-    call: Callable[[Problem], Tensor], problem: Problem, *, training: bool, clear: Callable[[], object] = nothing
+    call: Callable[[Problem], Tensor],
+    problem: Problem,
+    upstream: Tensor,
+    *,
+    training: bool,
+    clear: Callable[[], object] = nothing,
 ) -> tuple[Problem, Callable[[], Results]]:
     """Return the inputs that are called with, and a function that calls and, in training, differentiates.
 
-    No gradient is left for the next call to add to. clear: takes away the gradients of the weights.
+    No gradient is left for the next call to add to. upstream: of the output, for the backward pass. clear: takes away
+    the gradients of the weights.
     """
     problem = problem.map_inputs(lambda x: x.detach().clone().requires_grad_(training))
     leaves = {id(x): (name, x) for name in ("value", "key", "query") for x in (getattr(problem, name),)}
-    upstream = torch.ones_like(problem.query)
 
     def run() -> Results:
         with torch.set_grad_enabled(training):
