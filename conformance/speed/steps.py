@@ -92,7 +92,6 @@ def silent() -> Iterator[None]:
 
 def peak_memory(run: Callable[[], object], device: str) -> int:
     """Return the most bytes that torch held at once during a call, beyond those that it held before."""
-    run()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
