@@ -196,7 +196,7 @@ def _scores(
     # Four roundings make the scale itself: a square root, a division, a second root, a cast.
     relative = units.gamma(width + 4) + rounding.scaling_roundings * units.store
     relative += units.store if rounding.scores_stored else 0.0
-    spread = (query.rad + relative * query.mid.abs()) @ key_t.abs() + query.size @ key_rad
+    spread = (query.rad + relative * query.mid.abs()) @ key.size.mT + query.mid.abs() @ key_rad
     score, error = tau * (query.mid @ key_t), tau * spread + width * units.flush
     if bias is not None:
         bias = bias.masked_fill(~allowed, 0.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import hypothesis
@@ -13,10 +14,12 @@ from hypothesis import given, settings
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, EDGES, EVERYDAY, Domain
-from mha.conformance.cases.drawing import boundary_cases, drawn_cases, varied
+from mha.conformance.cases.drawing import SIZES, _pairwise, boundary_cases, drawn_cases, varied
 from mha.conformance.cases.layouts import LAYOUTS, lay_out
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.regimes import REGIMES
+from mha.conformance.registry import properties
+from mha.implementations import resolve
 from mha.spec import Claims, causal_mask
 
 CLAIMS = Claims(masks={"bool", "float"})
@@ -78,6 +81,22 @@ def test_boundary_cases_pair_every_two_levels() -> None:
         met = {(_level(case, one), _level(case, other)) for case in cases}
         assert met == {(a, b) for a in levels[one] for b in levels[other]}, (one, other)
     assert {case.S for case in cases} >= {size for size in EDGES if size <= 40}
+
+
+def test_pairs_that_fit_meet_in_every_property() -> None:
+    claims = resolve("sdpa")[0].claims
+    for prop in (prop for members in properties().values() for prop in members):
+        domain = prop.within(claims, "float32")
+        if isinstance(domain, str):
+            continue
+        levels = domain.levels(260)
+        rows = [dict(row) for row in _pairwise(tuple(levels.items()), domain.volume)]
+        least = {name: min(levels[name]) for name in SIZES}
+        for one, other in combinations(levels, 2):
+            met = {(row[one], row[other]) for row in rows}
+            for pair in product(levels[one], levels[other]):
+                sizes = least | {name: value for name, value in zip((one, other), pair, strict=True) if name in SIZES}
+                assert pair in met or math.prod(sizes.values()) > domain.volume, (prop.name, one, other, pair)
 
 
 def test_cases_of_one_seed_are_the_same() -> None:

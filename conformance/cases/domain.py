@@ -28,7 +28,8 @@ DENSE = ("contiguous",)
 ALL_LAYOUTS = (*LAYOUTS, "mixed")
 # Where the scores are moderate, and the values too: a change of one number shows.
 MODERATE = ("normal", "integers", "duplicates")
-# The largest product of all sizes, for each scale: what a case can teach, it teaches below this.
+# The largest product of all sizes, for each scale: what a case can teach, it teaches below this. Long rows on as many
+# queries go beyond it, up to `LONG_SQUARE`.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
 WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 128), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -73,7 +73,17 @@ def _pairwise(levels: tuple[tuple[str, tuple[Any, ...]], ...], volume: float) ->
     names, columns = zip(*levels, strict=True)
     sizes = sum(name in SIZES for name in names)
     rows = AllPairs([list(column) for column in columns], filter_func=lambda row: prod(row[:sizes]) <= volume)
-    return [tuple(zip(names, row, strict=True)) for row in rows]
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    met = {pair for row in found for pair in combinations(row.items(), 2)}
+    least = {name: min(column) if name in SIZES else column[0] for name, column in levels}
+    # Where some rows are too large, AllPairs leaves out a few pairs that others would have.
+    for (name, column), (other, others) in combinations(levels, 2):
+        for value, second in product(column, others):
+            row = least | {name: value, other: second}
+            if ((name, value), (other, second)) not in met and prod(row[size] for size in SIZES) <= volume:
+                found.append(row)
+                met |= set(combinations(row.items(), 2))
+    return [tuple(row.items()) for row in found]
 
 
 def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> SearchStrategy[Case]:
