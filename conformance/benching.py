@@ -13,7 +13,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.judge import check, threads
-from mha.conformance.options import validate_choice, validate_devices
+from mha.conformance.options import named_once, validate_choice, validate_devices
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.report import Report
 from mha.conformance.reports.text import visible
@@ -27,7 +27,7 @@ from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192)
-# What is timed unless named: all but the longest, which takes minutes.
+# What is timed unless named: all but what takes many minutes.
 USUAL = ("encoder", "long", "token")
 FORMS = (".html", ".json", ".svg")
 HEADER = f"{'':24} {'ms':>9} {'ratio':>7}  {'95% interval':15} {'share':>6} {'GB/s':>6} {'MiB':>8}"
@@ -63,12 +63,13 @@ def bench(
     validate_choice("dtype", [dtype], DTYPES)
     validate_devices([device])
     for file in files:
-        if file.suffix not in FORMS or not file.resolve().parent.is_dir():
+        if file.suffix not in FORMS or not file.resolve().parent.is_dir() or file.is_dir():
             raise ValueError(f"--to must name a {' or '.join(FORMS)} file in a folder that is there, not {str(file)!r}")
         if file.suffix == ".svg" and not sweep:
             raise ValueError(f"{str(file)!r}: a picture is drawn of growing lengths; add --sweep, or write .html")
+    chosen = named_once([(target, found) for target in targets for found in resolve(target)])
     judged, right, timings = list[Report](), list[Implementation](), list[Timing]()
-    for implementation in (found for target in targets for found in resolve(target)):
+    for _, implementation in chosen.values():
         judged.append(report_on(implementation, dtype, device))
         if failed := judged[-1].failing:
             yield f"{visible(implementation.name)} is not timed: it does not conform ({failed})", True
@@ -80,7 +81,8 @@ def bench(
             yield HEADER, False
             missing = {each.name: work.unclaimed(each.claims) or unaffordable(each, work) for each in right}
             for name in filter(missing.get, missing):
-                yield f"{visible(name):24} not timed: {missing[name]}", False
+                timings.append(Timing(implementation=name, work=work, wrong=missing[name]))
+                yield line(timings[-1]), False
             for timing in compare([each for each in right if not missing[each.name]], work, rounds):
                 timings.append(timing)
                 yield line(timing), bool(timing.wrong) or timing.impossible
@@ -107,8 +109,7 @@ def line(timing: Timing) -> str:
 
 def write(judged: Sequence[Report], timings: Sequence[Timing], file: Path, *, sweep: bool) -> None:
     """Write the timings, as HTML with the report on what was judged; raises ValueError where that fails."""
-    found = [timing for timing in timings if not timing.wrong]
-    picture = to_svg(found) if found and sweep else ""
+    picture = to_svg(timings) if sweep else ""
     if file.suffix == ".html":
         targets = {name: target for report in judged for name, target in report.targets.items()}
         verdicts = tuple(verdict for report in judged for verdict in report.verdicts)

@@ -140,15 +140,11 @@ def waive(
 @app.command()
 def bench(
     targets: Annotated[list[str], typer.Argument(help="Implementations; the first is what others are compared with.")],
-    shape: Annotated[
-        list[str] | None, typer.Option(help="encoder, long, longest or token; all but longest, if none.")
-    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="encoder, long, token, huge; all but huge, if none.")] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Instead: self-attention of 128 to 8192 tokens.")] = False,
     dtype: Annotated[str, typer.Option(help="In which dtype.")] = "float32",
     device: Annotated[str, typer.Option(help="On which device.")] = "cpu",
-    rounds: Annotated[
-        int, typer.Option(min=6, help="How often each is timed; less often where that takes over a minute.")
-    ] = 30,
+    rounds: Annotated[int, typer.Option(min=6, help="How often each is timed; less, if it takes over a minute.")] = 30,
     threads: Annotated[int, typer.Option(min=0, help="Of torch; as it is set, if 0.")] = 0,
     to: Annotated[list[Path] | None, typer.Option(help="Write FILE.html, .json or .svg.")] = None,
 ) -> None:

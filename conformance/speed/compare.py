@@ -9,15 +9,16 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
+from mha.conformance.speed.memory import peak_memory
 from mha.conformance.speed.running import Reference, Runner
-from mha.conformance.speed.steps import peak_memory
 from mha.conformance.speed.work import Work
 from mha.conformance.violation import Violation
 from mha.spec import Implementation
 
 # The probability that an interval leaves out the median, and the size of the product that tells the machine's rate.
-ERROR, PRODUCT = 0.05, 1024
+ERROR, PRODUCT = 0.05, {"cpu": 1024, "cuda": 8192}
 # What more than the limit is called an error of measurement.
 TOLERANCE = 1.05
 # How long a work may take, in seconds, and the rounds that it has all the same: fewer have no interval.
@@ -75,6 +76,8 @@ def compare(implementations: Sequence[Implementation], work: Work, rounds: int) 
 
     rounds: fewer are made, but `FEWEST` or more, where they take longer than `LONGEST`.
     """
+    if not implementations:
+        return
     problems = work.problems()
     reference = Reference(work, problems)
     runners, memory, wrong = dict[str, Runner](), dict[str, int](), dict[str, str]()
@@ -83,17 +86,20 @@ def compare(implementations: Sequence[Implementation], work: Work, rounds: int) 
             runner = Runner(implementation, work, problems)
             for place in range(len(problems)):
                 runner.load(place)
-                reference.expect(runner.run(), place)
+                reference.expect(runner.seen(runner.run()), place)
             memory[implementation.name] = peak_memory(runner.run, work.case.device)
             runners[implementation.name] = runner
         except Violation as violation:
             wrong[implementation.name] = violation.message
     seconds: dict[str, list[float]] = {name: [] for name in runners}
+    size, dtype = PRODUCT[work.case.device], getattr(torch, work.case.dtype)
+    factors = torch.randn(2, size, size).to(work.case.device, dtype)
+    product_seconds(factors)
     products, began = [], perf_counter()
     for number in range(rounds):
-        if number >= FEWEST and perf_counter() - began > LONGEST:
+        if not runners or (number >= FEWEST and perf_counter() - began > LONGEST):
             break
-        products.append(product_seconds(work))
+        products.append(product_seconds(factors))
         names = list(runners)
         turn = number % max(1, len(names))  # nobody is always first
         for name in (*names[turn:], *names[:turn]):
@@ -102,11 +108,11 @@ def compare(implementations: Sequence[Implementation], work: Work, rounds: int) 
                 start = perf_counter()
                 seen = runners[name].run()
                 seconds[name].append(perf_counter() - start)
-                reference.expect(seen, number % len(problems))
+                reference.expect(runners[name].seen(seen), number % len(problems))
             except Violation as violation:
                 wrong[name] = violation.message
                 del runners[name]
-    rate = 2 * PRODUCT**3 / median(products) if products else 0.0
+    rate = 2.0 * size**3 / median(products) if products else 0.0
     yield from _timings(implementations, work, seconds, memory, wrong, rate)
 
 
@@ -129,12 +135,12 @@ def _timings(
         yield Timing(implementation=name, work=work, seconds=own, ratios=ratios, memory=memory[name], rate=rate)
 
 
-def product_seconds(work: Work) -> float:
-    """Return how long one product of two square matrices takes, in the dtype and on the device."""
-    dtype = getattr(torch, work.case.dtype)
-    left = torch.ones(PRODUCT, PRODUCT, dtype=dtype, device=work.case.device)
+def product_seconds(factors: Tensor) -> float:
+    """Return how long the product of two square matrices takes."""
+    if factors.is_cuda:
+        torch.cuda.synchronize()
     start = perf_counter()
-    torch.mm(left, left)
-    if left.is_cuda:
+    torch.mm(factors[0], factors[1])
+    if factors.is_cuda:
         torch.cuda.synchronize()
     return perf_counter() - start

@@ -7,6 +7,7 @@ from html import escape
 from math import ceil, floor, log10
 from statistics import median
 
+from mha.conformance.reports.text import LONGEST_NAME, visible
 from mha.conformance.speed.compare import Timing
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 220, 60, 40, 70
@@ -30,13 +31,20 @@ def to_svg(timings: Sequence[Timing]) -> str:
         'aria-label="Time, memory and share of the limit against length" font-family="sans-serif" font-size="12">'
         '<rect width="100%" height="100%" fill="#fff"/>'
     ]
+    if not found:
+        return f'{parts[0]}<text x="{LEFT}" y="{TOP}">Nothing was timed.</text></svg>\n'
     for number, title in enumerate(PANELS):
         parts += _panel(found, names, title, LEFT + number * (WIDTH + GAP))
     for number, name in enumerate(names):
         y = below + 20 * number
         parts.append(f'<path d="M{LEFT} {y}h30" stroke="{COLORS[number % len(COLORS)]}" stroke-width="2"/>')
-        parts.append(f'{_mark(number, LEFT + 15, y)}<text x="{LEFT + 40}" y="{y + 4}">{escape(name)}</text>')
+        parts.append(f'{_mark(number, LEFT + 15, y)}<text x="{LEFT + 40}" y="{y + 4}">{shown(name)}</text>')
     return "".join(parts) + "</svg>\n"
+
+
+def shown(name: str) -> str:
+    """Return a name as text of XML, whatever it has."""
+    return escape(visible(name, LONGEST_NAME))
 
 
 def _panel(found: Sequence[Timing], names: Sequence[str], title: str, left: int) -> list[str]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.spec import Claims, Problem
@@ -14,15 +13,13 @@ from mha.spec import Claims, Problem
 SHAPES: dict[str, dict[str, Any]] = {
     "encoder": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 128, "S": 128, "mask": "padding", "inputs": "self"},
     "long": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 2048, "S": 2048, "causal": True, "inputs": "self"},
-    "longest": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 8192, "S": 8192, "causal": True, "inputs": "self"},
+    "huge": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 8192, "S": 8192, "causal": True, "inputs": "self"},
     # The last of 1024 tokens: `decode` on the cache of those before, or one query against all of them.
     "token": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 1, "S": 1024, "inputs": "memory"},
 }
-ON_CUDA: dict[str, dict[str, Any]] = {"longest": {"L": 32768, "S": 32768}}
+ON_CUDA: dict[str, dict[str, Any]] = {"huge": {"L": 32768, "S": 32768}}
 # Inputs of two seeds take turns, so that what is cached by address is wrong every other time.
 SEEDS = (0, 1)
-# How many queries of an item are compared with what is right.
-SAMPLED = 64
 
 
 @dataclass(frozen=True)
@@ -73,14 +70,6 @@ class Work:
         tensors = {"self": 1, "memory": 2}.get(case.inputs, 3)
         numbers = case.B * width * (case.L * 2 + (tensors - 1) * case.S) + 4 * width**2
         return numbers * int(torch.finfo(getattr(torch, case.dtype)).bits // 8)
-
-    @property
-    def rows(self) -> Tensor:
-        """The queries that are compared with what is right, and, in training, the only ones that are differentiated.
-
-        So gradients depend on these alone, and what is right needs memory linear in the length.
-        """
-        return torch.randperm(self.case.L, generator=torch.Generator().manual_seed(0))[:SAMPLED].sort().values
 
     def problems(self) -> list[Problem]:
         """Return a problem for each seed, with the same weights."""
