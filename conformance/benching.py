@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from mha.conformance.options import named_once, validate_choice, validate_device
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.report import Report
 from mha.conformance.reports.text import visible
-from mha.conformance.speed.compare import Timing, compare
+from mha.conformance.speed.compare import HEADINGS, Timing, compare
 from mha.conformance.speed.plot import to_svg
 from mha.conformance.speed.running import unaffordable
 from mha.conformance.speed.work import SHAPES, Work, work_of
@@ -30,7 +29,7 @@ SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192)
 # What is timed unless named: all but what takes many minutes.
 USUAL = ("encoder", "long", "token")
 FORMS = (".html", ".json", ".svg")
-HEADER = f"{'':24} {'ms':>9} {'ratio':>7}  {'95% interval':15} {'share':>6} {'GB/s':>6} {'MiB':>8}"
+WIDTHS = (9, 7, 16, 6, 6, 9)
 
 
 def works(shapes: Sequence[str], dtype: str, device: str, count: int, *, sweep: bool) -> list[Work]:
@@ -78,7 +77,7 @@ def bench(
     with threads(count or torch.get_num_threads()):
         for work in works(shapes or USUAL, dtype, device, torch.get_num_threads(), sweep=sweep) if right else ():
             yield f"\n{work.title}", False
-            yield HEADER, False
+            yield row("", HEADINGS), False
             missing = {each.name: work.unclaimed(each.claims) or unaffordable(each, work) for each in right}
             for name in filter(missing.get, missing):
                 timings.append(Timing(implementation=name, work=work, wrong=missing[name]))
@@ -97,14 +96,16 @@ def report_on(implementation: Implementation, dtype: str, device: str) -> Report
 
 def line(timing: Timing) -> str:
     """Return a row of the table."""
-    name = f"{visible(timing.implementation):24}"
+    name = visible(timing.implementation).replace("\n", " ")
     if timing.wrong:
-        return f"{name} not timed: {visible(timing.wrong)}"
-    middle, low, high = timing.ratio
-    seconds = median(timing.seconds)
-    told = f"{name} {1e3 * seconds:9.2f} {middle:7.2f}  {f'[{low:.2f}, {high:.2f}]':15} {timing.share:6.0%}"
-    told += f" {timing.work.bytes_moved / seconds / 1e9:6.1f} {timing.memory / 2**20:8.1f}"
+        return f"{name:24} not timed: {visible(timing.wrong)}"
+    told = row(name, timing.cells)
     return f"{told}  MORE THAN THE MACHINE CAN DO: an error of measurement" if timing.impossible else told
+
+
+def row(name: str, cells: Sequence[str]) -> str:
+    """Return a line of a table, its cells one under another."""
+    return f"{name:24} " + " ".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
 def write(judged: Sequence[Report], timings: Sequence[Timing], file: Path, *, sweep: bool) -> None:

@@ -57,7 +57,7 @@ def test_table_and_files_tell_the_same() -> None:
         ("flex", True, "it does not claim gradients"),
         ("sdpa", True, ""),
     ]
-    assert f"{1e3 * median(rows[0]['seconds']):9.2f}    1.00" in done.output
+    assert f"{1e3 * median(rows[0]['seconds']):9.2f}    1.00     [1.00, 1.00]" in done.output
     page = Path("t.html").read_text()
     assert "1 of 2 implementations conform" not in page
     assert "2 of 3 implementations conform" in page

@@ -26,7 +26,7 @@ from mha.conformance.reports.matrix import (
 )
 from mha.conformance.reports.report import Report, Verdict
 from mha.conformance.reports.text import LONGEST_NAME, LONGEST_SCRIPT, visible
-from mha.conformance.speed.compare import Timing
+from mha.conformance.speed.compare import HEADINGS, Timing
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
 
@@ -58,6 +58,7 @@ def to_html(report: Report, timings: Sequence[Timing] = (), picture: str = "") -
             legend=legend({sign for family in families for row in family["rows"] for sign in row["signs"]}),
             departures=list(_departures(report)),
             speed=_speed(timings),
+            headings=HEADINGS,
             picture=picture,
             margins=[row for name, own in by_name.items() for row in _margins(name, own)],
             unclaimed=_unclaimed(by_name),
@@ -176,16 +177,13 @@ def _departures(report: Report) -> Iterator[dict[str, str]]:
         }
 
 
-def _speed(timings: Sequence[Timing]) -> dict[str, list[dict[str, str]]]:
-    """Return a row for each implementation that was timed, by what it was timed at."""
-    found: dict[str, list[dict[str, str]]] = {}
+def _speed(timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
+    """Return a row for each implementation that was to be timed, by what it was to be timed at."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for timing in timings:
-        row = {"name": _shown(timing.implementation), "wrong": visible(timing.wrong)}
+        row: dict[str, Any] = {"name": _shown(timing.implementation), "wrong": visible(timing.wrong)}
         if not timing.wrong:
-            seconds, (middle, low, high) = median(timing.seconds), timing.ratio
-            row |= {"ms": f"{1e3 * seconds:.2f}", "ratio": f"{middle:.2f}", "interval": f"[{low:.2f}, {high:.2f}]"}
-            row |= {"share": f"{timing.share:.0%}", "rate": f"{timing.work.bytes_moved / seconds / 1e9:.1f}"}
-            row |= {"memory": f"{timing.memory / 2**20:.1f}", "sign": "!" if timing.impossible else ""}
+            row |= {"cells": timing.cells, "sign": "!" if timing.impossible else ""}
         found.setdefault(timing.work.title, []).append(row)
     return found
 

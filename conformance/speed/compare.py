@@ -21,6 +21,7 @@ from mha.spec import Implementation
 ERROR, PRODUCT = 0.05, {"cpu": 1024, "cuda": 8192}
 # What more than the limit is called an error of measurement.
 TOLERANCE = 1.05
+HEADINGS = ("ms", "ratio", "95% interval", "share", "GB/s", "MiB")
 # How long a work may take, in seconds, and the rounds that it has all the same: fewer have no interval.
 LONGEST, FEWEST = 60.0, 6
 
@@ -56,6 +57,14 @@ class Timing:
     def impossible(self) -> bool:
         """Whether it is faster than the machine: the measurement is wrong."""
         return self.share > TOLERANCE
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What a table tells of it, under `HEADINGS`."""
+        seconds, (middle, low, high) = median(self.seconds), self.ratio
+        rate, memory = self.work.bytes_moved / seconds / 1e9, self.memory / 2**20
+        numbers = f"{1e3 * seconds:.2f}", f"{middle:.2f}", f"[{low:.2f}, {high:.2f}]"
+        return *numbers, f"{self.share:.0%}", f"{rate:.1f}", f"{memory:.1f}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
