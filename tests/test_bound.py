@@ -17,7 +17,7 @@ from mha.conformance.cases.regimes import REGIMES
 from mha.implementations.loop import implementation as loop
 from mha.implementations.sdpa import implementation as sdpa
 from mha.implementations.vectorized import implementation as vectorized
-from mha.spec import Claims, Implementation, Output, Problem, Rounding, oracle
+from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, oracle
 from mha.spec.bounds import Ball
 
 IMPLEMENTATIONS = {"loop": loop, "vectorized": vectorized, "sdpa": sdpa}
@@ -220,3 +220,14 @@ def test_small_errors_exceed_it(defect: Callable[[Problem, float], Output], dtyp
     for part in ("output", "weights"):
         assert ratio(getattr(right, part), getattr(answer, part)) < 1
         assert ratio(getattr(wrong, part), getattr(answer, part)) > 1
+
+
+def test_nothing_is_known_where_a_projection_overflows() -> None:
+    config = Config(d_model=2, n_heads=1, bias=False)
+    one = torch.eye(2, dtype=torch.float16)
+    weights = Weights(w_q=300 * one, w_k=one, w_v=one, w_o=one)
+    query, key = (torch.tensor([[row]], dtype=torch.float16) for row in ([300.0, 1.0], [0.0, 1.0]))
+    problem = Problem(config, weights, query, torch.cat([key, -key], 1), torch.cat([key, -key], 1))
+    answer = oracle(problem, Claims())
+    assert answer.weights.rad.isinf().all()
+    assert answer.output.rad.isinf().all()
