@@ -12,13 +12,13 @@ from mha.conformance.speed.compare import Timing
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 220, 60, 40, 70
 COLORS = ("#2456b3", "#b3261e", "#1b6e3c", "#8a5a00", "#6a3fa0", "#00707a", "#a02070", "#555")
+LIMITED = "share of the rate of matrix products"
 # The last has a limit, and so is drawn from 0 to it; the others on a logarithmic scale.
 PANELS: dict[str, Callable[[Timing], float]] = {
     "time in ms": lambda timing: 1e3 * median(timing.seconds),
     "peak memory in MiB": lambda timing: timing.memory / 2**20,
-    "share of the rate of matrix products": lambda timing: timing.share,
+    LIMITED: lambda timing: timing.share,
 }
-LIMITED = "share of the rate of matrix products"
 
 
 def to_svg(timings: Sequence[Timing]) -> str:

@@ -16,11 +16,11 @@ from mha.conformance.properties.accuracy import plain_formula
 from mha.conformance.properties.changes import select_queries
 from mha.conformance.speed.memory import peak_memory
 from mha.conformance.speed.work import Work
+from mha.conformance.trial import INPUTS
 from mha.conformance.violation import Violation
 from mha.spec import Implementation, Problem
 
 Results = dict[str, Tensor]
-INPUTS = ("query", "key", "value")
 # Scores that the plain formula holds at once.
 CHUNK = 1 << 24
 # The lengths whose product may take more memory than there is, and the share of it that a call may take.
