@@ -177,11 +177,13 @@ class Trial:
 
     def answer(self, problem: Problem) -> Answer:
         """Return the right answer and its bound."""
-        return oracle(problem, self.claims)
+        with torch.inference_mode():
+            return oracle(problem, self.claims)
 
     def right_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
         """Return the right gradients and their bounds, under the names of `gradients`."""
-        return sum_shared(problem, gradients(problem, self.claims, upstream))
+        with torch.inference_mode():
+            return sum_shared(problem, gradients(problem, self.claims, upstream))
 
     def _saw(self, margin: float) -> None:
         self.margin = max(self.margin, margin)

@@ -158,6 +158,10 @@ MISFITS: dict[str, tuple[Any, str]] = {
         r"has \(12, 4\), but should have \(4, 4\)",
     ),
     "a layout": (lambda: from_kernel(attend, layout="b h s d"), "must name b, h, l and d"),
+    "a kernel with extras": (
+        lambda: from_kernel(attend, claims=Claims(extras={"bias_kv"})),
+        r"claims has the extras \['bias_kv'\].*adapt a module instead",
+    ),
     "a builtin kernel": (lambda: from_kernel(torch.matmul), "wrap it in a Python function|known word for a mask"),
 }
 

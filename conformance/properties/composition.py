@@ -78,14 +78,15 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
         return torch.compile(module, backend=backend, fullgraph=True)
 
     compiled = attention.derive(attention.built(problem), compiled_of, code)
+    differentiable = attention.claims.gradients and case.dtype in BOUNDED
+    leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_(differentiable))
     with _generated_code_apart():
-        seen = attention(problem, via=compiled).output
+        # Both calls have leaves, as for others without a gradient all would be compiled once more.
+        seen = attention(leaves, via=compiled).output
         expect_agree(seen, base, bounds=(bound, bound), because=f"what it gives uncompiled (backend {backend!r})")
-        if not attention.claims.gradients or case.dtype not in BOUNDED:
-            return
-        leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
-        output = attention.forward(leaves, via=compiled)
-        expect_slopes(attention, leaves, output, f"compiled (backend {backend!r})")
+        if differentiable:
+            output = attention.forward(leaves, via=compiled)
+            expect_slopes(attention, leaves, output, f"compiled (backend {backend!r})")
 
 
 @checks("CMP-1", PLAIN, needs="composes:compile", after="HED-1", rejects=(), limit=1)

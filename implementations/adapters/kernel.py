@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calls import Call, by_name
-from mha.implementations.adapters.loading import load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 
-PARAMETERS = {f"w_{role}": f"{role}_proj" for role in "qkvo"}
+PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
 
 
 def from_kernel(
@@ -34,13 +34,16 @@ def from_kernel(
     layout: the order of b (batch), h (heads), l (length) and d (head_dim), separated by spaces.
     mask, call, claims, name: as in `from_module`; by default the kernel claims no weights.
 
-    Raises ImplementationError for a layout or a signature that cannot be understood.
+    Raises ImplementationError for a layout or a signature that cannot be understood, and for claims of extras.
     """
     label = name or str(getattr(kernel, "__name__", "kernel"))
     if sorted(layout.split()) != ["b", "d", "h", "l"]:
         raise ImplementationError(f"{label}: layout must name b, h, l and d once each, as 'b h l d', but is {layout!r}")
     if claims is None:
         claims = Claims(returns_weights=False) if mask else Claims(masks=(), causal=None, returns_weights=False)
+    if claims.extras:
+        told = f"claims has the extras {sorted(claims.extras)}"
+        raise ImplementationError(f"{label}: {told}, but around a kernel there are none; adapt a module instead")
     caller = call or by_name(label, kernel, mask, claims, layout)
     return KernelImplementation(label, claims, kernel, layout, caller)
 
@@ -60,11 +63,11 @@ class KernelImplementation:
         config.validate()
         module = KernelAttention(config, self.kernel, self.layout, self.call, self.claims)
         module.to(device=device, dtype=dtype)
-        load(self.name, module, PARAMETERS, weights, config.head_dim)
-        if not self.claims.gradients:
-            module.requires_grad_(False)
-        module.rows = {name: len(tensor) for name, tensor in weights.named()}
-        return module
+        for name in PARAMETERS:
+            given = getattr(weights, name)
+            held = None if given is None else nn.Parameter(given.detach().to(device, dtype, copy=True))
+            module.register_parameter(name, held)
+        return module if self.claims.gradients else module.requires_grad_(False)
 
 
 class KernelAttention(nn.Module):
@@ -73,12 +76,6 @@ class KernelAttention(nn.Module):
     def __init__(self, config: Config, kernel: Callable[..., Any], layout: str, call: Call, claims: Claims) -> None:
         super().__init__()
         self.config, self.kernel, self.layout, self.call, self.claims = config, kernel, layout, call, claims
-        self.rows: dict[str, int] = {}
-        kv_width = config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.k_proj = nn.Linear(config.key_width, kv_width, bias=config.bias)
-        self.v_proj = nn.Linear(config.value_width, kv_width, bias=config.bias)
-        self.o_proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def forward(
         self,
@@ -94,12 +91,16 @@ class KernelAttention(nn.Module):
         validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
         split = f"b l (h d) -> {self.layout}"
         heads = [
-            rearrange(projected, split, d=self.config.head_dim)
-            for projected in (self.q_proj(query), self.k_proj(key), self.v_proj(value))
+            rearrange(self._project(x, role), split, d=self.config.head_dim)
+            for x, role in ((query, "q"), (key, "k"), (value, "v"))
         ]
         context, weights = self.call(self.kernel, *heads, mask=mask, is_causal=is_causal, need_weights=need_weights)
-        return Output(self.o_proj(rearrange(context, f"{self.layout} -> b l (h d)")), weights)
+        return Output(self._project(rearrange(context, f"{self.layout} -> b l (h d)"), "o"), weights)
+
+    def _project(self, x: Tensor, role: str) -> Tensor:
+        return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        return weight_gradients(self, PARAMETERS, self.rows, self.config.head_dim)
+        held = {name: getattr(self, name) for name in PARAMETERS}
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in held.items() if p is not None}

@@ -19,6 +19,7 @@ Place = str | tuple[str, str] | None
 KEYS = "w_q, w_k, w_v, w_o, w_qkv, w_kv, the same with b_, extra_k and extra_v"
 
 
+@torch.no_grad()
 def load(label: str, module: nn.Module, parameters: Mapping[str, Place], weights: Weights, head_dim: int) -> None:
     """Copy `weights` into `module`.
 
@@ -187,5 +188,4 @@ def _copy(label: str, what: str, target: object, entry: Entry, value: Tensor, ki
         raise ImplementationError(f"{label}: {what}: {str(error).splitlines()[0]}") from None
     if target.squeeze().shape != value.squeeze().shape:
         raise ImplementationError(f"{label}: {what} has {tuple(target.shape)}, but should have {tuple(value.shape)}")
-    with torch.no_grad():
-        target.copy_(value.view_as(target) if not entry.pattern else value)
+    target.copy_(value.view_as(target) if not entry.pattern else value)
