@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import shutil
 import sys
@@ -99,9 +101,7 @@ def report(
 
 @app.command()
 def replay(
-    what: Annotated[str, typer.Argument(help="A JSON report, or a case, as Case(L=2); the last run, if none.")] = str(
-        LAST
-    ),
+    what: Annotated[str, typer.Argument(help="A JSON report or a case, as Case(L=2); last run, if none.")] = str(LAST),
     clause: Annotated[list[str] | None, typer.Option(help="Only what fails this clause.")] = None,
     impl: Annotated[str, typer.Option(help="The implementation to try, instead of the one that failed.")] = "",
 ) -> None:
@@ -133,8 +133,7 @@ def waive(
     from mha.conformance.waiving import waive_failure
 
     with _told():
-        last_day = expires.date() if expires else None
-        typer.echo(waive_failure(clause.upper(), reason, impl, url, where, last_day, run, file))
+        typer.echo(waive_failure(clause.upper(), reason, impl, url, where, expires and expires.date(), run, file))
 
 
 @app.command()
@@ -247,4 +246,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    atexit.register(gc.freeze)  # at its end, the interpreter need not look through all of torch for garbage
     app()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,13 +72,17 @@ def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
     expect_shape(got, tuple(expected.mid.shape))
     value, seen = expected.mid, got.tensor.detach().double()
     need(not seen.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
-    plain = seen.isfinite() & value.isfinite()
     error = (seen - value).abs()
+    ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
+    if bool((error <= expected.rad).all()):  # so nothing is NaN or infinite but for bounds
+        got.saw(float(ratio.max()) if ratio.numel() else 0.0)
+        return
+    plain = seen.isfinite() & value.isfinite()
     same = torch.where(plain, error <= expected.rad, (seen == value) | (seen.isnan() & value.isnan()))
     same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
-    ratio = torch.where(plain & (error > 0), error / expected.rad, 0.0)
+    ratio = ratio.where(plain, 0.0)
     if bool(same.all()):
-        got.saw(float(ratio.max()) if ratio.numel() else 0.0)
+        got.saw(float(ratio.max()))
         return
     worst = _worst(torch.where(plain, ratio, float("inf")).masked_fill(same, -1.0))
     at = got[worst].code

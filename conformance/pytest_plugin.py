@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     broken = any(entry.broken for entry in selection(config).unavailable)
     if "harness_error" in statuses or statuses == {"not_claimed"} or broken:
         session.exitstatus = max(2, session.exitstatus)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Spare the interpreter, and with workers each of them, a last look through all of torch for garbage."""
+    if SELECTION in config.stash:
+        gc.freeze()
 
 
 def _verdicts(reporter: Any) -> list[dict[str, Any]]:
