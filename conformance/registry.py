@@ -114,5 +114,6 @@ def properties() -> dict[str, tuple[Property, ...]]:
     """Return the properties of each clause that has one, in the order of the contract."""
     for module in MODULES:
         importlib.import_module(f"mha.conformance.properties.{module}")
-    found = {clause: tuple(p for p in _registered if p.clause == clause) for clause in CLAUSES}
+    ordered = sorted(_registered, key=lambda prop: MODULES.index(prop.module))  # whichever was imported first
+    found = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
     return {clause: members for clause, members in found.items() if members}

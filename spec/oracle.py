@@ -18,8 +18,8 @@ from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.problem import Problem
 
-# Elements of the largest temporary of the core, so that long rows need no more memory than short ones.
-CHUNK = 1 << 22
+# Elements of the largest temporary of the core, so that it stays in the processor's cache, however long the rows.
+CHUNK = 1 << 18
 # Of a number whose exponential is one: a bound of e^600 says nothing, but is no infinity.
 LARGEST_LOG = 600.0
 
@@ -136,14 +136,14 @@ def _attend(
     if claims.rounding.softmax_in_float32:
         single = units_of(torch.float32)
         own, stored, flush = max(own, single.accumulate), max(stored, single.store), max(flush, single.flush)
-    score, error = _scores(query, key, allowed, bias, tau, claims, units)
+    score, error = _scores(query, key, barred, bias, tau, claims, units)
     # A row without a key would be -inf - -inf; any finite score serves, its weights are set below.
     score = score.masked_fill(barred, float("-inf")).masked_fill(empty, 0.0)
     log_weight = torch.log_softmax(score, -1).masked_fill(barred, float("-inf"))
     top = _largest(score)
-    gap = (score - top.unsqueeze(-1)).abs()
+    gap = top.unsqueeze(-1) - score
     # Rescaling by a running or a split maximum adds nothing: its steps add up to the key's own gap.
-    steps = (3 * gap + claims.rounding.exp_error + 4) * own
+    steps = 3 * own * gap + (claims.rounding.exp_error + 4) * own
     if claims.rounding.softmax_stored:
         steps += (gap + 2) * max(stored - own, 0.0)
     wobble = (error + steps).masked_fill(barred, 0.0)
@@ -163,15 +163,15 @@ def _attend(
     underflow = (units.subnormal + flush) * allowed.double()
     likely = weight + spread
     weight_rad = (spread + _together(summing, cast) * likely + underflow).masked_fill(barred, 0.0)
-    context = weight @ value.mid
+    most, context = weight + weight_rad, weight @ value.mid
     moved = _moved(upper - weight, value.mid, context) / least
     rounded = _together(summing, summing, 3 * own, cast) * likely + underflow
-    rad = moved + rounded @ value.size + (weight + weight_rad) @ value.rad
+    rad = moved + rounded @ value.size + most @ value.rad
     result = Ball(context, (rad + count * units.flush).masked_fill(empty, 0.0))
     contexts = Ball(context, result.stored(units).rad.masked_fill(empty, 0.0))
     returned: Tensor | float = 0.0
     if not claims.rounding.scores_stored:  # but what is returned is
-        returned = (stored * (weight + weight_rad) + units.subnormal) * allowed
+        returned = (stored * most + units.subnormal) * allowed
     if claims.empty_row == "nan":
         contexts = Ball(contexts.mid.masked_fill(empty, float("nan")), contexts.rad)
         weight = weight.masked_fill(empty, float("nan"))
@@ -179,7 +179,7 @@ def _attend(
     def summed() -> Ball:
         # A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
         strayed = (2 * steps + 6 * own * (error + _largest(error).unsqueeze(-1))).masked_fill(barred, 0.0)
-        apart = torch.minimum(((weight + weight_rad) * strayed).sum(-1), _largest(strayed))
+        apart = torch.minimum((most * strayed).sum(-1), _largest(strayed))
         apart = _together(apart, summing.squeeze(-1), cast) + (underflow + faint + returned).sum(-1)
         unknown = apart.nan_to_num(nan=float("inf"), posinf=float("inf"))
         return Ball(weight.sum(-1), unknown.masked_fill(empty.squeeze(-1), 0.0))
@@ -188,29 +188,29 @@ def _attend(
 
 
 def _scores(
-    query: Ball, key: Ball, allowed: Tensor, bias: Tensor | None, tau: float, claims: Claims, units: Units
+    query: Ball, key: Ball, barred: Tensor, bias: Tensor | None, tau: float, claims: Claims, units: Units
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores (B, H, L, S) and the error of each; what they hold where nothing is allowed is not used."""
+    """Return the scores (B, H, L, S) and the error of each; what they hold where a key is barred is not used."""
     rounding, width = claims.rounding, query.mid.shape[-1]
-    key_t, key_rad = key.mid.mT, key.rad.mT
     # Four roundings make the scale itself: a square root, a division, a second root, a cast.
     relative = units.gamma(width + 4) + rounding.scaling_roundings * units.store
     relative += units.store if rounding.scores_stored else 0.0
-    spread = (query.rad + relative * query.mid.abs()) @ key.size.mT + query.mid.abs() @ key_rad
-    score, error = tau * (query.mid @ key_t), tau * spread + width * units.flush
+    scaled, size = tau * query.mid, tau * query.mid.abs()
+    score = scaled @ key.mid.mT
+    error = (tau * query.rad + relative * size) @ key.size.mT + size @ key.rad.mT + width * units.flush
     if bias is not None:
-        bias = bias.masked_fill(~allowed, 0.0)
+        bias = bias.masked_fill(barred, 0.0)
         score = score + bias
         stored = units.store if rounding.scores_stored else units.accumulate
         error += stored * (score.abs() + bias.abs()) * (bias != 0)
     if rounding.softmax_in_float32:
         error += units_of(torch.float32).store * score.abs()
-    error = error.masked_fill(~allowed, 0.0)
+    error = error.masked_fill(barred, 0.0)
     if units.largest < float("inf"):
         # One score that overflows takes its row with it.
         reach = query.size @ key.size.mT + score.abs() + error
-        overflows = allowed & (reach >= units.largest)
-        error = error.masked_fill(overflows.any(-1, keepdim=True) & allowed, float("inf"))
+        overflows = ~barred & (reach >= units.largest)
+        error = error.masked_fill(overflows.any(-1, keepdim=True) & ~barred, float("inf"))
     return score, error
 
 
@@ -245,6 +245,6 @@ def _moved(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:
     rows = max(1, CHUNK // max(1, value.numel()))
     parts = []
     for part, centre in zip(excess.split(rows, 2), context.split(rows, 2), strict=True):
-        distance = (value.unsqueeze(2) - centre.unsqueeze(3)).abs()
+        distance = (value.unsqueeze(2) - centre.unsqueeze(3)).abs_()
         parts.append((part.unsqueeze(3) @ distance).squeeze(3))
     return torch.cat(parts, 2)
