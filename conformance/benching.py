@@ -15,7 +15,7 @@ from mha.conformance.judge import check, threads
 from mha.conformance.options import named_once, validate_choice, validate_devices
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.report import Report
-from mha.conformance.reports.text import visible
+from mha.conformance.reports.text import shown, visible
 from mha.conformance.speed.compare import HEADINGS, Timing, compare
 from mha.conformance.speed.plot import to_svg
 from mha.conformance.speed.running import unaffordable
@@ -71,7 +71,7 @@ def bench(
     for _, implementation in chosen.values():
         judged.append(report_on(implementation, dtype, device))
         if failed := judged[-1].failing:
-            yield f"{visible(implementation.name)} is not timed: it does not conform ({failed})", True
+            yield f"{shown(implementation.name)} is not timed: it does not conform ({failed})", True
         else:
             right.append(implementation)
     with threads(count or torch.get_num_threads()):
@@ -96,7 +96,7 @@ def report_on(implementation: Implementation, dtype: str, device: str) -> Report
 
 def line(timing: Timing) -> str:
     """Return a row of the table."""
-    name = visible(timing.implementation).replace("\n", " ")
+    name = shown(timing.implementation)
     if timing.wrong:
         return f"{name:24} not timed: {visible(timing.wrong)}"
     told = row(name, timing.cells)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from mha.conformance.reports.report import NONCONFORMING, Verdict
-from mha.conformance.reports.text import brief, name_of, visible
+from mha.conformance.reports.text import brief, shown, visible
 from mha.spec import CLAUSES
 
 
@@ -22,7 +22,7 @@ def annotated(verdicts: Iterable[Verdict]) -> Iterator[str]:
             spared = verdict.status == "waived" or (verdict.conforms and verdict.status != "harness_error")
             kind = "notice" if spared else "error"
             told = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
-            title = f"{verdict.clause} {name_of(verdict)} {verdict.dtype}: {CLAUSES[verdict.clause].title}"
+            title = f"{verdict.clause} {shown(verdict.implementation)} {verdict.dtype}: {CLAUSES[verdict.clause].title}"
             yield f"::{kind} title={_escaped(title).replace(':', '%3A').replace(',', '%2C')}::{_escaped(told)}"
 
 

@@ -25,7 +25,7 @@ from mha.conformance.reports.matrix import (
     status_of,
 )
 from mha.conformance.reports.report import Report, Verdict
-from mha.conformance.reports.text import LONGEST_NAME, LONGEST_SCRIPT, visible
+from mha.conformance.reports.text import LONGEST_SCRIPT, shown, visible
 from mha.conformance.speed.compare import HEADINGS, Timing
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
@@ -73,21 +73,17 @@ def _by_name(report: Report) -> dict[str, list[Verdict]]:
     """Return the verdicts on each implementation by its name as it is shown, which no two share."""
     found: dict[str, list[Verdict]] = {}
     for name, own in report.by_implementation.items():
-        shown, number = _shown(name), 2
-        while shown in found:
-            shown, number = f"{_shown(name)} ({number})", number + 1
-        found[shown] = own
+        label, number = shown(name), 2
+        while label in found:
+            label, number = f"{shown(name)} ({number})", number + 1
+        found[label] = own
     return found
-
-
-def _shown(name: str) -> str:
-    return visible(name, LONGEST_NAME)
 
 
 def _verdict(report: Report) -> str:
     conforming = sum(outcome(own).startswith(CONFORMS) for own in report.by_implementation.values())
     told = f"{conforming} of {len(report.by_implementation)} implementations conform"
-    broken = "".join(f" {_shown(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items())
+    broken = "".join(f" {shown(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items())
     return (f"INCOMPLETE: the run was stopped. So far {told}." if report.incomplete else f"{told}.") + broken
 
 
@@ -95,7 +91,7 @@ def _facts(report: Report) -> list[str]:
     where = sorted({f"{verdict.dtype} on {verdict.device}" for verdict in report.verdicts})
     versions = [f"{name} {number}" for name, number in report.versions.items()]
     facts = [", ".join(where), f"profile {report.profile}", f"seed {report.seed}", *versions]
-    return [_shown(fact) for fact in (*facts, report.started, report.host) if fact]
+    return [shown(fact) for fact in (*facts, report.started, report.host) if fact]
 
 
 def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
@@ -166,7 +162,7 @@ def _departures(report: Report) -> Iterator[dict[str, str]]:
             found.setdefault((verdict.implementation, verdict.clause, status_of(verdict)), []).append(verdict)
     for (name, clause, status), own in found.items():
         yield {
-            "name": _shown(name),
+            "name": shown(name),
             "clause": clause,
             "title": CLAUSES[clause].title,
             "sign": SIGNS[status][0],
@@ -181,7 +177,7 @@ def _speed(timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
     """Return a row for each implementation that was to be timed, by what it was to be timed at."""
     found: dict[str, list[dict[str, Any]]] = {}
     for timing in timings:
-        row: dict[str, Any] = {"name": _shown(timing.implementation), "wrong": visible(timing.wrong)}
+        row: dict[str, Any] = {"name": shown(timing.implementation), "wrong": visible(timing.wrong)}
         if not timing.wrong:
             row |= {"cells": timing.cells, "sign": "!" if timing.impossible else ""}
         found.setdefault(timing.work.title, []).append(row)

@@ -7,7 +7,7 @@ import re
 
 from mha.conformance.reports.matrix import cell_of, families_of, legend, outcome, share, status_of
 from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
-from mha.conformance.reports.text import LONGEST_NAME, brief, name_of, visible
+from mha.conformance.reports.text import LONGEST_NAME, brief, shown, visible
 from mha.spec import CLAUSES
 
 # A comment of GitHub holds 65,536 characters.
@@ -28,7 +28,7 @@ def to_markdown(report: Report) -> str:
         cells = [cell_of(rows[name][letters]) if letters in rows[name] else None for letters in families]
         signs |= {cell.sign for cell in cells if cell}
         met, claimed = share(own)
-        start = [f"`{_code(name_of(own[0]))}`", outcome(own), f"{met} of {claimed}"]
+        start = [f"`{_code(shown(own[0].implementation))}`", outcome(own), f"{met} of {claimed}"]
         lines.append("| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |")
     lines += ["", ", ".join(legend(signs)) + "; the number is of clauses.", ""]
     failures = [v for v in report.verdicts if v.required and v.status in (*NONCONFORMING, "harness_error")]
@@ -41,7 +41,7 @@ def to_markdown(report: Report) -> str:
 
 def _failure(verdict: Verdict) -> list[str]:
     where = f"{verdict.dtype} on {verdict.device}: {CLAUSES[verdict.clause].title}"
-    title = html.escape(f"{status_of(verdict)} {verdict.clause}, {name_of(verdict)}, {where}")
+    title = html.escape(f"{status_of(verdict)} {verdict.clause}, {shown(verdict.implementation)}, {where}")
     lines = ["<details>", f"<summary>{title}</summary>", "", _text(brief(verdict)), ""]
     if verdict.case:
         lines += [f"Case: `{_code(visible(verdict.case, 300))}`", ""]

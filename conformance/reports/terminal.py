@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mha.conformance.reports.matrix import PLAIN, Cell, cell_of, families_of, legend
 from mha.conformance.reports.report import Verdict, by_implementation
-from mha.conformance.reports.text import name_of
+from mha.conformance.reports.text import shown
 
 # In columns: a family with the space before it, and the longest name of an implementation.
 COLUMN, LONGEST_LABEL = 4, 24
@@ -31,7 +31,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False
         name: {letters: cell_of(found) for letters, found in families_of(own).items()} for name, own in by_name.items()
     }
     families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
-    label = min(max(len(name_of(own[0])) for own in by_name.values()), LONGEST_LABEL)
+    label = min(max(map(len, map(shown, by_name))), LONGEST_LABEL)
     fitting = max(1, (width - label) // COLUMN)
     drawn = []
     for start in range(0, len(families), fitting):
@@ -42,7 +42,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False
             table.add_column(letters, justify="right", no_wrap=True, min_width=COLUMN - 1)
         for name, row in rows.items():
             cells = [_drawn(row[letters], plain) if letters in row else Text("") for letters in part]
-            table.add_row(Text(name_of(by_name[name][0])), *cells)
+            table.add_row(Text(shown(name)), *cells)
         drawn.append(table)
     signs = {cell.sign for row in rows.values() for cell in row.values()}
     told = "   ".join(_plain(sign) if plain else sign for sign in legend(signs))

@@ -20,16 +20,17 @@ def visible(text: str, longest: int = LONGEST) -> str:
     return shown if len(text) <= longest else f"{shown} ... ({len(text):,} characters)"
 
 
-def name_of(verdict: Verdict) -> str:
-    """Return the implementation's name as it can be shown in a line."""
-    return visible(verdict.implementation.replace("\n", " "), LONGEST_NAME)
+def shown(name: str) -> str:
+    """Return an implementation's name as it can be shown in a line."""
+    return visible(name.replace("\n", " "), LONGEST_NAME)
 
 
 def describe(verdict: Verdict) -> str:
     """Return what a user needs to know of a verdict that is not a pass."""
     clause = CLAUSES[verdict.clause]
+    where = f"{verdict.dtype} on {verdict.device}"
     rows = {
-        "judged": f"{name_of(verdict)}, {verdict.dtype} on {verdict.device}; {verdict.examples} cases tried",
+        "judged": f"{shown(verdict.implementation)}, {where}; {verdict.examples} cases tried",
         "case": visible(verdict.case or ""),
         "blocked by": verdict.blocked_by or "",
         "found": visible(verdict.message),
@@ -59,7 +60,9 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
         told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
         whole = f"INCOMPLETE, so far: {outcome(own)}" if incomplete else outcome(own)
-        lines.append(f"{name_of(own[0])}: {whole} ({told}; {examples} cases, largest error/bound {margin:.2f})")
+        lines.append(
+            f"{shown(own[0].implementation)}: {whole} ({told}; {examples} cases, largest error/bound {margin:.2f})"
+        )
         told_of: dict[tuple[str, str], list[Verdict]] = {}
         blocked: dict[str, list[Verdict]] = {}
         for verdict in own:

@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, floor, log10
 from statistics import median
 
-from mha.conformance.reports.text import LONGEST_NAME, visible
+from mha.conformance.reports.text import shown
 from mha.conformance.speed.compare import Timing
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 220, 60, 40, 70
@@ -38,13 +38,8 @@ def to_svg(timings: Sequence[Timing]) -> str:
     for number, name in enumerate(names):
         y = below + 20 * number
         parts.append(f'<path d="M{LEFT} {y}h30" stroke="{COLORS[number % len(COLORS)]}" stroke-width="2"/>')
-        parts.append(f'{_mark(number, LEFT + 15, y)}<text x="{LEFT + 40}" y="{y + 4}">{shown(name)}</text>')
+        parts.append(f'{_mark(number, LEFT + 15, y)}<text x="{LEFT + 40}" y="{y + 4}">{escape(shown(name))}</text>')
     return "".join(parts) + "</svg>\n"
-
-
-def shown(name: str) -> str:
-    """Return a name as text of XML, whatever it has."""
-    return escape(visible(name, LONGEST_NAME))
 
 
 def _panel(found: Sequence[Timing], names: Sequence[str], title: str, left: int) -> list[str]:
