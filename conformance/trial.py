@@ -18,8 +18,8 @@ from mha.conformance.tampering import require_untouched
 from mha.conformance.violation import CALL, Violation
 from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
+from mha.spec.problem import INPUTS
 
-INPUTS = ("query", "key", "value")
 # What a call might leave changed, to the harm of every later one; STA-5 looks at more.
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     "get_default_dtype": torch.set_default_dtype,
@@ -128,11 +128,9 @@ class Trial:
         with guarded("backward()"):
             if output.requires_grad:
                 output.backward(upstream)
-        first = {id(getattr(leaves, name)): name for name in reversed(chosen)}
-        found = {name: getattr(leaves, name) for name in chosen if first[id(getattr(leaves, name))] == name}
         seen = {
             name: self.seen(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
-            for name, leaf in found.items()
+            for name, leaf in leaves.distinct(chosen).items()
         }
         if frozen or not self.claims.weight_gradients:
             return seen

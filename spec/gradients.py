@@ -15,9 +15,8 @@ from mha.spec.bounds import Ball, Units, units_of
 from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.oracle import Answer, log_drift, oracle
-from mha.spec.problem import Problem
+from mha.spec.problem import INPUTS, Problem
 
-INPUTS = ("query", "key", "value")
 # Roundings of dP and of its row sum on their way to dS: at most four operations (the backward pass of exp, sum and
 # division), and two exponentials of 2 u each where exp and log_softmax take their own.
 SOFTMAX_STEPS = 8

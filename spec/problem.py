@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from mha.spec.claims import Alignment
 from mha.spec.config import Config
 from mha.spec.masks import causal_mask
 from mha.spec.weights import Weights
+
+INPUTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +45,14 @@ class Problem:
         changed = {place: change(tensor) for place, tensor in distinct.items()}
         query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value)
+
+    def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
+        """Return the inputs of these names; those that are one tensor once, under the first name."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for name in names:
+            tensor = getattr(self, name)
+            found.setdefault(id(tensor), (name, tensor))
+        return dict(found.values())
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

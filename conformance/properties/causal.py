@@ -10,9 +10,10 @@ from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_equal
 from mha.conformance.properties.changes import as_claimed, expect_unread
 from mha.conformance.registry import checks
-from mha.conformance.trial import INPUTS, Trial
+from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
 from mha.spec import Problem, causal_mask, join_causal
+from mha.spec.problem import INPUTS
 
 CAUSAL = (True,)
 

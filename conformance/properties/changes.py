@@ -10,9 +10,10 @@ from torch import Tensor
 from mha.conformance.expect import expect, expect_close, expect_unchanged, need
 from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation, Observed
-from mha.conformance.trial import INPUTS, Trial
+from mha.conformance.trial import Trial
 from mha.spec import Answer, Claims, MaskConvention, Problem, join_causal, to_convention
 from mha.spec.claims import Alignment
+from mha.spec.problem import INPUTS
 
 
 def passing_heads(problem: Problem) -> Problem:

@@ -15,7 +15,8 @@ from mha.conformance.guard import guarded
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY, plain_formula
 from mha.conformance.properties.changes import expect_finite, expect_gradients
 from mha.conformance.registry import checks
-from mha.conformance.trial import INPUTS, Trial
+from mha.conformance.trial import Trial
+from mha.spec.problem import INPUTS
 
 MASKS = ("none", *BOOLEAN, *FLOAT)
 WRONGS = ("mean", "unmasked", "unscaled", "detached", "unsummed")

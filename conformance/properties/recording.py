@@ -11,7 +11,8 @@ from mha.conformance.cases.masks import FEW
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.properties.changes import expect_slopes
 from mha.conformance.registry import checks
-from mha.conformance.trial import INPUTS, Trial
+from mha.conformance.trial import Trial
+from mha.spec.problem import INPUTS
 
 
 @checks(

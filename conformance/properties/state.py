@@ -22,9 +22,10 @@ from mha.conformance.guard import NOT_ITS_OWN, guarded
 from mha.conformance.observed import Observation
 from mha.conformance.registry import checks
 from mha.conformance.tampering import require_untouched
-from mha.conformance.trial import INPUTS, Built, Trial
+from mha.conformance.trial import Built, Trial
 from mha.conformance.violation import CALL, Refusal, Violation
 from mha.spec import Answer, Problem
+from mha.spec.problem import INPUTS
 
 MASKS = ("none", *FEW, "bias")
 THREADS = 4

@@ -1,4 +1,4 @@
-"""The peak of the memory that torch holds during a call."""
+"""Memory: the peak of what torch holds during a call, and what there is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+# Where a container's limit stands, in either version of Linux's control groups.
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @contextmanager
@@ -44,3 +47,13 @@ def peak_memory(run: Callable[[], object], device: str) -> int:
         held += event["args"]["Bytes"]
         most = max(most, held)
     return most
+
+
+def total_memory(device: str) -> float:
+    """Return the bytes that a process may have, infinity where nobody tells."""
+    if device == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    known = getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}
+    there = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if known else float("inf")
+    limits = (Path(file).read_text().strip() for file in LIMITS if Path(file).is_file())
+    return min(there, *(float(limit) for limit in limits if limit.isdigit()), float("inf"))

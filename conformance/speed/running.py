@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,11 +13,11 @@ from mha.conformance.expect import expect_no_worse
 from mha.conformance.guard import guarded, require_plain
 from mha.conformance.properties.accuracy import plain_formula
 from mha.conformance.properties.changes import select_queries
-from mha.conformance.speed.memory import peak_memory
+from mha.conformance.speed.memory import peak_memory, total_memory
 from mha.conformance.speed.work import Work
-from mha.conformance.trial import INPUTS
 from mha.conformance.violation import Violation
 from mha.spec import Implementation, Problem
+from mha.spec.problem import INPUTS
 
 Results = dict[str, Tensor]
 # Scores that the plain formula holds at once.
@@ -63,7 +62,7 @@ class Runner:
             return results | {f"{name}.grad": grad for name, grad in self.attention.weight_gradients().items()}
 
     def _call(self) -> Results:
-        own, leaves = self.own, _leaves(self.own)
+        own, leaves = self.own, self.own.distinct()
         if self.work.training:  # so that no gradient is added to that of the call before
             getattr(self.attention, "zero_grad", int)()
             for leaf in leaves.values():
@@ -127,7 +126,7 @@ def plainly(problem: Problem, training: bool) -> Results:
     """
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_(training))
     matrices = {n: x.detach().clone().requires_grad_(training) for n, x in problem.weights.named() if x.ndim > 1}
-    leaves, named = leaves.change(**matrices), _leaves(leaves) | matrices
+    leaves, named = leaves.change(**matrices), leaves.distinct() | matrices
     sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
     batch, heads, queries, keys = problem.shape
     outputs = []
@@ -161,26 +160,12 @@ def unaffordable(implementation: Implementation, work: Work) -> str:
         return ""
     # One part grows with the square of the length, the rest with the length.
     square = max(0, 128 * (eighth - 2 * sixteenth))
-    needed, there = square + 8 * max(0.0, eighth - square / 64), _memory(work.case.device)
+    needed, there = square + 8 * max(0.0, eighth - square / 64), total_memory(work.case.device)
     if needed <= SHARE * there:
         return ""
     return f"it would take about {needed / 2**30:.0f} GiB, and there are {there / 2**30:.0f}"
 
 
-def _leaves(problem: Problem) -> dict[str, Tensor]:
-    """Return the inputs by name; those that are one tensor once, under the first name."""
-    by_tensor = {id(getattr(problem, name)): name for name in reversed(INPUTS)}
-    return {name: getattr(problem, name) for name in INPUTS if by_tensor[id(getattr(problem, name))] == name}
-
-
 def _synchronize(work: Work) -> None:
     if work.case.device == "cuda":
         torch.cuda.synchronize()
-
-
-def _memory(device: str) -> float:
-    """Return the bytes that there are, infinity where nobody tells."""
-    if device == "cuda":
-        return float(torch.cuda.mem_get_info()[0])
-    known = getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if known else float("inf")
