@@ -68,10 +68,11 @@ def bench(
             raise ValueError(f"{str(file)!r}: a picture is drawn of growing lengths; add --sweep, or write .html")
     chosen = named_once([(target, found) for target in targets for found in resolve(target)])
     judged, right, timings = list[Report](), list[Implementation](), list[Timing]()
-    for _, implementation in chosen.values():
+    for target, implementation in chosen.values():
         judged.append(report_on(implementation, dtype, device))
         if failed := judged[-1].failing:
-            yield f"{shown(implementation.name)} is not timed: it does not conform ({failed})", True
+            told = f"it does not conform ({failed}; `mha check {shown(target)}` says why)"
+            yield f"{shown(implementation.name)} is not timed: {told}", True
         else:
             right.append(implementation)
     with threads(count or torch.get_num_threads()):
