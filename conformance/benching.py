@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -71,8 +72,9 @@ def bench(
     for target, implementation in chosen.values():
         judged.append(report_on(implementation, dtype, device))
         if failed := judged[-1].failing:
-            told = f"it does not conform ({failed}; `mha check {shown(target)}` says why)"
-            yield f"{shown(implementation.name)} is not timed: {told}", True
+            named = implementation.name if target == "all" else target
+            why = visible(shlex.join(["mha", "check", named, "--dtype", dtype, "--device", device]))
+            yield f"{shown(implementation.name)} is not timed: it does not conform ({failed}); see {why}", True
         else:
             right.append(implementation)
     with threads(count or torch.get_num_threads()):

@@ -13,6 +13,7 @@ import torch
 from mha.conformance.judge import check, threads
 from mha.conformance.pytest_items import Selection
 from mha.conformance.pytest_plugin import selection
+from mha.conformance.reports.text import shown
 from mha.conformance.speed.memory import peak_memory
 from mha.conformance.speed.running import Reference, Results, Runner, unaffordable
 from mha.conformance.speed.work import SHAPES, Work, work_of
@@ -45,29 +46,29 @@ def name_of(work: Work) -> str:
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
 def test_speed(benchmark: Any, request: pytest.FixtureRequest, implementation: Implementation, work: Work) -> None:
     """Time one implementation, if it conforms and what it gives for these sizes is right, before and after."""
-    device = work.case.device
+    device, name = work.case.device, shown(implementation.name)
     missing = work.unclaimed(implementation.claims)
     if missing:
-        pytest.skip(f"{implementation.name} is not timed: {missing}")
+        pytest.skip(f"{name} is not timed: {missing}")
     failed = failed_clauses(implementation, work.case.dtype, device, selection(request.config))
     if failed:
-        pytest.fail(f"{implementation.name} is not timed: it does not conform ({failed})", pytrace=False)
+        pytest.fail(f"{name} is not timed: it does not conform ({failed})", pytrace=False)
     with threads(work.threads):
         if why := unaffordable(implementation, work):
-            pytest.skip(f"{implementation.name} is not timed: {why}")
+            pytest.skip(f"{name} is not timed: {why}")
         try:
             problems, reference = prepared(work)
             runner = Runner(implementation, work, problems)
             reference.expect(runner.seen(runner.run()), 0)
             memory = peak_memory(runner.run, device)
             benchmark.group = work.title
-            benchmark.name = f"{implementation.name} ({memory / 2**20:.1f} MiB)"
+            benchmark.name = f"{name} ({memory / 2**20:.1f} MiB)"
             benchmark.extra_info["peak_memory_bytes"] = memory
             turns = Turns(runner, reference)
             benchmark.pedantic(turns.run, setup=turns.other, rounds=turns.rounds(request.config))
             turns.other()
         except Violation as violation:
-            pytest.fail(f"{implementation.name}: {violation.message}", pytrace=False)
+            pytest.fail(f"{name}: {violation.message}", pytrace=False)
 
 
 class Turns:

@@ -18,7 +18,7 @@ from mha.conformance.reports.github import marks
 from mha.conformance.reports.matrix import status_of
 from mha.conformance.reports.report import Report, Verdict, host, now
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import brief, describe, summarise, visible
+from mha.conformance.reports.text import brief, describe, shown, summarise
 from mha.conformance.search import PROFILES
 from mha.conformance.waivers import built_in_waivers, read_waivers
 from mha.implementations import resolve
@@ -101,7 +101,7 @@ def check_all(
 def announce(console: Console, implementation: Implementation) -> None:
     """Say what is judged, and what was inferred of it."""
     told = getattr(implementation, "told", ())
-    say(console, f"{visible(implementation.name)}" + (", as it was understood:\n" if told else "\n"))
+    say(console, shown(implementation.name) + (", as it was understood:\n" if told else "\n"))
     if told:
         say(console, "\n".join([*told, ""]))
 

@@ -74,7 +74,7 @@ def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
     need(not seen.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
     error = (seen - value).abs()
     ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
-    if bool((error <= expected.rad).all()):  # so nothing is NaN or infinite but for bounds
+    if bool((error <= expected.rad).all()):  # and then no number is NaN
         got.saw(float(ratio.max()) if ratio.numel() else 0.0)
         return
     plain = seen.isfinite() & value.isfinite()

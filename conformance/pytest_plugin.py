@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import re
 from pathlib import Path
@@ -63,6 +64,7 @@ def selection(config: pytest.Config) -> Selection:
     if SELECTION not in config.stash:
         from mha.conformance.pytest_items import select
 
+        atexit.register(gc.freeze)  # at its end, the interpreter need not look through all of torch for garbage
         try:
             config.stash[SELECTION] = select(config)
         except ValueError as error:
@@ -178,12 +180,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     broken = any(entry.broken for entry in selection(config).unavailable)
     if "harness_error" in statuses or statuses == {"not_claimed"} or broken:
         session.exitstatus = max(2, session.exitstatus)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Spare the interpreter, and with workers each of them, a last look through all of torch for garbage."""
-    if SELECTION in config.stash:
-        gc.freeze()
 
 
 def _verdicts(reporter: Any) -> list[dict[str, Any]]:

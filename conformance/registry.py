@@ -114,6 +114,7 @@ def properties() -> dict[str, tuple[Property, ...]]:
     """Return the properties of each clause that has one, in the order of the contract."""
     for module in MODULES:
         importlib.import_module(f"mha.conformance.properties.{module}")
-    ordered = sorted(_registered, key=lambda prop: MODULES.index(prop.module))  # whichever was imported first
+    order = {module: place for place, module in enumerate(MODULES)}
+    ordered = sorted(_registered, key=lambda prop: order.get(prop.module, len(order)))  # whichever came first
     found = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
     return {clause: members for clause, members in found.items() if members}

@@ -144,7 +144,7 @@ def replay_what(what: str, clauses: list[str], target: str) -> Iterator[tuple[st
             raise ValueError("a case alone does not say what it violates: give --clause and --impl")
         implementation = one_of(target)
         outcome, message = replayed(implementation, clauses[0], "", read_case(what))
-        yield outcome, f"{outcome:7} {clauses[0]:7} {visible(implementation.name)}: {message or what}"
+        yield outcome, f"{outcome:7} {clauses[0]:7} {shown(implementation.name)}: {message or what}"
         return
     report = read(Path(what))
     chosen = failures(report, tuple(clauses))

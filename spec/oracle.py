@@ -18,7 +18,7 @@ from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.problem import Problem
 
-# Elements of the largest temporary of the core, so that it stays in the processor's cache, however long the rows.
+# Elements of the largest temporary, or those of one query if these are more: in the cache, it takes half of the time.
 CHUNK = 1 << 18
 # Of a number whose exponential is one: a bound of e^600 says nothing, but is no infinity.
 LARGEST_LOG = 600.0

@@ -15,7 +15,7 @@ from mha import implementations
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
 from mha.implementations import ImplementationError, discover, discovery, from_kernel, from_module, preflight, resolve
-from mha.spec import Claims, Implementation
+from mha.spec import Claims, Config, Implementation, Weights
 
 # What an adapter could get wrong: values, masks, causal flag, biases, refusals, weights.
 CLAUSES = ["CFG-1", "CFG-5", "SHP-1", "SHP-2", "MSK-1", "MSK-6", "CAU-3", "NUM-1"]
@@ -161,6 +161,12 @@ MISFITS: dict[str, tuple[Any, str]] = {
     "a kernel with extras": (
         lambda: from_kernel(attend, claims=Claims(extras={"bias_kv"})),
         r"claims has the extras \['bias_kv'\].*adapt a module instead",
+    ),
+    "weights of another configuration": (
+        lambda: from_kernel(attend).build(
+            Config(8, 2, bias=False), Weights.random(Config(8, 2), 0), dtype=torch.float32, device="cpu"
+        ),
+        r"Config\(d_model=8.* needs the shapes \{'w_q': \(8, 8\).*but the weights have .*'b_q': \(8,\)",
     ),
     "a builtin kernel": (lambda: from_kernel(torch.matmul), "wrap it in a Python function|known word for a mask"),
 }

@@ -19,7 +19,7 @@ from mha.conformance import benchmarks
 from mha.conformance.faults import gallery as faults
 from mha.conformance.pytest_plugin import SELECTION
 from mha.conformance.speed import memory
-from mha.conformance.speed.memory import peak_memory, total_memory
+from mha.conformance.speed.memory import memory_limit, peak_memory
 from mha.conformance.speed.work import work_of
 from mha.implementations import resolve
 
@@ -166,8 +166,8 @@ def test_peak_memory_counts_what_was_freed_again() -> None:
 def test_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / name for name in ("memory.max", "memory.limit_in_bytes")]
     monkeypatch.setattr(memory, "LIMITS", [str(file) for file in files])
-    whole = total_memory("cpu")
+    whole = memory_limit("cpu")
     files[0].write_text("max\n")
-    assert total_memory("cpu") == whole > 1 << 20
+    assert memory_limit("cpu") == whole > 1 << 20
     files[1].write_text("1048576\n")
-    assert total_memory("cpu") == 1 << 20
+    assert memory_limit("cpu") == 1 << 20

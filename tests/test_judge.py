@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from reports_made import without_the_moment
+from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
@@ -160,3 +161,24 @@ def test_the_words_of_check_are_checked() -> None:
     for options in ({"profile": "slow"}, {"clauses": ["MSK-99"]}, {"dtypes": ["float8"]}, {"devices": ["tpu"]}):
         with pytest.raises(ValueError, match="known are"):
             check(faults.correct, **options)
+
+
+class OfOneKindOfInput(faults.Complete):
+    """Compiled, it is wrong for inputs that require gradients, or for those that do not."""
+
+    require = True
+
+    def attend(self, query: Tensor, *given: Any) -> Output:
+        found = super().attend(query, *given)
+        wrong = torch.compiler.is_compiling() and query.requires_grad is self.require
+        return found._replace(output=found.output * 1.5) if wrong else found
+
+
+class OfPlainInputs(OfOneKindOfInput):
+    require = False
+
+
+@pytest.mark.parametrize("cls", [OfOneKindOfInput, OfPlainInputs])
+def test_inputs_with_and_without_gradients_are_compiled(cls: type[OfOneKindOfInput]) -> None:
+    report = check(faults.implementation_of(cls), "quick", clauses=["CMP-1"], dtypes=["float64"])
+    assert report.failing == "CMP-1"

@@ -179,7 +179,7 @@ def test_gradients_are_held_to_the_plain_formula_too(change: Callable[[Any], obj
 
 def test_what_would_not_fit_into_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = work_of("huge", "float32", "cpu", training=False)
-    monkeypatch.setattr(running, "total_memory", lambda device: 2.0**30)
+    monkeypatch.setattr(running, "memory_limit", lambda device: 2.0**30)
     assert running.unaffordable(resolve("sdpa")[0], huge) == ""
     assert re.fullmatch(r"it would take about [67] GiB, and there are 1", running.unaffordable(VECTORIZED, huge))
     assert running.unaffordable(VECTORIZED, SMALL) == ""

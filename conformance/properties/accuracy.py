@@ -37,7 +37,7 @@ EVERYDAY_SIZES = Domain(
 )
 
 
-@checks("NUM-1", EVERYDAY_SIZES, after="HED-1", rejects=("unscaled",), floor=0.3, limit=6)
+@checks("NUM-1", EVERYDAY_SIZES, after="HED-1", rejects=WRONGS, floor=0.3, limit=6)
 def results_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expect_answer(attention(problem), attention.answer(problem), "the oracle's value")

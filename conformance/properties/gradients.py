@@ -41,7 +41,7 @@ def gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
     replace(EVERYDAY_SIZES, paths=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     after="HED-1",
-    rejects=("unsummed",),
+    rejects=WRONGS,
     floor=0.3,
     limit=4,
 )

@@ -16,12 +16,12 @@ LONGEST, LONGEST_NAME, LONGEST_SCRIPT = 4000, 80, 100_000
 
 def visible(text: str, longest: int = LONGEST) -> str:
     """Return a text with nothing in it that a terminal or a page would obey, cut where it is too long."""
-    shown = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest])
-    return shown if len(text) <= longest else f"{shown} ... ({len(text):,} characters)"
+    fit = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest])
+    return fit if len(text) <= longest else f"{fit} ... ({len(text):,} characters)"
 
 
 def shown(name: str) -> str:
-    """Return an implementation's name as it can be shown in a line."""
+    """Return a name as it can be shown in a line."""
     return visible(name.replace("\n", " "), LONGEST_NAME)
 
 

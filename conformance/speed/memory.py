@@ -49,11 +49,11 @@ def peak_memory(run: Callable[[], object], device: str) -> int:
     return most
 
 
-def total_memory(device: str) -> float:
-    """Return the bytes that a process may have, infinity where nobody tells."""
+def memory_limit(device: str) -> float:
+    """Return the bytes that are free on a GPU, else those of the machine or its container; infinity if nobody tells."""
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[0])
     known = getattr(os, "sysconf_names", {}).keys() >= {"SC_PAGE_SIZE", "SC_PHYS_PAGES"}
     there = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if known else float("inf")
     limits = (Path(file).read_text().strip() for file in LIMITS if Path(file).is_file())
-    return min(there, *(float(limit) for limit in limits if limit.isdigit()), float("inf"))
+    return min([there, *(float(limit) for limit in limits if limit.isdigit())])

@@ -13,7 +13,7 @@ from mha.conformance.expect import expect_no_worse
 from mha.conformance.guard import guarded, require_plain
 from mha.conformance.properties.accuracy import plain_formula
 from mha.conformance.properties.changes import select_queries
-from mha.conformance.speed.memory import peak_memory, total_memory
+from mha.conformance.speed.memory import memory_limit, peak_memory
 from mha.conformance.speed.work import Work
 from mha.conformance.violation import Violation
 from mha.spec import Implementation, Problem
@@ -160,7 +160,7 @@ def unaffordable(implementation: Implementation, work: Work) -> str:
         return ""
     # One part grows with the square of the length, the rest with the length.
     square = max(0, 128 * (eighth - 2 * sixteenth))
-    needed, there = square + 8 * max(0.0, eighth - square / 64), total_memory(work.case.device)
+    needed, there = square + 8 * max(0.0, eighth - square / 64), memory_limit(work.case.device)
     if needed <= SHARE * there:
         return ""
     return f"it would take about {needed / 2**30:.0f} GiB, and there are {there / 2**30:.0f}"

@@ -61,21 +61,36 @@ class KernelImplementation:
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> KernelAttention:
         """Put four projections around the kernel; raises ValueError for an invalid configuration."""
         config.validate()
-        module = KernelAttention(config, self.kernel, self.layout, self.call, self.claims)
-        module.to(device=device, dtype=dtype)
-        for name in PARAMETERS:
-            given = getattr(weights, name)
-            held = None if given is None else nn.Parameter(given.detach().to(device, dtype, copy=True))
-            module.register_parameter(name, held)
+        wanted = _shapes(config)
+        given = {name: tuple(tensor.shape) for name, tensor in weights.named()}
+        if given != wanted or config.extra_keys:
+            told = f"the shapes {wanted} of the weights, and no extra keys"
+            raise ImplementationError(f"{self.name}: {config} needs {told}, but the weights have {given}")
+        if isinstance(self.kernel, nn.Module):
+            self.kernel.to(device=device, dtype=dtype)
+        held = weights.to(dtype, device)
+        module = KernelAttention(config, held, self.kernel, self.layout, self.call, self.claims)
         return module if self.claims.gradients else module.requires_grad_(False)
 
 
 class KernelAttention(nn.Module):
     """Multi-head attention around a kernel."""
 
-    def __init__(self, config: Config, kernel: Callable[..., Any], layout: str, call: Call, claims: Claims) -> None:
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights,
+        kernel: Callable[..., Any],
+        layout: str,
+        call: Call,
+        claims: Claims,
+    ) -> None:
         super().__init__()
         self.config, self.kernel, self.layout, self.call, self.claims = config, kernel, layout, call, claims
+        for name in PARAMETERS:
+            given = getattr(weights, name)
+            held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))
+            self.register_parameter(name, held)
 
     def forward(
         self,
@@ -103,4 +118,14 @@ class KernelAttention(nn.Module):
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         held = {name: getattr(self, name) for name in PARAMETERS}
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in held.items() if p is not None}
+        found = {name: parameter for name, parameter in held.items() if parameter is not None}
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in found.items()}
+
+
+def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights that a configuration needs, in the order of `Weights`."""
+    width, kv_width = config.d_model, config.kv_heads * config.head_dim
+    rows = {"q": width, "k": kv_width, "v": kv_width, "o": width}
+    columns = {"q": width, "k": config.key_width, "v": config.value_width, "o": width}
+    matrices: dict[str, tuple[int, ...]] = {f"w_{role}": (rows[role], columns[role]) for role in rows}
+    return matrices | ({f"b_{role}": (rows[role],) for role in rows} if config.bias else {})
