@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from reports_made import without_last_digits
 from typer.testing import CliRunner
 
 from mha.conformance.cli import app
@@ -22,9 +23,9 @@ def test_every_command_prints_what_the_guide_says(tmp_path: Path, monkeypatch: p
         if label.startswith("file "):
             Path(label.removeprefix("file ")).write_text(text)
         elif label == "command":
-            said = CliRunner().invoke(app, text.split()[1:]).output
+            said = without_last_digits(CliRunner().invoke(app, text.split()[1:]).output)
         else:
-            assert text.rstrip("\n") in said, said
+            assert without_last_digits(text.rstrip("\n")) in said, said
             compared += 1
     assert compared == 6
     for name in ("gpt", "kernel", "mended", "apart"):
