@@ -115,6 +115,6 @@ def properties() -> dict[str, tuple[Property, ...]]:
     for module in MODULES:
         importlib.import_module(f"mha.conformance.properties.{module}")
     order = {module: place for place, module in enumerate(MODULES)}
-    ordered = sorted(_registered, key=lambda prop: order.get(prop.module, len(order)))  # whichever came first
+    ordered = sorted(_registered, key=lambda prop: order.get(prop.module, len(order)))  # whichever is imported first
     found = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
     return {clause: members for clause, members in found.items() if members}

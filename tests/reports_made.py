@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +62,3 @@ def without_the_moment(text: str) -> Any:
         for name in OF_THE_MOMENT:
             part.pop(name, None)
     return told
-
-
-def without_last_digits(text: str) -> str:
-    """Return a text with its long numbers in five digits: the last ones differ from processor to processor."""
-    return re.sub(r"-?\d+\.\d{6,}", lambda number: f"{float(number[0]):.5g}", text)

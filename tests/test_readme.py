@@ -1,4 +1,4 @@
-"""The README's example is judged as the README says."""
+"""The README's example is judged as the README says, to the letter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from reports_made import without_last_digits
 from typer.testing import CliRunner
 
 from mha.conformance import checking
@@ -31,7 +30,7 @@ def test_example_is_understood_and_fails_as_shown(tmp_path: Path, monkeypatch: p
     in_full = CliRunner().invoke(app, [*arguments, "--clause", "MSK-8"])
     assert in_full.exit_code == 1, in_full.output
     assert understood in in_full.output
-    assert without_last_digits(failure) in without_last_digits(in_full.output)
+    assert failure in in_full.output
     some = {clause: members for clause, members in checking.properties().items() if clause in CLAUSES}
     monkeypatch.setattr(checking, "properties", lambda: some)
     whole = CliRunner().invoke(app, arguments)

@@ -74,11 +74,11 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
     torch.compiler.reset()
     differentiable = attention.claims.gradients and case.dtype in BOUNDED
 
-    def compiled(backend: str) -> Built:
+    def compiled(chosen: str) -> Built:
         return attention.derive(
             attention.built(problem),
-            lambda module: torch.compile(module, backend=backend, fullgraph=True),
-            f"torch.compile({{}}, backend={backend!r}, fullgraph=True)",
+            lambda module: torch.compile(module, backend=chosen, fullgraph=True),
+            f"torch.compile({{}}, backend={chosen!r}, fullgraph=True)",
         )
 
     with _generated_code_apart():

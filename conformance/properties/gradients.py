@@ -134,6 +134,7 @@ def gradcheck_passes(attention: Trial, case: Case) -> None:
     problem = case.problem()
     if attention.claims.dropout and case.path == "train":
         problem = problem.change(config=replace(problem.config, dropout=0.5))
+    dropping = problem.config.dropout > 0
     attention.built(problem)  # now, since a construction may draw random numbers
     inputs = [x.detach().clone().requires_grad_() for x in (problem.query, problem.key, problem.value)]
     if case.inputs == "self":
@@ -141,7 +142,6 @@ def gradcheck_passes(attention: Trial, case: Case) -> None:
 
     def output(*given: Tensor) -> Tensor:
         parts = given * 3 if len(given) == 1 else given
-        dropping = problem.config.dropout > 0
         with torch.random.fork_rng(enabled=dropping):
             if dropping:  # the same in each call
                 torch.manual_seed(case.seed)

@@ -6,7 +6,6 @@ import copy
 import io
 import random
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +25,7 @@ from mha.conformance.registry import checks
 from mha.conformance.tampering import require_untouched
 from mha.conformance.trial import Built, Trial
 from mha.conformance.violation import CALL, Refusal, Violation
-from mha.spec import Answer, Problem
+from mha.spec import Problem
 from mha.spec.problem import INPUTS
 
 MASKS = ("none", *FEW, "bias")
@@ -94,8 +93,7 @@ def outputs_share_no_memory(attention: Trial, case: Case) -> None:
 def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
     problem = case.problem()
     first, again = attention(problem), attention(problem)
-    answer = cache(partial(attention.answer, problem))
-    _expect_same(attention, again, first, answer, "the call is the same")
+    _expect_same(attention, problem, again, first, "the call is the same")
     generator = case.generator
     between = [
         problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
@@ -108,17 +106,15 @@ def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
     for other in between:
         with suppress(Violation):  # the last of them should raise; only what comes after counts
             attention(other)
-    _expect_same(attention, attention(problem), first, answer, "the call is the same, with others between")
+    _expect_same(attention, problem, attention(problem), first, "the call is the same, with others between")
     because = "what an attention gives that has not been called before"
     for other in between[:2]:
         fresh = attention.build(problem.config, problem.weights)
-        answer = cache(partial(attention.answer, other))
-        _expect_same(attention, attention(other), attention(other, via=fresh), answer, because)
+        _expect_same(attention, other, attention(other), attention(other, via=fresh), because)
 
 
-def _expect_same(
-    attention: Trial, seen: Observation, first: Observation, answer: Callable[[], Answer], because: str
-) -> None:
+def _expect_same(attention: Trial, problem: Problem, seen: Observation, first: Observation, because: str) -> None:
+    answer = cache(partial(attention.answer, problem))
     expect_unchanged(attention, seen.output, first.output, bound=lambda: answer().output, because=because)
     if seen.weights is not None and first.weights is not None:
         expect_unchanged(attention, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
@@ -135,8 +131,7 @@ def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     fresh = attention.build(problem.config, problem.weights)
     copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
     because = "what an attention gives that has not seen what was in these tensors before"
-    answer = cache(partial(attention.answer, problem))
-    _expect_same(attention, attention(problem), attention(copied, via=fresh), answer, because)
+    _expect_same(attention, problem, attention(problem), attention(copied, via=fresh), because)
 
 
 def _reloaded(attention: Trial, problem: Problem) -> nn.Module:

@@ -117,9 +117,8 @@ class KernelAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        held = {name: getattr(self, name) for name in PARAMETERS}
-        found = {name: parameter for name, parameter in held.items() if parameter is not None}
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in found.items()}
+        held = [(name, getattr(self, name)) for name in PARAMETERS]
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in held if p is not None}
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
