@@ -72,8 +72,7 @@ def bench(
     for target, implementation in chosen.values():
         judged.append(report_on(implementation, dtype, device))
         if failed := judged[-1].failing:
-            named = implementation.name if target == "all" else target
-            why = visible(shlex.join(["mha", "check", named, "--dtype", dtype, "--device", device]))
+            why = visible(shlex.join(["mha", "check", target, "--dtype", dtype, "--device", device]))
             yield f"{shown(implementation.name)} is not timed: it does not conform ({failed}); see {why}", True
         else:
             right.append(implementation)

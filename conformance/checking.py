@@ -81,7 +81,7 @@ def check_all(
         profile=profile,
         seed=seed,
         versions=versions(),
-        targets={name: name if target == "all" else target for name, (target, _) in chosen.items()},
+        targets={name: target for name, (target, _) in chosen.items()},
         strict=strict,
         incomplete=stopped,
         started=started,

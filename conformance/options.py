@@ -13,11 +13,12 @@ from mha.spec.claims import DEVICES
 def named_once(found: Iterable[tuple[str, Implementation]]) -> dict[str, tuple[str, Implementation]]:
     """Return targets and the implementations that they name by the implementations' names, or raise ValueError.
 
-    One implementation may be named twice, but no two may have one name.
+    One implementation may be named twice, but no two may have one name. The target of what "all" named is its name.
     """
     by_name: dict[str, tuple[str, Implementation]] = {}
     for target, implementation in found:
-        if by_name.setdefault(implementation.name, (target, implementation))[1] is not implementation:
+        known = implementation.name if target == "all" else target
+        if by_name.setdefault(implementation.name, (known, implementation))[1] is not implementation:
             raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
     return by_name
 

@@ -18,7 +18,7 @@ from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import Property, properties
 from mha.conformance.reports.files import read
 from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
-from mha.conformance.reports.text import shown, visible
+from mha.conformance.reports.text import judged, shown, visible
 from mha.conformance.search import MAY_REFUSE, may_refuse
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Inapplicable, Violation
@@ -151,5 +151,4 @@ def replay_what(what: str, clauses: list[str], target: str) -> Iterator[tuple[st
     if not chosen:
         raise ValueError(f"nothing to replay: nothing fails{' ' + ', '.join(clauses) if clauses else ''} in {what!r}")
     for verdict, outcome, message in replay(report, chosen, target):
-        told = f"{verdict.clause:7} {shown(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
-        yield outcome, f"{outcome:7} {told}: {visible(message or verdict.case or '')}"
+        yield outcome, f"{outcome:7} {verdict.clause:7} {judged(verdict)}: {visible(message or verdict.case or '')}"

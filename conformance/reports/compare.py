@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mha.conformance.reports.matrix import status_of
 from mha.conformance.reports.report import Report, Verdict
-from mha.conformance.reports.text import brief, shown, visible
+from mha.conformance.reports.text import brief, judged, visible
 from mha.spec import CLAUSES
 
 Key = tuple[str, str, str, str]
@@ -114,5 +114,4 @@ def _kept(verdict: Verdict) -> bool:
 
 
 def _told(verdict: Verdict) -> str:
-    where = f"{verdict.dtype} on {verdict.device}"
-    return f"{verdict.clause:7} {shown(verdict.implementation)}, {where} ({status_of(verdict)})"
+    return f"{verdict.clause:7} {judged(verdict)} ({status_of(verdict)})"

@@ -7,7 +7,7 @@ import re
 
 from mha.conformance.reports.matrix import cell_of, families_of, legend, outcome, share, status_of
 from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
-from mha.conformance.reports.text import LONGEST_NAME, brief, shown, visible
+from mha.conformance.reports.text import LONGEST_NAME, brief, judged, shown, visible
 from mha.spec import CLAUSES
 
 # A comment of GitHub holds 65,536 characters.
@@ -40,9 +40,8 @@ def to_markdown(report: Report) -> str:
 
 
 def _failure(verdict: Verdict) -> list[str]:
-    where = f"{verdict.dtype} on {verdict.device}: {CLAUSES[verdict.clause].title}"
-    title = html.escape(f"{status_of(verdict)} {verdict.clause}, {shown(verdict.implementation)}, {where}")
-    lines = ["<details>", f"<summary>{title}</summary>", "", _text(brief(verdict)), ""]
+    told = f"{status_of(verdict)} {verdict.clause}, {judged(verdict)}: {CLAUSES[verdict.clause].title}"
+    lines = ["<details>", f"<summary>{html.escape(told)}</summary>", "", _text(brief(verdict)), ""]
     if verdict.case:
         lines += [f"Case: `{_code(visible(verdict.case, 300))}`", ""]
     return [*lines, "</details>", ""]

@@ -25,12 +25,16 @@ def shown(name: str) -> str:
     return visible(name.replace("\n", " "), LONGEST_NAME)
 
 
+def judged(verdict: Verdict) -> str:
+    """Return what was judged: the implementation, in which dtype, on which device."""
+    return f"{shown(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
+
+
 def describe(verdict: Verdict) -> str:
     """Return what a user needs to know of a verdict that is not a pass."""
     clause = CLAUSES[verdict.clause]
-    where = f"{verdict.dtype} on {verdict.device}"
     rows = {
-        "judged": f"{shown(verdict.implementation)}, {where}; {verdict.examples} cases tried",
+        "judged": f"{judged(verdict)}; {verdict.examples} cases tried",
         "case": visible(verdict.case or ""),
         "blocked by": verdict.blocked_by or "",
         "found": visible(verdict.message),
