@@ -170,15 +170,23 @@ class OfOneKindOfInput(faults.Complete):
 
     def attend(self, query: Tensor, *given: Any) -> Output:
         found = super().attend(query, *given)
-        wrong = torch.compiler.is_compiling() and query.requires_grad is self.require
+        wrong = torch.compiler.is_compiling() and self.concerns(query)
         return found._replace(output=found.output * 1.5) if wrong else found
+
+    def concerns(self, query: Tensor) -> bool:
+        return query.requires_grad is self.require
 
 
 class OfPlainInputs(OfOneKindOfInput):
     require = False
 
 
-@pytest.mark.parametrize("cls", [OfOneKindOfInput, OfPlainInputs])
+class OfInference(OfOneKindOfInput):
+    def concerns(self, query: Tensor) -> bool:
+        return not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("cls", [OfOneKindOfInput, OfPlainInputs, OfInference])
 def test_inputs_with_and_without_gradients_are_compiled(cls: type[OfOneKindOfInput]) -> None:
     report = check(faults.implementation_of(cls), "quick", clauses=["CMP-1"], dtypes=["float64"])
     assert report.failing == "CMP-1"

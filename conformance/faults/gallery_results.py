@@ -121,6 +121,7 @@ FAULTS = (
     Fault(tiles.TileRemainderOf32Dropped, "sizes", "NUM-1", by="results_are_within_the_bound"),
     Fault(tiles.TileRemainderOf64Dropped, "sizes", "NUM-1", by="results_are_within_the_bound"),
     Fault(tiles.TileRemainderOf128Dropped, "sizes", "NUM-1", by="results_are_within_the_bound"),
+    Fault(tiles.HeadRemainderOf128Dropped, "sizes", "NUM-1", by="results_of_everyday_sizes_are_within_the_bound"),
     Fault(tiles.QueryTileRepeated, "sizes", "NUM-1", by="results_are_within_the_bound"),
     Fault(tiles.PaddedKeysWeighed, "sizes", "SMX-1"),
     Fault(tiles.MaskedTileIsNan, "masks", "NUM-5"),

@@ -129,6 +129,16 @@ class AnotherResultCompiled(Complete):
         return super().merge(x) * (1.1 if torch.compiler.is_compiling() else 1.0)
 
 
+class ScaledAgainInCompiledInference(Complete):
+    """Compiled without gradients, the scores are scaled twice."""
+
+    only = "compiled, no_grad"
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        again = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        return super().score(q, k) * (self.config.head_dim**-0.5 if again else 1.0)
+
+
 class MaskForgottenCompiled(Complete):
     """The mask is forgotten under `torch.compile`."""
 

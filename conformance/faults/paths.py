@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.complete import Complete
@@ -76,6 +77,16 @@ class ZeroKeyMasked(Complete):
         if self.config.zero_key:
             allowed = torch.cat([allowed[..., :-1], torch.zeros_like(allowed[..., -1:])], -1)
         return super().weigh(scores, allowed)
+
+
+class ZeroKeyForExtraKey(Complete):
+    """With both, there is room for one: the zero key stands where the learned one should."""
+
+    only = "bias_kv with zero_key"
+
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        both = self.config.bias_kv and self.config.zero_key
+        return F.pad(x, (0, 0, 0, 2)) if both else super().extend(x, name)
 
 
 class ExtraKeyFirst(Complete):

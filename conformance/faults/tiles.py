@@ -42,6 +42,16 @@ class TileRemainderOf128Dropped(TileRemainderDropped):
     only, tile = "S no multiple of the tile", 128
 
 
+class HeadRemainderOf128Dropped(Complete):
+    """A head's numbers after the first 128 are left out of the scores."""
+
+    only = "head_dim > 128"
+    source = "https://github.com/triton-lang/triton/issues/621"
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q[..., :128] @ k[..., :128].mT / math.sqrt(q.shape[-1])
+
+
 class QueryTileRepeated(Complete):
     """The last query beyond a tile of 64 gets the result of the one before it."""
 

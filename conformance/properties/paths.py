@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
@@ -126,7 +128,7 @@ EXTRA = Domain(
 
 
 def _with_extra(problem: Problem, case: Case, extra: str) -> Problem:
-    """Return the problem with one of the extras; what is to be "unbatched" has one item, still batched."""
+    """Return the problem with one extra more; what is to be "unbatched" has one item, still batched."""
     if extra == "unbatched":
         mask = problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
         return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
@@ -137,13 +139,13 @@ def _with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
 
 
-def _call_with_extra(attention: Trial, problem: Problem, extra: str) -> Observed:
-    """Call it in the form that the extra has; return the output in the usual one."""
-    if extra == "unbatched":
+def _call_with_extras(attention: Trial, problem: Problem, extras: Sequence[str]) -> Observed:
+    """Call it in the form that the extras have; return the output in the usual one."""
+    if "unbatched" in extras:
         mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
         called = problem.map_inputs(lambda x: x[0]).change(mask=mask)
         return attention(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
-    if extra == "length_first":
+    if "length_first" in extras:
         called = problem.map_inputs(lambda x: x.transpose(0, 1))
         return attention(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
     return attention(problem).output
@@ -151,11 +153,16 @@ def _call_with_extra(attention: Trial, problem: Problem, extra: str) -> Observed
 
 @checks("PTH-5", EXTRA, needs="extras", after="HED-1", rejects=("zeros", "noise"))
 def extras_match_the_oracle(attention: Trial, case: Case) -> None:
-    for extra in sorted(attention.claims.extras):
-        problem = _with_extra(case.problem(), case, extra)
-        answer, because = attention.answer(problem), f"the oracle's value with the extra {extra!r}"
-        expect_close(_call_with_extra(attention, problem, extra), answer.output, because=because)
-        if problem.config.extra_keys and attention.claims.returns_weights:
+    claimed = sorted(attention.claims.extras)
+    pairs = [pair for pair in combinations(claimed, 2) if pair != ("length_first", "unbatched")]
+    several = pairs[case.seed % max(1, len(pairs)) :][:1]
+    for extras in (*[(extra,) for extra in claimed], *several):
+        problem = case.problem()
+        for extra in extras:
+            problem = _with_extra(problem, case, extra)
+        answer, because = attention.answer(problem), f"the oracle's value with {' and '.join(extras)}"
+        expect_close(_call_with_extras(attention, problem, extras), answer.output, because=because)
+        if problem.config.extra_keys and not problem.config.length_first and attention.claims.returns_weights:
             seen = attention(problem, need_weights=True)
             weights_of(seen)
             expect_answer(seen, answer, because)
