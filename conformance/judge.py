@@ -173,8 +173,8 @@ def _judge(
                 if search.vacuity.found:
                     return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuity.found}")
                 reasons += [search.left_out] if not search.examples else []
-        except Exception:
-            told = f"{prop.name}: {traceback.format_exc()}"
+        except Exception as error:
+            told = f"{prop.name}: {error!r}\n{traceback.format_exc()}"
             return replace(found, status="harness_error", message=told)
     found, why = replace(found, rejected=dict(sorted(rejected.items()))), "; ".join(dict.fromkeys(reasons))
     whole = next((waiver for waiver in waived if not waiver.partial), None)

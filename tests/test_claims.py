@@ -69,6 +69,7 @@ BEARS_ON = {
 DTYPES = {
     "stored softmax": ("bfloat16",),
     "log-sum-exp": ("float16",),
+    "log-sum-exp in base two": ("bfloat16",),
     "everything in float32": ("float16",),
 }
 # What a plain formula and these policies do not keep; all else must be kept, also what is only recommended.

@@ -103,10 +103,17 @@ def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
         expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module")
     need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
     assert isinstance(module, nn.Module)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(0.5)
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
+    other = attention.built(halved).attention
+    assert isinstance(other, nn.Module)
+    # Where no gradients of weights are told, the weights need not be parameters.
+    held, new = (
+        dict(each.named_parameters()) if attention.claims.weight_gradients else each.state_dict()
+        for each in (module, other)
+    )
+    with torch.no_grad():
+        for name, tensor in held.items():
+            tensor.copy_(new[name])
     for path in ("eval", "inference"):
         seen = attention(problem, path=path, via=attention.built(problem)).output
         expect_close(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mha.implementations.errors import ImplementationError
 from mha.spec import Weights
@@ -35,6 +36,9 @@ def load(label: str, module: nn.Module, parameters: Mapping[str, Place], weights
             continue
         target = _find(label, module, entry.path)
         _fill(label, entry, target, given, head_dim)
+        if not all(isinstance(tensor, nn.Parameter) for tensor in _tensors(target)):
+            again = _find(label, module, entry.path)
+            _require_kept(f"{label}: {key} ({entry.path})", _tensors(target), _tensors(again))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
     missing = [name for name in given if name not in loaded]
@@ -62,12 +66,22 @@ def weight_gradients(
             names = [name for role in entry.roles if (name := f"{kind}_{role}") in rows]
             if names:
                 tensors: list[Any] = [getattr(layer, word) for layer in _layers(target)] if word else [target]
-                parts = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
-                whole = torch.cat([entry.back(part, kind, head_dim) for part in parts])
-                width = whole.shape[-1:] if kind == "w" else ()
-                split = whole.view(-1, *width).split([rows[name] for name in names])
+                whole = torch.cat([entry.back(_gradient(tensor), kind, head_dim) for tensor in tensors])
+                counts = [rows[name] for name in names]
+                split = whole.reshape(sum(counts), *([-1] if kind == "w" else [])).split(counts)
                 found |= dict(zip(names, split, strict=True))
     return found
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    """Return the gradient of a parameter, or of a view of one; zeros where there is none."""
+    whole = tensor if tensor.is_leaf else tensor._base
+    if whole is None or whole.grad is None:
+        return torch.zeros_like(tensor)
+    if whole is tensor:
+        return whole.grad
+    gradient = torch.empty_like(whole).copy_(whole.grad)  # which lies in memory as the parameter does
+    return gradient.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - whole.storage_offset())
 
 
 @dataclass(frozen=True)
@@ -144,6 +158,21 @@ def _find(label: str, module: nn.Module, path: str) -> object:
     return target
 
 
+def _require_kept(what: str, tensors: list[Tensor], again: list[Tensor]) -> None:
+    """Raise ImplementationError where a tensor is another one each time it is read, so that nothing can be loaded."""
+    if any(first.data_ptr() != second.data_ptr() for first, second in zip(tensors, again, strict=True)):
+        told = "is computed anew each time it is read, as with a parametrization, so nothing can be loaded into it"
+        raise ImplementationError(f"{what} {told}; name parameters, or judge the module without the parametrization")
+
+
+def _tensors(target: object) -> list[Tensor]:
+    """Return the tensor itself, or those of a layer or a list of layers."""
+    if isinstance(target, Tensor):
+        return [target]
+    found = (getattr(layer, word, None) for layer in _layers(target) for word in ("weight", "bias"))
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
+
+
 def _names(module: nn.Module) -> str:
     return ", ".join(name for name, _ in module.named_parameters()) or "no parameters"
 
@@ -182,6 +211,8 @@ def _shares(layers: list[Any], weight: Tensor, bias: Tensor) -> Iterator[tuple[A
 def _copy(label: str, what: str, target: object, entry: Entry, value: Tensor, kind: str, head_dim: int) -> None:
     if not isinstance(target, Tensor):
         raise ImplementationError(f"{label}: {what} is missing, though the weights have it; see Claims.bias")
+    if is_lazy(target):
+        raise ImplementationError(f"{label}: {what} has no shape before the first call; use a layer that has its shape")
     try:
         value = entry.there(value, kind, head_dim)
     except EinopsError as error:

@@ -1,0 +1,161 @@
+"""Right modules that hold or use their weights in unusual ways conform; where nothing can be loaded, that is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from mha.conformance import check
+from mha.conformance.faults import gallery as faults
+from mha.implementations import ImplementationError, from_module, preflight
+from mha.spec import Claims, Output
+
+LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class Convolution(nn.Conv1d):
+    """A linear layer whose weight is (out, in, 1)."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__(width, width, 1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mT).mT
+
+
+class Convolutions(faults.Correct):
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        for name in LAYERS:
+            setattr(self, name, Convolution(d_model, bias))
+
+
+class Packed(faults.Correct):
+    """One parameter has all matrices, another all biases; what is loaded are views of them."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.matrices = nn.Parameter(torch.zeros(4, d_model, d_model))
+        self.biases = nn.Parameter(torch.zeros(4, d_model)) if bias else None
+        for name in LAYERS:
+            delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        kind, _, role = name.partition("_")
+        if kind in ("w", "b") and role in ("q", "k", "v", "o"):
+            held = self.matrices if kind == "w" else self.biases
+            return None if held is None else held["qkvo".index(role)]
+        if name in LAYERS:
+            role = "o" if name == "out_proj" else name[0]
+            return lambda x: nn.functional.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
+        return super().__getattr__(name)
+
+
+class ScaleHeld(faults.Correct):
+    """The scale is a parameter, which moves with the module."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.scale = nn.Parameter(torch.tensor(self.config.head_dim**-0.5), requires_grad=False)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * self.scale
+
+
+class Frozen(faults.Correct):
+    """The weights are buffers."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        for name in LAYERS:
+            layer = getattr(self, name)
+            for part, tensor in list(layer.named_parameters()):
+                delattr(layer, part)
+                layer.register_buffer(part, tensor.detach())
+
+
+class NoKeyBias(faults.Correct):
+    """The softmax cancels the key's bias, so there is none."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.k_proj = nn.Linear(d_model, d_model, bias=False)
+
+
+class OneKey(faults.Correct):
+    """One key has all of the weight, so neither it nor the query is looked at, and they have no gradient."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        output, weights = super().forward(query, key, value, mask, is_causal)
+        if mask is None and key.shape[1] == 1:
+            output = self.out_proj(self.v_proj(value)).expand(query.shape)
+        return Output(output + 0.0, weights)
+
+
+class TableMadeLate(faults.Correct):
+    """The first causal call makes a table, which is part of the state from then on."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.register_load_state_dict_pre_hook(self.forget)
+
+    @staticmethod
+    def forget(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        state.pop(f"{prefix}table", None)
+        module._buffers.pop("table", None)
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        allowed, size = super().allow(mask, False, q, k), max(q.shape[2], k.shape[2])
+        if not is_causal:
+            return allowed
+        if len(self._buffers.get("table", ())) < size:  # type: ignore[arg-type]  # there is no None
+            self.register_buffer("table", torch.ones(size, size, dtype=torch.bool).tril())
+        return allowed & self.table[: q.shape[2], : k.shape[2]]  # type: ignore[index]  # it is a tensor
+
+
+NAMES = {f"{kind}_{role}": f"{kind}_{role}" for kind in "wb" for role in "qkvo"}
+MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
+    Convolutions: (faults.PARAMETERS, Claims()),
+    Packed: (NAMES, Claims()),
+    ScaleHeld: (faults.PARAMETERS, Claims()),
+    Frozen: (faults.PARAMETERS, Claims(weight_gradients=False)),
+    NoKeyBias: (faults.PARAMETERS | {"w_k": "k_proj.weight", "b_k": None}, Claims()),
+    OneKey: (faults.PARAMETERS, Claims()),
+    TableMadeLate: (faults.PARAMETERS, Claims()),
+}
+ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
+
+
+@pytest.mark.parametrize("cls", MODULES)
+def test_it_conforms(cls: type[faults.Correct]) -> None:
+    parameters, claims = MODULES[cls]
+    report = check(
+        from_module(cls, parameters=parameters, claims=claims), "quick", clauses=ABOUT_WEIGHTS, dtypes=["float32"]
+    )
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
+
+
+class Normalised(faults.Correct):
+    """A weight is computed from a direction and a length."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        weight_norm(self.q_proj)
+
+
+class Lazy(faults.Correct):
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.v_proj = nn.LazyLinear(d_model, bias=bias)
+
+
+@pytest.mark.parametrize(("cls", "told"), [(Normalised, "w_q .*computed anew"), (Lazy, "w_v .*has no shape before")])
+def test_what_cannot_be_loaded_is_told(cls: type[faults.Correct], told: str) -> None:
+    with pytest.raises(ImplementationError, match=told):
+        preflight(from_module(cls, parameters=faults.PARAMETERS))
