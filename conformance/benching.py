@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.judge import check, threads
+from mha.conformance.guard import threads
+from mha.conformance.judge import check
 from mha.conformance.options import named_once, validate_choice, validate_devices
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.report import Report

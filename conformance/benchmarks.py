@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from mha.conformance.judge import check, threads
+from mha.conformance.guard import threads
+from mha.conformance.judge import check
 from mha.conformance.pytest_items import Selection
 from mha.conformance.pytest_plugin import selection
 from mha.conformance.reports.text import shown

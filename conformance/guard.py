@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.violation import Refusal, Violation
+from mha.spec import Weights
 
 # Ctrl-C, and what pytest stops a run or an item with.
 NOT_ITS_OWN = (KeyboardInterrupt, pytest.fail.Exception, pytest.exit.Exception)
@@ -58,6 +59,17 @@ def heeding_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on so many threads: one to judge, as problems are small and the bits must not depend on the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _told(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"  # two runs give one report
@@ -79,3 +91,12 @@ def require_plain(
             shown = tuple(seen) if name == "shape" else seen
             check = f"assert {code}.{name} == {value!r}, {code}.{name}"
             raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")
+
+
+def require_told(code: str, found: Mapping[str, Any], weights: Weights) -> None:
+    """Raise a Violation unless there is a gradient for each of the weights, of its shape."""
+    for name, tensor in weights.named():
+        gradient, shape = found.get(name), tuple(tensor.shape)
+        if not isinstance(gradient, Tensor) or gradient.shape != shape:
+            check = f"assert {code}[{name!r}].shape == {shape}"
+            raise Violation(f"{code} has no {name!r} of shape {shape}", (check,), family="GRD")

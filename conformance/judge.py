@@ -6,7 +6,6 @@ import platform
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -14,10 +13,8 @@ from itertools import product
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from mha.conformance.blocking import Fault, plain_fault
-from mha.conformance.guard import heeding_interrupts
+from mha.conformance.guard import heeding_interrupts, threads
 from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import Property, properties
 from mha.conformance.reports.report import Report, Verdict, host, now
@@ -217,17 +214,6 @@ def _departure(found: Verdict, prop: Property, search: Search, waivers: Collecti
         return replace(found, status="blocked", blocked_by=violation.family, message=message, script=code)
     refused = isinstance(violation, Refusal) and isinstance(violation.error, NotImplementedError)
     return replace(found, status="refused" if refused else "fail", message=message, script=code)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute on so many threads: one to judge, as problems are small and the bits must not depend on the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def versions() -> dict[str, str]:

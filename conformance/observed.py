@@ -105,7 +105,7 @@ class Call:
     """One call: of which attention, with what, in which mode.
 
     seed: set before the call, if any. upstream: what the output was multiplied by for `backward`, and wanted: the
-    names of the inputs whose gradients were asked for, if any were.
+    names of the inputs whose gradients were asked for, if any were. switches: whether its mode was set before.
     """
 
     number: int
@@ -116,6 +116,7 @@ class Call:
     seed: int | None = None
     upstream: Tensor | None = None
     wanted: tuple[str, ...] = ()
+    switches: bool = True
 
 
 Step = Build | Derived | Call

@@ -12,7 +12,7 @@ from mha.conformance.cases.case import SHARING, Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
 from mha.conformance.cases.regimes import REGIMES
-from mha.conformance.judge import threads
+from mha.conformance.guard import threads
 from mha.conformance.observed import MODES
 from mha.conformance.options import validate_choice, validate_devices
 from mha.conformance.registry import Property, properties

@@ -87,7 +87,7 @@ def _call(call: Call, trial: Trial, names: dict[int, str]) -> list[str]:
     options = ", is_causal=True" if problem.is_causal else ""
     options += ", need_weights=True" if call.need_weights else ""
     lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
-    lines.append(f"attention_{call.build}.{'train' if mode.training else 'eval'}()")
+    lines += [f"attention_{call.build}.{'train' if mode.training else 'eval'}()"] if call.switches else []
     lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(names[id(getattr(problem, n))] for n in call.wanted)]
     called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
     code = mode.code.format(device=trial.case.device)

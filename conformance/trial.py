@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import lay_out
-from mha.conformance.guard import guarded, require_plain
+from mha.conformance.guard import guarded, require_plain, require_told
 from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
 from mha.conformance.tampering import require_untouched
 from mha.conformance.violation import CALL, Violation
@@ -48,6 +48,7 @@ class Trial:
         self._done: list[Step] = []
         self._last: Step | None = None
         self._built: dict[tuple[Config, int], Built] = {}
+        self._modes: dict[int, bool] = {}
         self.margin, self.scripted = 0.0, True
 
     def build(self, config: Config, weights: Weights) -> Built:
@@ -134,16 +135,15 @@ class Trial:
         }
         if frozen or not self.claims.weight_gradients:
             return seen
+        return seen | self.told(built, problem.weights)
+
+    def told(self, built: Built, weights: Weights) -> dict[str, Observed]:
+        """Return the gradients of the weights, as an attention tells them."""
         code = f"attention_{built.number}.weight_gradients()"
         with guarded(code):
-            told = dict(built.attention.weight_gradients())  # type: ignore[attr-defined]  # it is claimed
-        for name, tensor in problem.weights.named():
-            fits = isinstance(told.get(name), Tensor) and told[name].shape == tensor.shape
-            if not fits:
-                message = f"{code} has no {name!r} of shape {tuple(tensor.shape)}"
-                raise Violation(message, (f"assert {code}[{name!r}].shape == {tuple(tensor.shape)}",), family="GRD")
-            seen[name] = self.seen(told[name], f"{code}[{name!r}]")
-        return seen
+            found = dict(built.attention.weight_gradients())  # type: ignore[attr-defined]  # it is claimed
+        require_told(code, found, weights)
+        return {name: self.seen(found[name], f"{code}[{name!r}]") for name, _ in weights.named()}
 
     def forward(self, problem: Problem, via: Built | None = None) -> Tensor:
         """Return the output with its history, for others to differentiate; no script shows it."""
@@ -187,7 +187,10 @@ class Trial:
         self.margin = max(self.margin, margin)
 
     def _call(self, step: Call, built: Built, dtypes: tuple[torch.dtype, ...]) -> Observation:
-        problem, number = step.problem, step.number
+        problem, number, training = step.problem, step.number, MODES[step.path].training
+        # Not where it is in that mode already: what it keeps until the mode changes must be right until then.
+        kept = self._modes.get(built.number) is training and getattr(built.attention, "training", None) is training
+        step = replace(step, switches=not kept)
         given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
         versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
         settings = [(name, getattr(torch, name)(), restore) for name, restore in SETTINGS.items()]
@@ -195,7 +198,9 @@ class Trial:
         with self._step(step), guarded(CALL), randomness:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
-            _ = built.attention.train() if MODES[step.path].training else built.attention.eval()
+            if step.switches:
+                _ = built.attention.train() if training else built.attention.eval()
+                self._modes[built.number] = training
             returned = built.attention(
                 problem.query,
                 problem.key,

@@ -17,7 +17,7 @@ from time import perf_counter
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import FEW_LAYOUTS, Domain
 from mha.conformance.faults.gallery import FAULTS, Fault, implementations
-from mha.conformance.judge import threads
+from mha.conformance.guard import threads
 from mha.conformance.registry import Property, properties
 from mha.conformance.search import PROFILES, Profile, Search
 from mha.spec import Claims

@@ -32,7 +32,7 @@ MODERATE = ("normal", "integers", "duplicates")
 # queries go beyond it, up to `LONG_SQUARE`.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
-WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
 # The largest of these d_model: weights take its square, and their time.
 WIDEST = 512
 # The longest L = S: a plain implementation holds as many numbers as its square.
@@ -133,7 +133,7 @@ class Domain:
             lengths = {"L": (1, 2, 33), "S": some, "head_dim": (8, 2, 64)}
         sizes: dict[str, tuple[Any, ...]] = {
             "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 9),
-            "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 8),
+            "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 16),
             "B": _between(self.min_B, self.max_B, 1, 2, 3),
         }
         wide = WIDE | {name: tuple(size for size in WIDE[name] if size <= longest) for name in ("L", "S")}

@@ -92,7 +92,7 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
     drawn: dict[str, SearchStrategy[Any]] = {
         "L": lengths(domain.min_L, limit),
         "S": lengths(domain.min_S, limit),
-        "n_heads": st.integers(domain.min_heads, min(domain.max_heads, 4))
+        "n_heads": st.integers(domain.min_heads, max(domain.min_heads, min(domain.max_heads, 4)))
         | st.integers(domain.min_heads, domain.max_heads),
         "head_dim": st.integers(domain.min_head_dim, max(domain.min_head_dim, 8)),
         "B": st.integers(domain.min_B, domain.max_B),

@@ -30,14 +30,15 @@ EXTENTS = {
     "empty_item": "BS",
     "empty_or_full": "BL",
     "empty_bias": "BLS",
+    "empty_key_bias": "BS",
     "empty_heads": "BHLS",
 }
 BOOLEAN = ("keys", "padding", "queries", "items", "head_keys", "heads", "full")
 # One kind for each way of broadcasting, for clauses that are about something else.
 FEW = ("padding", "queries", "full")
 FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
-EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_heads")
-OF_NUMBERS = (*FLOAT, "empty_bias")
+EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_key_bias", "empty_heads")
+OF_NUMBERS = (*FLOAT, "empty_bias", "empty_key_bias")
 
 
 def make_mask(

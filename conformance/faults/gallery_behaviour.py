@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mha.conformance.faults import basics, caches, dropout, gradients, maskings, options, paths, sizes, state
+from mha.conformance.faults import (
+    basics,
+    caches,
+    conditions,
+    dropout,
+    gradients,
+    maskings,
+    options,
+    paths,
+    sizes,
+    state,
+)
 from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.fault import Fault
 
@@ -183,4 +194,30 @@ FAULTS = (
         shown=False,
     ),
     Fault(options.OneCacheForAll, "composition", "INC-1", by="decoding_equals_one_causal_pass", shown=False),
+    Fault(conditions.PackedInInference, "state", "STA-3", by="one_module_serves_all_its_life", shown=False),
+    Fault(conditions.PackedUntilModeChanges, "state", "STA-4", shown=False),
+    Fault(conditions.CopyShares, "state", "STA-4", shown=False),
+    Fault(conditions.SubnormalsFlushed, "state", "STA-5", shown=False),
+    Fault(
+        conditions.RemainderOfThreads,
+        "paths",
+        "NUM-1",
+        by="results_on_several_threads_are_within_the_bound",
+        shown=False,
+    ),
+    Fault(conditions.MaskOfEightItems, "masks", "NUM-1", by="results_for_many_items_and_heads_are_within_the_bound"),
+    Fault(conditions.MaskOfSixteenHeads, "masks", "NUM-1", by="results_for_many_items_and_heads_are_within_the_bound"),
+    Fault(conditions.AddressTakenForInput, "paths", "EQV-8", by="inputs_may_lie_in_one_another"),
+    Fault(conditions.UnguardedLongRows, "masks", "MSK-8", by="empty_rows_of_many_keys_follow_the_declared_policy"),
+    Fault(conditions.UnguardedPaddingOfNumbers, "masks", "MSK-8", by="empty_rows_follow_the_declared_policy"),
+    Fault(conditions.FilledWhereFused, "masks", "MSK-8", by="empty_rows_follow_the_declared_policy"),
+    Fault(conditions.UnguardedWithDropout, "dropout", "MSK-8", by="dropout_leaves_empty_rows_as_they_are"),
+    Fault(conditions.OneDrawForAll, "dropout", "DRP-2", by=ALONE),
+    Fault(conditions.BackwardForgetsDropout, "dropout", "GRD-2", "float64", shown=False),
+    Fault(conditions.BackwardOfTooFewBlocks, "gradients", "GRD-1", by="many_queries_on_many_keys_have_gradients"),
+    Fault(conditions.FloatMaskUnderAutocast, "composition", "CMP-4"),
+    Fault(conditions.CausalFlagForgottenExported, "composition", "CMP-2", by="exported_mask_agrees", shown=False),
+    Fault(conditions.GroupsTiledInLongRows, "composition", "GQA-1", by="grouped_heads_on_long_rows_match_the_oracle"),
+    Fault(conditions.GroupsNotDropped, "composition", "GQA-1", by="grouped_heads_drop"),
+    Fault(conditions.CacheOf128, "composition", "INC-1", by="long_decoding_equals_one_causal_pass", shown=False),
 )

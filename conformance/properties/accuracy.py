@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, HALF, MODERATE, Domain
+from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, FEW_LAYOUTS, HALF, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.expect import expect_close, expect_no_worse, need
+from mha.conformance.guard import threads
 from mha.conformance.properties.changes import expect_answer
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -28,9 +29,28 @@ def results_are_within_the_bound(attention: Trial, case: Case) -> None:
     expect_answer(attention(problem), attention.answer(problem), "the oracle's value")
 
 
+# More items and heads than other cases have, and masks that differ by them.
+MANY_OF_EACH = Domain(
+    masks=("items", "full", "head_keys", "heads", "head_bias", "full_bias"),
+    causal=BOTH,
+    regimes=MODERATE,
+    layouts=FEW_LAYOUTS,
+    min_B=9,
+    max_B=9,
+    min_heads=17,
+    max_heads=17,
+    max_length=9,
+)
+
+
+@checks("NUM-1", MANY_OF_EACH, after="HED-1", rejects=WRONGS, floor=0.3, limit=12)
+def results_for_many_items_and_heads_are_within_the_bound(attention: Trial, case: Case) -> None:
+    results_are_within_the_bound(attention, case)
+
+
 EVERYDAY_SIZES = Domain(
     scale="wide",
-    masks=("none", "padding", "blocks", "full", "bias"),
+    masks=("none", "padding", "blocks", "full", "bias", "head_bias"),
     causal=BOTH,
     regimes=MODERATE,
     inputs=("cross", "self"),
@@ -41,6 +61,21 @@ EVERYDAY_SIZES = Domain(
 def results_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expect_answer(attention(problem), attention.answer(problem), "the oracle's value")
+
+
+@checks(
+    "NUM-1",
+    replace(EVERYDAY_SIZES, masks=("none", "padding"), paths=("no_grad", "train")),
+    after="HED-1",
+    rejects=WRONGS,
+    floor=0.3,
+    limit=2,
+)
+def results_on_several_threads_are_within_the_bound(attention: Trial, case: Case) -> None:
+    problem = replace(case, L=min(case.S, 65), S=min(case.S, 65)).problem()
+    with threads(3):  # which leaves a remainder of most lengths
+        seen = attention(problem)
+    expect_answer(seen, attention.answer(problem), "the oracle's value, on three threads")
 
 
 @checks(

@@ -11,7 +11,7 @@ from torch import Tensor
 from mha.conformance.expect import expect, expect_close, expect_unchanged, need
 from mha.conformance.guard import guarded
 from mha.conformance.observed import Observation, Observed
-from mha.conformance.trial import Trial
+from mha.conformance.trial import Built, Trial
 from mha.spec import Answer, Claims, MaskConvention, Problem, join_causal, to_convention
 from mha.spec.bounds import Ball
 from mha.spec.claims import Alignment
@@ -129,8 +129,11 @@ def expect_gradients(attention: Trial, problem: Problem, rows: Tensor | None, be
         expect_close(seen[name], right[name], because=f"the gradient, {because}")
 
 
-def expect_slopes(attention: Trial, leaves: Problem, output: Tensor, because: str) -> None:
-    """Differentiated now, an output that was computed before gives the right gradients of its inputs."""
+def expect_slopes(attention: Trial, leaves: Problem, output: Tensor, because: str, of: Built | None = None) -> None:
+    """Differentiated now, an output that was computed before gives the right gradients of its inputs.
+
+    of: the attention that gave it, if the gradients of its weights, which had none before, are looked at too.
+    """
     upstream = attention.upstream(leaves)
     with guarded("backward()"):
         output.backward(upstream)
@@ -139,6 +142,9 @@ def expect_slopes(attention: Trial, leaves: Problem, output: Tensor, because: st
         leaf = getattr(leaves, name)
         seen = attention.aside(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}.grad")
         expect_close(seen, right[name], because=f"the gradient, {because}")
+    if of is not None and attention.claims.weight_gradients:
+        for name, seen in attention.told(of, leaves.weights).items():
+            expect_close(seen, right[name], because=f"the gradient, {because}")
 
 
 def expect_answer(seen: Observation, answer: Answer, because: str) -> None:

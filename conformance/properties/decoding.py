@@ -68,11 +68,17 @@ def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
     """Position by position, two sequences in turn, so that a cache is not the module's but the sequence's."""
     sequences = [Sequence(attention, each) for each in (problem, problem.map_inputs(lambda x: x.flip(1)))]
     outputs: tuple[list[Tensor], list[Tensor]] = [], []
-    for place in range(case.L):
+    for place in range(problem.query.shape[1]):
         for sequence, found in zip(sequences, outputs, strict=True):
             found.append(sequence.step([x[:, place : place + 1] for x in _inputs(sequence.problem)]))
     for sequence, found in zip(sequences, outputs, strict=True):
         sequence.expect_one_pass(torch.cat(found, 1))
+
+
+@checks("INC-1", replace(STEPS, max_length=2), needs="decodes", after="HED-1", limit=1)
+def long_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
+    """Longer than a cache often is at first, in heads of an everyday width."""
+    _expect_decoded(attention, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
 @checks("INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", after="HED-1", limit=40)

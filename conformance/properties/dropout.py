@@ -26,8 +26,8 @@ from mha.conformance.trial import Trial
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 
-# 23 cases, up to 6 items times heads, 3 probabilities, 3 tests each, and 9 more; 4 dtypes, 2 devices.
-TESTS = 4 * 2 * (23 * 6 * 3 * 3 + 9)
+# 23 cases, 3 probabilities, 3 tests for each of up to 6 items times heads and 1 of all; 9 more; 4 dtypes, 2 devices.
+TESTS = 4 * 2 * (23 * 3 * (6 * 3 + 1) + 9)
 FALSE_ALARM = 1e-9 / TESTS
 LONGEST = 256
 PROBABILITIES = (0.5, 0.1, 0.9)
@@ -63,13 +63,13 @@ def evaluation_and_zero_drop_nothing(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, attention.answer(problem).output, because=told)
 
 
-def _shown(case: Case, length: int) -> Problem:
+def _shown(case: Case, queries: int, length: int) -> Problem:
     """Return a problem in which a row's keys weigh what the mask alone says, and the outputs are the weights, twice.
 
     Queries are projected to zero, and each value has two columns of its own: in the output, the columns of head h have
-    what it gives to each key, and then the same again. L and S are `length`, and d_k is twice that.
+    what it gives to each key, and then the same again. S is `length`, and d_k is twice that.
     """
-    problem = replace(case, L=length, S=length, head_dim=2 * length).problem()
+    problem = replace(case, L=queries, S=length, head_dim=2 * length).problem()
     width, dtype = problem.config.d_model, problem.query.dtype
     one = torch.eye(length, width, dtype=dtype, device=case.device).expand(case.B, -1, -1).contiguous()
     column = torch.eye(length, width, dtype=dtype, device=case.device).repeat(2 * case.n_heads, 1)
@@ -78,11 +78,11 @@ def _shown(case: Case, length: int) -> Problem:
     return passing_heads(problem).change(**zeroed, w_v=column)
 
 
-def _expect_dropped(attention: Trial, case: Case, length: int, dropout: float) -> None:
+def _expect_dropped(attention: Trial, case: Case, queries: int, length: int, dropout: float) -> None:
     """Each weight is 0 with probability p, alone, and 1/(1-p) times as large otherwise."""
-    problem = dropping(_shown(case, length), dropout)
+    problem = dropping(_shown(case, queries, length), dropout)
     seen, answer = attention(problem, seed=case.seed).output, attention.answer(problem).output
-    allowed = problem.allowed(attention.claims.causal)
+    allowed, patterns = problem.allowed(attention.claims.causal), list[Tensor]()
     for item in range(case.B):
         for head in range(case.n_heads):
             first, second = (slice(start, start + length) for start in (2 * head * length, (2 * head + 1) * length))
@@ -91,6 +91,11 @@ def _expect_dropped(attention: Trial, case: Case, length: int, dropout: float) -
             twice = seen[item, slice(None), second]
             expect_equal(twice, own, because="a weight is dropped for all columns of its value, or for none")
             expect_share(own, allowed[item, head], dropout, ("queries", "keys"))
+            patterns.append(own.tensor == 0)
+    common = allowed.all(0).all(0)
+    if math.comb(len(patterns), 2) * (dropout**2 + (1 - dropout) ** 2) ** int(common.sum()) <= FALSE_ALARM:
+        apart = len(torch.stack(patterns)[:, common].unique(dim=0)) == len(patterns)
+        expect(apart, f"with p = {dropout}, two items or heads drop the same in {seen.code}")
 
 
 def expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropout: float, what: str) -> None:
@@ -132,15 +137,16 @@ def expect_share(own: Observed, allowed: Tensor, dropout: float, names: tuple[st
 @checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12)
 def each_weight_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
     need(attention.claims.dropout != "output", "needs the claim dropout=True")
+    length = 65 if case.seed % 2 else 17
     for dropout in PROBABILITIES:
-        _expect_dropped(attention, case, 65 if case.seed % 2 else 17, dropout)
+        _expect_dropped(attention, case, length if case.inputs == "self" else length - 1, length, dropout)
 
 
 @checks("DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1)
 def the_share_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
     need(attention.claims.dropout != "output", "needs the claim dropout=True")
     for dropout in PROBABILITIES:
-        _expect_dropped(attention, case, LONGEST, dropout)
+        _expect_dropped(attention, case, LONGEST, LONGEST, dropout)
 
 
 @checks(

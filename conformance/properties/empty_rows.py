@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +13,8 @@ from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, WITH_GRAD
 from mha.conformance.cases.masks import EMPTY
 from mha.conformance.expect import expect, expect_close, expect_raises, need
 from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import expect_gradients
+from mha.conformance.properties.changes import expect_finite, expect_gradients
+from mha.conformance.properties.long_rows import FEW_QUERIES
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem
@@ -42,6 +44,38 @@ def empty_rows_follow_the_declared_policy(attention: Trial, case: Case) -> None:
             _expect_rows(rows, seen.output, answer.output, told)
             if seen.weights is not None:
                 _expect_rows(answer.empty.unsqueeze(-1), seen.weights, answer.weights, told)
+
+
+@checks(
+    "MSK-8",
+    replace(FEW_QUERIES, masks=("empty_rows", "empty_item", "empty_bias"), paths=("eval",), need_weights=(False,)),
+    after="HED-1",
+    rejects=("unmasked", "noise"),
+    limit=3,
+)
+def empty_rows_of_many_keys_follow_the_declared_policy(attention: Trial, case: Case) -> None:
+    empty_rows_follow_the_declared_policy(attention, replace(case, L=2))
+
+
+@checks(
+    "MSK-8",
+    Domain(masks=EMPTY, causal=BOTH, regimes=MODERATE, layouts=DENSE, paths=("train", "train_no_grad")),
+    needs="dropout",
+    after="HED-1",
+    limit=24,
+)
+def dropout_leaves_empty_rows_as_they_are(attention: Trial, case: Case) -> None:
+    need(attention.claims.empty_row in ("zeros", "nan"), f"the declared policy is {attention.claims.empty_row!r}")
+    need(attention.claims.dropout != "output", "the output is dropped, and not the weights")
+    problem = case.problem()
+    config = replace(problem.config, dropout=0.5)
+    answer, seen = attention.answer(problem), attention(problem.change(config=config), seed=case.seed).output
+    rows = answer.empty.any(1).unsqueeze(-1)
+    all_empty = answer.empty.all(1).unsqueeze(-1)
+    told = f"the policy {attention.claims.empty_row!r} for a row with no allowed key, with p = 0.5"
+    _expect_rows(all_empty, seen, answer.output, told)
+    others = seen.tensor.masked_fill(rows, 0.0) if attention.claims.empty_row == "nan" else seen.tensor
+    expect_finite(attention.aside(others, seen.code), "with p = 0.5, beside rows with no allowed key")
 
 
 @checks(

@@ -131,7 +131,8 @@ def the_gradients_of_all_weights_are_told(attention: Trial, case: Case) -> None:
 )
 def gradcheck_passes(attention: Trial, case: Case) -> None:
     need(not attention.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")
-    problem = case.problem()
+    # One time in four with a row longer than a tile; each number takes two calls.
+    problem = (replace(case, n_heads=1, head_dim=1, B=1, L=17, S=17) if case.seed % 4 == 3 else case).problem()
     if attention.claims.dropout and case.path == "train":
         problem = problem.change(config=replace(problem.config, dropout=0.5))
     dropping = problem.config.dropout > 0

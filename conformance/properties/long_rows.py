@@ -26,6 +26,8 @@ LONG = Domain(
     max_B=2,
 )
 
+FEW_QUERIES = replace(LONG, inputs=("cross",), causal=(False,))
+
 
 @checks("NUM-5", LONG, after="HED-1", rejects=("mean", "zeros", "unscaled"), limit=12)
 def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
@@ -42,7 +44,7 @@ def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
 
 @checks(
     "GRD-1",
-    replace(LONG, inputs=("cross",), causal=(False,), paths=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(FEW_QUERIES, paths=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     after="HED-1",
     rejects=("mean", "zeros", "detached"),
@@ -54,8 +56,21 @@ def long_rows_have_gradients(attention: Trial, case: Case) -> None:
 
 
 @checks(
+    "GRD-1",
+    replace(LONG, masks=("none", "padding"), inputs=("self",), paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("mean", "zeros", "detached"),
+    limit=1,
+)
+def many_queries_on_many_keys_have_gradients(attention: Trial, case: Case) -> None:
+    case = replace(case, L=520, S=520, n_heads=1, causal=attention.claims.causal is not None)
+    expect_gradients(attention, case.problem(), None, "of 520 queries over 520 keys")
+
+
+@checks(
     "NUM-3",
-    replace(LONG, masks=("none",), causal=(False,), inputs=("cross",), regimes=("normal",), dtypes=HALF, max_heads=2),
+    replace(FEW_QUERIES, masks=("none",), regimes=("normal",), dtypes=HALF, max_heads=2),
     after="HED-1",
     rejects=("zeros", "noise"),
     limit=6,

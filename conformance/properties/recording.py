@@ -95,14 +95,16 @@ def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
 def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
     """Inference, two steps of training, other weights in the same parameters, and inference again."""
     problem = case.problem()
-    module = attention.built(problem).attention
+    built = attention.built(problem)
+    module = built.attention
+    need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
+    assert isinstance(module, nn.Module)
     for path in ("inference", "no_grad"):
         attention(problem, path=path)
     for step in ("first", "second"):
+        module.zero_grad()
         leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
-        expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module")
-    need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
-    assert isinstance(module, nn.Module)
+        expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module", built)
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
     other = attention.built(halved).attention
     assert isinstance(other, nn.Module)
@@ -115,7 +117,7 @@ def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
         for name, tensor in held.items():
             tensor.copy_(new[name])
     for path in ("eval", "inference"):
-        seen = attention(problem, path=path, via=attention.built(problem)).output
+        seen = attention(problem, path=path, via=built).output
         expect_close(
             seen, attention.answer(halved).output, because="the oracle's value for the weights as they are now"
         )

@@ -160,6 +160,11 @@ def state_round_trips(attention: Trial, case: Case) -> None:
     loaded = Built(built.number, _reloaded(attention, problem))
     seen = attention(problem, via=loaded).output
     expect_unchanged(attention, seen, base, bound=bound, because="the attention has the same state_dict")
+    with torch.no_grad():
+        for parameter in _module(built).parameters():
+            parameter.zero_()
+    seen = attention(problem, via=copied).output
+    expect_unchanged(attention, seen, base, bound=bound, because="only what it was copied from has changed since")
 
 
 def _globals() -> dict[str, Any]:
@@ -171,6 +176,7 @@ def _globals() -> dict[str, Any]:
         "torch's random state": torch.get_rng_state().tolist(),
         "Python's random state": random.getstate(),
         "the number of threads": torch.get_num_threads(),
+        "what becomes of subnormal numbers": (torch.full((1,), 1e-39) * 1).item(),
         "the deterministic flag": torch.are_deterministic_algorithms_enabled(),
         "the precision of float32 products": torch.get_float32_matmul_precision(),
         "anomaly detection": torch.is_anomaly_enabled(),
@@ -188,6 +194,7 @@ def global_state_is_left_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
     called = attention.built(problem).attention  # a construction may draw random numbers
     attention.scripted = False
+    torch.set_flush_denormal(False)  # which an earlier call may have left
     with warnings.catch_warnings():
         before = _globals()
         try:

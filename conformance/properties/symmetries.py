@@ -132,6 +132,25 @@ def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=(bound, bound), because="what copies of the shared inputs give")
 
 
+@checks(
+    "EQV-8",
+    Domain(masks=("none", *FEW, "bias"), causal=BOTH, inputs=("memory",), layouts=DENSE),
+    needs="cross_attention",
+    limit=24,
+)
+def inputs_may_lie_in_one_another(attention: Trial, case: Case) -> None:
+    """The first position asks all, as where a class token gathers a sequence, or all ask the first ones."""
+    problem = case.problem()
+    part = (
+        {"query": problem.key[:, : case.L]}
+        if case.L <= case.S
+        else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
+    )
+    problem = problem.change(**part)
+    seen, answer = attention(problem).output, attention.answer(problem).output
+    expect_close(seen, answer, because=f"the oracle's value, where {' and '.join(part)} lie in the memory of the rest")
+
+
 @checks("EQV-9", Domain(inputs=CROSS, square=True, regimes=MODERATE), rejects=("zeros", "mean"))
 def each_input_has_its_own_projection(attention: Trial, case: Case) -> None:
     problem = case.problem()

@@ -10,9 +10,11 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.expect import expect_agree, need
+from mha.conformance.expect import expect, expect_agree, need
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES
 from mha.conformance.properties.changes import expect_answer, expect_gradients, refuses
+from mha.conformance.properties.dropout import SEEDED
+from mha.conformance.properties.long_rows import FEW_QUERIES
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Config, Problem, Weights
@@ -79,8 +81,33 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(attention: Trial, case: Cas
 
 
 @checks(
+    "GQA-1", replace(FEW_QUERIES, min_heads=2), needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3, limit=4
+)
+def grouped_heads_on_long_rows_match_the_oracle(attention: Trial, case: Case) -> None:
+    wider = replace(case, n_heads=4, L=2)
+    problem = rebuilt(wider, replace(wider.config, n_kv_heads=2))  # with one for all, none can be mistaken
+    expect_answer(attention(problem), attention.answer(problem), f"the oracle's value for {case.S} keys")
+
+
+@checks(
     "GQA-1",
-    replace(VARIANT, min_heads=2, paths=WITH_GRADIENT),
+    replace(SEEDED, min_heads=2),
+    needs="grouped_query",
+    after="HED-1",
+    rejects=(),
+    limit=4,
+)
+def grouped_heads_drop(attention: Trial, case: Case) -> None:
+    need(bool(attention.claims.dropout), "needs the claim dropout")
+    problem = rebuilt(case, replace(grouped(case), dropout=0.5))
+    one, other = (attention(problem, seed=seed).output for seed in (1, 2))
+    told = f"{other.code} is {one.code}, though p = 0.5 and the seed is another"
+    expect(not torch.equal(one.tensor, other.tensor), told, f"assert not {one.code}.equal({other.code})")
+
+
+@checks(
+    "GQA-1",
+    replace(VARIANT, min_heads=2, paths=WITH_GRADIENT, masks=(*VARIANT.masks, *EMPTY)),
     needs="grouped_query",
     after="HED-1",
     rejects=("wild", "detached"),
@@ -89,6 +116,7 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(attention: Trial, case: Cas
 def grouped_heads_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
     problem = rebuilt(case, grouped(case))
+    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
     expect_gradients(attention, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
 
 

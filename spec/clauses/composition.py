@@ -8,8 +8,8 @@ CLAUSES: tuple[Clause, ...] = (
         level="MAY",
         title="Compiled and eager results agree",
         statement=(
-            "`torch.compile(module, fullgraph=True)` agrees with eager execution, within the bound, and so do its "
-            "gradients."
+            "`torch.compile(module, fullgraph=True)` agrees with eager execution, within the bound, with gradients and "
+            "without, and so do its gradients."
         ),
         why=(
             "Compiling is the usual way to make a model faster. If it changes the result, the model in production is "
@@ -117,7 +117,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Grouped heads equal repeated heads",
         statement=(
             "With n_kv_heads < n_heads, the result equals repeating each key/value head n_heads / n_kv_heads times in "
-            "succession."
+            "succession; and dropout is the same."
         ),
         why=(
             "A checkpoint with grouped heads fixes which query heads share a key. Other pairs fit the same shapes, so "

@@ -28,7 +28,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout keeps the output unbiased",
         statement=(
             "In training mode the output is unbiased: its mean over seeds is the output without dropout. Each weight "
-            "is dropped alone, with probability p, for all columns of its value, and is otherwise scaled by 1/(1-p); "
+            "is dropped alone, in each head and item, with probability p, for all columns of its value, and is "
+            "otherwise scaled by 1/(1-p); "
             'or each number of the output, where that is claimed (`dropout="output"`). '
             "The statistical test states its false-alarm rate, at most 1e-9."
         ),

@@ -8,9 +8,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Empty rows follow one declared policy",
         statement=(
-            "A row with no allowed key follows the one policy that the implementation declares, on every path: "
-            "`zeros` (zero context, so that the output is b_o), `nan`, `uniform` (the mean of all values) or `error`. "
-            "That the policy is `zeros` is a SHOULD."
+            "A row with no allowed key follows the one policy that the implementation declares, on every path, with "
+            "dropout too: `zeros` (zero context, so that the output is b_o), `nan`, `uniform` (the mean of all "
+            "values) or `error`. That the policy is `zeros` is a SHOULD."
         ),
         why=(
             "Such rows are routine: a wholly padded item, or a causal batch padded on the left. NaN there reaches "

@@ -109,7 +109,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Optional extras do not change the rest",
         statement=(
             "The result does not depend on which optional extras are switched on (bias of keys and values, extra zero "
-            "key, batch first, 2-D inputs), where they are claimed: each matches the oracle."
+            "key, batch first, 2-D inputs), where they are claimed: each matches the oracle, and any two together."
         ),
         why=(
             "A pretrained model comes with its extras, and they change the number of keys or the layout. One that "

@@ -64,7 +64,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Saving and copying preserve the module",
         statement=(
             "`state_dict` round-trips into a fresh module, strictly, with equal outputs; so do `copy.deepcopy` and "
-            "`torch.save` with `torch.load`."
+            "`torch.save` with `torch.load`. What is loaded counts from the next call on, and a copy has weights of "
+            "its own."
         ),
         why=(
             "Checkpoints, averaged copies and servers rebuild the module from its state. What is not in the state is "
@@ -86,7 +87,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Global state is left alone",
         statement=(
             "Global state is left alone: default dtype, gradient mode, random state (outside dropout), thread count, "
-            "deterministic flags and the warnings filter."
+            "deterministic flags, what becomes of subnormal numbers, and the warnings filter."
         ),
         why=(
             "A module is a small part of a program. One that resets the random state makes data order and dropout "

@@ -139,7 +139,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="EQV-8",
         level="MUST",
         title="Self-attention is cross-attention on itself",
-        statement="Self-attention on x equals cross-attention on (x, x, x), whether one tensor or three copies.",
+        statement=(
+            "Self-attention on x equals cross-attention on (x, x, x), whether one tensor or three copies; and inputs "
+            "of which one is a part of another are what they are, wherever they begin in memory."
+        ),
         why=(
             "Encoders pass one tensor three times, whereas wrappers, hooks and compilers pass views or copies. If "
             "identity selects the code, a harmless change of the caller changes results."
