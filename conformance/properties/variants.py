@@ -94,7 +94,7 @@ def grouped_heads_on_long_rows_match_the_oracle(attention: Trial, case: Case) ->
     replace(SEEDED, min_heads=2),
     needs="grouped_query",
     after="HED-1",
-    rejects=(),
+    rejects=("zeros",),
     limit=4,
 )
 def grouped_heads_drop(attention: Trial, case: Case) -> None:
