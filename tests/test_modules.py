@@ -119,6 +119,16 @@ class TableMadeLate(faults.Correct):
         return allowed & self.table[: q.shape[2], : k.shape[2]]  # type: ignore[index]  # it is a tensor
 
 
+class FrozenTable(TableMadeLate):
+    """The same, with state that is no tensor, in a model for serving."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
 NAMES = {f"{kind}_{role}": f"{kind}_{role}" for kind in "wb" for role in "qkvo"}
 MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
     Convolutions: (faults.PARAMETERS, Claims()),
@@ -128,6 +138,7 @@ MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
     NoKeyBias: (faults.PARAMETERS | {"w_k": "k_proj.weight", "b_k": None}, Claims()),
     OneKey: (faults.PARAMETERS, Claims()),
     TableMadeLate: (faults.PARAMETERS, Claims()),
+    FrozenTable: (faults.PARAMETERS, Claims(weight_gradients=False)),
 }
 ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 
