@@ -129,6 +129,12 @@ def test_a_module_without_masks_claims_none() -> None:
     assert [verdict.status for verdict in report.verdicts] == ["not_claimed", "not_claimed", "pass"]
 
 
+def test_a_mask_that_is_not_claimed_is_for_the_module_to_refuse() -> None:
+    adding = from_module(Adding, parameters=faults.PARAMETERS, mask="additive", claims=Claims(masks={"float"}))
+    report = check(adding, "quick", clauses=["MSK-11", "MSK-12", "CAU-2"], dtypes=["float32"])
+    assert "fail" not in {verdict.status for verdict in report.verdicts}, report.verdicts
+
+
 class Strange(nn.Module):
     def __init__(self, size: int, parts: int) -> None:
         super().__init__()

@@ -90,6 +90,8 @@ def by_name(
         if alone and not (query is key is value):
             raise NotImplementedError(f"{label} takes one input: query, key and value must be one tensor")
         lengths = query.shape[length_axis], key.shape[length_axis]
+        # One that is not claimed is not translated: it is for the function to refuse it.
+        strange = mask is not None and mask.dtype == torch.bool and "bool" not in claims.masks
         if claims.always_causal:
             if not is_causal:
                 raise NotImplementedError(f"{label} is always causal")
@@ -103,7 +105,7 @@ def by_name(
             shaped = (
                 mask if mask_shape is None else shape_mask(label, mask, mask_shape, query.shape[batch_axis], lengths)
             )
-            told = to_convention(shaped, convention or "keep", query.dtype)
+            told = to_convention(shaped, "keep" if strange else convention or "keep", query.dtype)
             named[words["mask"]] = told.to(query.dtype) if mask_numbers and told.dtype == torch.bool else told
         elif words["mask"] and taken[words["mask"]].default is inspect.Parameter.empty:
             named[words["mask"]] = None
