@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ def _expect_dropped(attention: Trial, case: Case, queries: int, length: int, dro
     """Each weight is 0 with probability p, alone, and 1/(1-p) times as large otherwise."""
     problem = dropping(_shown(case, queries, length), dropout)
     seen, answer = attention(problem, seed=case.seed).output, attention.answer(problem).output
-    allowed, patterns = problem.allowed(attention.claims.causal), list[Tensor]()
+    allowed, parts = problem.allowed(attention.claims.causal), list[Observed]()
     for item in range(case.B):
         for head in range(case.n_heads):
             first, second = (slice(start, start + length) for start in (2 * head * length, (2 * head + 1) * length))
@@ -91,11 +92,13 @@ def _expect_dropped(attention: Trial, case: Case, queries: int, length: int, dro
             twice = seen[item, slice(None), second]
             expect_equal(twice, own, because="a weight is dropped for all columns of its value, or for none")
             expect_share(own, allowed[item, head], dropout, ("queries", "keys"))
-            patterns.append(own.tensor == 0)
-    common = allowed.all(0).all(0)
-    if math.comb(len(patterns), 2) * (dropout**2 + (1 - dropout) ** 2) ** int(common.sum()) <= FALSE_ALARM:
-        apart = len(torch.stack(patterns)[:, common].unique(dim=0)) == len(patterns)
-        expect(apart, f"with p = {dropout}, two items or heads drop the same in {seen.code}")
+            parts.append(own)
+    count = int(allowed.all(0).all(0).sum())
+    if math.comb(len(parts), 2) * (dropout**2 + (1 - dropout) ** 2) ** count <= FALSE_ALARM:
+        for one, other in combinations(parts, 2):
+            apart = not torch.equal(one.tensor == 0, other.tensor == 0)
+            check = f"assert not ({one.code} == 0).equal({other.code} == 0)"
+            expect(apart, f"with p = {dropout}, {one.code} and {other.code} drop the same", check)
 
 
 def expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropout: float, what: str) -> None:

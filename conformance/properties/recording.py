@@ -108,15 +108,12 @@ def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
     other = attention.built(halved).attention
     assert isinstance(other, nn.Module)
-    # Where no gradients of weights are told, the weights need not be parameters.
-    held, new = (
-        dict(each.named_parameters()) if attention.claims.weight_gradients else each.state_dict()
-        for each in (module, other)
-    )
-    with torch.no_grad():
-        for name, tensor in held.items():
-            if isinstance(tensor, torch.Tensor) and name in new:  # and neither made by a call, nor extra state
-                tensor.copy_(new[name])
+    if attention.claims.weight_gradients:
+        with torch.no_grad():
+            for parameter, new in zip(module.parameters(), other.parameters(), strict=True):
+                parameter.copy_(new)
+    else:  # the weights need not be parameters
+        module.load_state_dict(other.state_dict(), strict=False)
     for path in ("eval", "inference"):
         seen = attention(problem, path=path, via=built).output
         expect_close(
