@@ -14,6 +14,7 @@ from mha.conformance.cases.masks import EMPTY
 from mha.conformance.expect import expect, expect_close, expect_raises, need
 from mha.conformance.observed import Observed
 from mha.conformance.properties.changes import expect_finite, expect_gradients
+from mha.conformance.properties.dropout import dropping
 from mha.conformance.properties.long_rows import FEW_QUERIES
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -68,10 +69,8 @@ def dropout_leaves_empty_rows_as_they_are(attention: Trial, case: Case) -> None:
     need(attention.claims.empty_row in ("zeros", "nan"), f"the declared policy is {attention.claims.empty_row!r}")
     need(attention.claims.dropout != "output", "the output is dropped, and not the weights")
     problem = case.problem()
-    config = replace(problem.config, dropout=0.5)
-    answer, seen = attention.answer(problem), attention(problem.change(config=config), seed=case.seed).output
-    rows = answer.empty.any(1).unsqueeze(-1)
-    all_empty = answer.empty.all(1).unsqueeze(-1)
+    answer, seen = attention.answer(problem), attention(dropping(problem, 0.5), seed=case.seed).output
+    rows, all_empty = answer.empty.any(1).unsqueeze(-1), answer.empty.all(1).unsqueeze(-1)
     told = f"the policy {attention.claims.empty_row!r} for a row with no allowed key, with p = 0.5"
     _expect_rows(all_empty, seen, answer.output, told)
     others = seen.tensor.masked_fill(rows, 0.0) if attention.claims.empty_row == "nan" else seen.tensor
