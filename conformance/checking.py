@@ -71,7 +71,8 @@ def check_all(
             first, *_, last = summarise(own)
             say(console, f"\n{first}\n{last}")
             if not clauses and any(verdict.script for verdict in own):
-                clause = next(verdict.clause for verdict in own if verdict.script)
+                scripted = (verdict for verdict in own if verdict.script)
+                clause = min(scripted, key=lambda verdict: verdict.conforms).clause
                 say(console, f"The whole of one, with a script that shows it: add --clause {clause}")
     except KeyboardInterrupt:
         stopped = True

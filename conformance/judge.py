@@ -140,7 +140,8 @@ def _judge(
     )
     claims = implementation.claims
     if dtype not in claims.dtypes or device not in claims.devices:
-        return replace(found, status="not_claimed", message=f"{dtype} on {device} is not claimed")
+        told = f"claimed: {', '.join(sorted(claims.dtypes))} on {', '.join(sorted(claims.devices))}"
+        return replace(found, status="not_claimed", message=f"{dtype} on {device} is not claimed; {told}")
     reasons, rejected, waived, met = [], Counter[str](), dict[Waiver, Seen](), set[Waiver]()
     for prop in sorted(properties()[clause], key=lambda prop: prop.level == "SHOULD"):
         try:

@@ -120,9 +120,19 @@ def _own_warnings() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Let what is in a folder be imported, as `python` does for a script and `python -m` where it is called."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
 def _load_module(name: str) -> ModuleType:
     try:
-        with _own_warnings():
+        with _own_warnings(), _beside(Path.cwd()):
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise ImplementationError(f"the module {name!r} cannot be imported: {_one_line(error)}") from error
@@ -135,17 +145,14 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImplementationError(f"{str(path)!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    # Like a script's own folder: the file may import its neighbours.
-    sys.path.insert(0, str(path.resolve().parent))
     try:
         sys.modules.setdefault(path.stem, module)
-        with _own_warnings():
+        with _own_warnings(), _beside(path.resolve().parent):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         sys.modules.pop(path.stem, None)
-        raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}") from error
-    finally:
-        sys.path.pop(0)
+        hint = "; name it as a part of its package, package.module:NAME" if "relative import" in str(error) else ""
+        raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}{hint}") from error
     return module
 
 
@@ -171,9 +178,12 @@ def _implementation(target: str, found: object) -> Implementation:
         inferred = infer(found, target.rpartition(":")[2])  # type: ignore[arg-type]  # it makes a module
         return replace(inferred.implementation, target=target, told=inferred.lines, code=inferred.code)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
+    advice = "make one with mha.implementations.from_module or from_kernel"
+    if isinstance(found, nn.Module):
+        advice = f"name the class {type(found).__name__} itself, for it is judged in many sizes"
     raise ImplementationError(
         f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
-        "and build); make one with mha.implementations.from_module or from_kernel"
+        f"and build); {advice}"
     )
 
 

@@ -103,7 +103,8 @@ class Claims:
         known |= {"composes": COMPOSITIONS, "extras": EXTRAS}
         for name, values in known.items():
             claimed = getattr(self, name)
-            if isinstance(claimed, str) or not set(claimed) <= set(values):
+            several = isinstance(claimed, Collection) and not isinstance(claimed, str)
+            if not several or not all(each in values for each in claimed):
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
             object.__setattr__(self, name, frozenset(claimed))
         choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}

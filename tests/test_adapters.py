@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -147,6 +148,10 @@ MISFITS: dict[str, tuple[Any, str]] = {
         lambda: from_module(faults.Correct, parameters={}, mask=None, claims=Claims()),
         "takes no mask, but claims.masks",
     ),
+    "a list of parameters": (
+        lambda: from_module(faults.Correct, parameters=["q_proj"]),  # type: ignore[arg-type]  # that is the fault
+        r"parameters must map w_q, .* to names in the module, but is \['q_proj'\]",
+    ),
     "no such layer": (
         lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})),
         "has no 'query'; the module has q_proj.weight",
@@ -192,13 +197,14 @@ class Unclaiming:
     name, claims, build = "unclaiming", 3, print
 
 
-unclaiming = Unclaiming()
+unclaiming, MODULE = Unclaiming(), faults.Correct(4, 2)
 UNRESOLVED = {
     "test_adapters:unclaiming": "has the name 'unclaiming' and the claims 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
     "mha.implementations.loop:nothing": "there is no 'nothing' in it .it has .*implementation",
     "mha.spec:Config": "is a class, neither a torch.nn.Module class nor an implementation.*from_module",
+    "test_adapters:MODULE": "is of type Correct, .*; name the class Correct itself",
     "mha.spec:CLAUSES": "is of type mappingproxy, neither a torch.nn.Module class nor an implementation",
     "no/such/file.py:thing": "there is no file",
 }
@@ -209,6 +215,20 @@ def test_a_target_that_cannot_be_resolved_is_told_in_one_message(target: str) ->
     with pytest.raises(ImplementationError, match=UNRESOLVED[target]) as caught:
         resolve(target)
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_package").mkdir()
+    code = "from mha.conformance.faults.gallery import correct as implementation\n"
+    (tmp_path / "a_package" / "neighbour.py").write_text(code)
+    file = tmp_path / "a_package" / "attention.py"
+    file.write_text("from .neighbour import implementation\n")
+    with pytest.raises(ImplementationError, match="name it as a part of its package"):
+        resolve(f"{file}:implementation")
+    before = list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    (found,) = resolve("a_package.attention:implementation")
+    assert (found.name, sys.path) == ("Correct", before)
 
 
 def test_all_built_in_implementations_are_found() -> None:

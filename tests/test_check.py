@@ -61,6 +61,23 @@ def test_without_a_clause_each_departure_is_a_line(monkeypatch: pytest.MonkeyPat
     assert "sdpa: conforms (2 pass;" in told
 
 
+def test_the_clause_to_look_at_is_one_that_must_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mha.conformance import checking
+
+    some = {clause: members for clause, members in checking.properties().items() if clause in ("MSK-10", "NUM-1")}
+    monkeypatch.setattr(checking, "properties", lambda: some)
+    told = run("mha.conformance.faults.gallery:faulty_Unscaled", "--dtype", "float32")[1]
+    assert told.index("MSK-10") < told.index("NUM-1")
+    assert "add --clause NUM-1" in told
+
+
+def test_what_is_not_claimed_is_told() -> None:
+    status, told = run(PLAIN, "--dtype", "float16", "--clause", "SHP-1")
+    assert status == 2
+    assert "MultiHeadAttention: NOTHING WAS JUDGED (1 not claimed;" in told
+    assert "    float16 on cpu is not claimed; claimed: float32, float64 on cpu, cuda\n" in told
+
+
 def test_progress_is_shown_on_a_terminal_and_erased() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     verdicts = [verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail")]

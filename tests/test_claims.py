@@ -162,7 +162,10 @@ def test_what_is_no_module_conforms_and_has_no_state() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"masks": {"boolean"}}, {"masks": "bool"}, {"causal": "left"}, {"empty_row": "zero"}, {"dtypes": {"half"}}],
+    [
+        *({"masks": {"boolean"}}, {"masks": "bool"}, {"causal": "left"}, {"empty_row": "zero"}, {"dtypes": {"half"}}),
+        *({"bias": True}, {"dtypes": None}, {"composes": [["compile"]]}),
+    ],
 )
 def test_unknown_words_in_claims_are_told(wrong: dict[str, Any]) -> None:
     (name,) = wrong

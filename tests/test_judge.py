@@ -81,7 +81,10 @@ def test_what_is_not_claimed_is_not_judged() -> None:
     assert statuses["CAU-2", "float32"] == ("not_claimed", "needs the claim causal")
     assert statuses["SMX-2", "float32"] == ("not_claimed", "needs the claim returns_weights")
     assert statuses["CFG-1", "float32"][0] == "pass"
-    assert statuses["CFG-1", "float64"] == ("not_claimed", "float64 on cpu is not claimed")
+    assert statuses["CFG-1", "float64"] == (
+        "not_claimed",
+        "float64 on cpu is not claimed; claimed: float32 on cpu, cuda",
+    )
     assert report.conforms
 
 

@@ -83,6 +83,10 @@ def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[
             told = f"blocked by {cause}, so that nothing can be said of {listed}: {brief(stopped[0])}"
             lines.append(_wrapped(told, "    ", " " * 8))
         met, claimed = share(own)
+        if not claimed:
+            reasons = "; ".join(dict.fromkeys(verdict.message for verdict in own))
+            lines.append(_wrapped(visible(reasons), "    ", " " * 8))
+            continue
         bitten, tried = rejections(own)
         wrong = f"; of {tried} cases given to known wrong answers {bitten / tried:.0%} reject them" if tried else ""
         lines.append(f"    meets {met} of the {claimed} clauses that it claims{wrong}")

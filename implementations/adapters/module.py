@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calls import Call, by_name
-from mha.implementations.adapters.loading import Place, load, weight_gradients
+from mha.implementations.adapters.loading import KEYS, Place, load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
@@ -22,6 +22,7 @@ CONSTRUCTOR_WORDS = {
     "d_model": (
         *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
+        *("width", "channels"),
     ),
     "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h"),
     "head_dim": ("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size"),
@@ -92,6 +93,10 @@ def from_module(
         claims = Claims(masks=MASKS_OF.get(mask, {"bool"})) if mask else Claims(masks=(), causal=None)
     if mask is None and claims.masks:
         raise ImplementationError(f"{label}: mask=None says that it takes no mask, but claims.masks is {claims.masks}")
+    if not (callable(parameters) or isinstance(parameters, Mapping)):
+        raise ImplementationError(
+            f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
+        )
     if layout not in ("b l d", "l b d"):
         raise ImplementationError(f"{label}: layout must be 'b l d' or 'l b d', but is {layout!r}")
     words = constructor_words(label, constructor)
