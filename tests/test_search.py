@@ -48,7 +48,7 @@ def searched(prop: Property) -> Search:
     domain = prop.within(claims, "float32")
     assert isinstance(domain, Domain)
     search = Search(faults.complete, prop, domain, "float32", "cpu", PROFILES["quick"], 0)
-    search.run(shrink=True)
+    search.run(lambda: True)
     assert search.failure is None
     return search
 
@@ -105,3 +105,21 @@ def test_limit_holds_in_each_phase() -> None:
 def test_the_lowest_floor_is_one() -> None:
     lowest = min(prop.floor for members in properties().values() for prop in members)
     assert searched(property_of(never_looks, rejects=("zeros",), floor=lowest)).vacuity.found
+
+
+@pytest.mark.parametrize(
+    ("claimed", "profile", "share"),
+    [({"float32", "float64"}, "default", 2), ({"float64"}, "default", 1), ({"float32", "float64"}, "quick", 1)],
+)
+def test_float64_takes_half_of_the_cases_where_float32_has_all(claimed: set[str], profile: str, share: int) -> None:
+    claims = replace(faults.correct.claims, dtypes=claimed)
+    prop = property_of(never_looks, rejects=())
+    counts = {}
+    for dtype in ("float32", "float64"):
+        domain = prop.within(claims, dtype)
+        assert isinstance(domain, Domain)
+        implementation = replace(faults.correct, claims=claims)
+        search = Search(implementation, prop, domain, dtype, "cpu", PROFILES[profile], 0)
+        search.run(lambda: False)
+        counts[dtype] = search.examples
+    assert counts["float64"] == pytest.approx(counts["float32"] / share, abs=1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations, count, product
 from math import prod
 from typing import Any
 
@@ -44,11 +44,13 @@ def varied(cases: list[Case], most: int) -> list[Case]:
     if len(cases) <= most:
         return cases
     names = [field.name for field in fields(Case) if field.name != "seed"]
-    levels = [{(name, getattr(case, name)) for name in names} for case in cases]
-    pairs = [set(combinations(sorted(each, key=str), 2)) for each in levels]
-    found, left, seen, met = list[int](), list(range(len(cases))), set[Any](), set[Any]()
+    rows = [[(name, getattr(case, name)) for name in names] for case in cases]
+    bits = defaultdict[Any, int](count().__next__)  # sets as numbers: a bit for each level, and for each pair
+    levels = [sum(1 << bits[level] for level in row) for row in rows]
+    pairs = [sum(1 << bits[pair] for pair in combinations(row, 2)) for row in rows]
+    found, left, seen, met = list[int](), list(range(len(cases))), 0, 0
     while len(found) < most:
-        best = max(left, key=lambda place: (len(levels[place] - seen), len(pairs[place] - met)))
+        best = max(left, key=lambda place: ((levels[place] & ~seen).bit_count(), (pairs[place] & ~met).bit_count()))
         seen |= levels[best]
         met |= pairs[best]
         found.append(best)
