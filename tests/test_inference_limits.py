@@ -79,6 +79,18 @@ class OneHead(gallery.Correct):
         return super().forward(x, x, x).output
 
 
+class ThreeThings(gallery.Correct):
+    third: Any = "a cache"
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]  # another signature
+        output, weights = super().forward(query, key, value, mask)
+        return output, weights, self.third
+
+
+class ThirdIsNone(ThreeThings):
+    third = None
+
+
 class ManyWays(nn.Module):
     def __init__(self, width: int, n: int) -> None:
         super().__init__()
@@ -93,6 +105,7 @@ UNCLEAR: dict[type[nn.Module], str] = {
     Exits: "each call raises; the first SystemExit: 3",
     ByPlace: "forward(self, a, b, c) does not name its inputs, and as query, key, value nothing explains it",
     OneHead: "with one head it is built otherwise: OneHead: w_o (out_proj).weight is missing",
+    ThreeThings: "it gives no output that could be read (it returns tuple of 3); give call=... that returns the output",
     ManyWays: "its constructor takes (width, n), none of which is a known word for d_model",
 }
 
@@ -103,6 +116,13 @@ def test_what_cannot_be_inferred_is_named(cls: type[nn.Module]) -> None:
         infer(cls)
     assert UNCLEAR[cls] in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_nothing_after_output_and_weights_is_left_out() -> None:
+    found = infer(ThirdIsNone).implementation
+    assert found.claims.returns_weights
+    (verdict,) = check(found, "quick", clauses=["SMX-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass"
 
 
 def test_declaring_what_could_not_be_inferred_works() -> None:

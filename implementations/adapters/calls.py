@@ -172,7 +172,10 @@ def shape_mask(label: str, mask: Tensor, pattern: str, batch: int, lengths: tupl
 
 
 def as_output(returned: Any) -> Output:
-    """Read what a module returned: an output, alone or first in a tuple, and weights; the judge sees anything else."""
-    if isinstance(returned, tuple) and len(returned) in (1, 2):
-        return Output(*returned)
+    """Read what a module returned: an output, alone or first in a tuple, and weights; the judge sees anything else.
+
+    None after these, as for a cache that was not asked for, is left out.
+    """
+    if isinstance(returned, tuple) and returned and all(rest is None for rest in returned[2:]):
+        return Output(*returned[:2])
     return Output(returned)

@@ -22,7 +22,7 @@ CONSTRUCTOR_WORDS = {
     "d_model": (
         *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
-        *("width", "channels"),
+        "channels",
     ),
     "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h"),
     "head_dim": ("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size"),

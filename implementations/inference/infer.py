@@ -100,7 +100,9 @@ def _understood(empty: Reading, module: nn.Module, words: dict[str, str]) -> Rea
         more = f"; and {len(ways) - 2} more" if len(ways) > 2 else ""
         raise Unclear(f"{what} what it computes ({'; '.join(ways[:2])}{more})")
     if seen is None or not isinstance(seen.output, Tensor):
-        told = first.problem or f"it returns {type(seen.output if seen else None).__name__}"
+        given = seen.output if seen else None
+        several = f" of {len(given)}" if isinstance(given, tuple) else ""
+        told = first.problem or f"it returns {type(given).__name__}{several}"
         raise Unclear(f"it gives no output that could be read ({told}); give call=... that returns the output")
     return first
 
