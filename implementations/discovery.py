@@ -7,7 +7,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -127,7 +127,8 @@ def _beside(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        with suppress(ValueError):  # what is imported may have removed it
+            sys.path.remove(str(folder))
 
 
 def _load_module(name: str) -> ModuleType:
