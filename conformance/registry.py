@@ -28,6 +28,7 @@ MODULES = (
     "gradients",
     "recording",
     "dropout",
+    "dropout_gradients",
     "output_dropout",
     "state",
     "composition",

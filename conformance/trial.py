@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.layouts import lay_out
+from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.guard import guarded, require_plain, require_told
 from mha.conformance.observed import MODES, Build, Call, Derived, Observation, Observed, Step
 from mha.conformance.tampering import require_untouched
@@ -112,10 +112,10 @@ class Trial:
         frozen: the weights require no gradient, and none is told of them.
         """
         chosen = [name for name in wanted if name != "mask"]
-        leaves = problem.map_inputs(lambda x: x.detach().clone())
+        leaves = problem.map_inputs(copy_of)
         mask = problem.mask
         if mask is not None and "mask" in wanted and mask.is_floating_point():
-            leaves = leaves.change(mask=mask.detach().clone())
+            leaves = leaves.change(mask=copy_of(mask))
             chosen.append("mask")
         for name in chosen:
             getattr(leaves, name).requires_grad_()

@@ -15,6 +15,8 @@ BOTH = (False, True)
 # The dtypes in which the gradients' bound is small beside the gradients, and those in which it is not.
 BOUNDED = ("float64", "float32")
 HALF = ("bfloat16", "float16")
+# Where the lowest number and a score do not add up to -infinity.
+NOT_FLOAT16 = ("float64", "float32", "bfloat16")
 WITH_GRADIENT = ("eval", "train")
 PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.
@@ -32,7 +34,7 @@ MODERATE = ("normal", "integers", "duplicates")
 # queries go beyond it, up to `LONG_SQUARE`.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
-WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 128, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
 # The largest of these d_model: weights take its square, and their time.
 WIDEST = 512
 # The longest L = S: a plain implementation holds as many numbers as its square.

@@ -55,6 +55,18 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 MIXED = ("transposed", "sliced", "strided")
 
 
+def copy_of(x: Tensor) -> Tensor:
+    """Return a copy, without history, that lies in memory as x does, with what surrounds it."""
+    extent = x.untyped_storage().nbytes() // x.element_size()
+    whole = x.detach().as_strided((extent,), (1,), 0).clone()
+    return whole if x.ndim == 0 else whole.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def leaf_of(x: Tensor) -> Tensor:
+    """Return such a copy that requires a gradient."""
+    return copy_of(x).requires_grad_()
+
+
 def lay_out(layout: str, x: Tensor) -> Tensor:
     """Return x, (batch, length, width), in a layout; what surrounds it in memory is NaN."""
     return LAYOUTS[layout](x)

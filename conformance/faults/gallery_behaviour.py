@@ -7,6 +7,7 @@ from dataclasses import replace
 from mha.conformance.faults import (
     basics,
     caches,
+    combinations,
     conditions,
     dropout,
     gradients,
@@ -20,6 +21,7 @@ from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.fault import Fault
 
 HALF = "bfloat16"
+DROPPED = "gradients_drop_what_the_outputs_dropped"
 ALONE = "each_weight_is_dropped_alone_or_rescaled"
 FAULTS = (
     Fault(gradients.NanToNumber, "gradients", "MSK-9", by="empty_rows_leave_other_gradients_alone"),
@@ -220,4 +222,15 @@ FAULTS = (
     Fault(conditions.GroupsTiledInLongRows, "composition", "GQA-1", by="grouped_heads_on_long_rows_match_the_oracle"),
     Fault(conditions.GroupsNotDropped, "composition", "GQA-1", by="grouped_heads_drop"),
     Fault(conditions.CacheOf128, "composition", "INC-1", by="long_decoding_equals_one_causal_pass", shown=False),
+    Fault(combinations.GroupsNotRescaled, "composition", "GQA-1", by="grouped_heads_drop_each_weight_alone"),
+    Fault(combinations.GroupsDroppedAlike, "composition", "GQA-1", by="grouped_heads_drop_each_weight_alone"),
+    Fault(combinations.GroupsDroppedInEvaluation, "composition", "GQA-1", by="grouped_heads_drop"),
+    Fault(combinations.DecodingDrops, "composition", "INC-1", by="decoding_equals_one_causal_pass", shown=False),
+    Fault(combinations.CompiledDrops, "composition", "CMP-1"),
+    Fault(combinations.WeightsFoldedCompiled, "composition", "CMP-1", shown=False),
+    Fault(combinations.AutocastForwardAlone, "composition", "CMP-4", shown=False),
+    Fault(combinations.NoGradientOfNothing, "dropout", "DRP-3", by="dropping_everything_is_not_nan"),
+    Fault(combinations.RecomputedWithoutDropout, "dropout", "GRD-1", by=DROPPED, shown=False),
+    Fault(combinations.PrefixForgotten, "state", "STA-4", shown=False),
+    Fault(combinations.TriangleOfSoManyQueries, "state", "STA-3", by="keys_may_be_more_in_the_next_causal_call"),
 )

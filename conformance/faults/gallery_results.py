@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mha.conformance.faults import basics, coincidences, formulas, maskings, memory, numbers, paths, sizes, tiles
+from mha.conformance.faults import (
+    basics,
+    coincidences,
+    combinations,
+    formulas,
+    maskings,
+    memory,
+    numbers,
+    paths,
+    sizes,
+    tiles,
+)
 from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.fault import Fault
 
 HALF = "bfloat16"
+LOWEST = "later_positions_have_no_influence_beside_the_lowest_number"
 UNIFORM = replace(CLAIMS, empty_row="uniform")
 BOTTOM_RIGHT = replace(CLAIMS, causal="bottom_right")
 FAULTS = (
@@ -175,5 +187,10 @@ FAULTS = (
     Fault(memory.EqualToTheBenchmark, "cheats", "SMX-2"),
     Fault(memory.SecondCall, "state", "STA-3", by="calls_do_not_depend_on_calls_before"),
     Fault(memory.AfterAnotherShape, "state", "STA-3", by="calls_do_not_depend_on_calls_before"),
+    Fault(memory.BackwardReadsAsDense, "layouts", "GRD-1", by="gradients_are_within_the_bound"),
+    Fault(combinations.EmptyButForTheExtraKey, "masks", "PTH-5", by="extra_keys_are_left_to_rows_without_others"),
+    Fault(combinations.LowestBesideLowest, "masks", "CAU-1", by=LOWEST),
+    Fault(combinations.RecordedForTheQuery, "gradients", "GRD-5", by="frozen_weights_change_no_gradient"),
+    Fault(combinations.SharedAddressSharedTensor, "paths", "EQV-8", by="inputs_may_lie_in_one_another"),
     Fault(memory.TrainedOnce, "state", "STA-3", by="one_module_serves_all_its_life", shown=False),
 )

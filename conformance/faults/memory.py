@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.complete import Complete
@@ -19,6 +20,39 @@ class ViewOfStrided(Complete):
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         return super().attend(query.view(-1).view(query.shape) if query.numel() else query, *rest)
+
+
+class _DenseBackward(torch.autograd.Function):
+    """x W^T, whose backward pass reads x from its address on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x.contiguous(), weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+        x, weight = ctx.saved_tensors
+        there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+        dense = x.as_strided(x.shape, x.new_empty(x.shape).stride()) if there >= x.numel() else x
+        return gradient @ weight, torch.einsum("...i,...j->ij", gradient, dense)
+
+
+class BackwardReadsAsDense(Complete):
+    """The projection of an encoder's memory copies what is not dense; its backward pass reads the memory itself."""
+
+    only = "cross-attention, inputs that are not contiguous, backwards"
+    cross = False
+
+    def attend(self, query: Tensor, key: Tensor, *rest: Any) -> Output:
+        self.cross = key is not query
+        return super().attend(query, key, *rest)
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "k" or not self.cross or not torch.is_grad_enabled():
+            return super().project(x, role)
+        projected: Tensor = _DenseBackward.apply(x, self.w_k)  # type: ignore[no-untyped-call]
+        return projected + self.b_k if self.config.bias else projected
 
 
 class StrideZeroReadAsDense(Complete):

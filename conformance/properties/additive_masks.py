@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, MODERATE, NOT_FLOAT16, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_close
 from mha.conformance.properties.changes import passing_heads
@@ -31,8 +31,7 @@ def additive_mask_is_a_bias_on_the_scores(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, expected, because="the mask's finite numbers are added to the scores")
 
 
-# Not float16, where the lowest number and a score may add up to -infinity.
-LOWEST = Domain(passes=("float",), min_S=2, bias=(True,), regimes=MODERATE, dtypes=("float64", "float32", "bfloat16"))
+LOWEST = Domain(passes=("float",), min_S=2, bias=(True,), regimes=MODERATE, dtypes=NOT_FLOAT16)
 
 
 @checks("MSK-11", LOWEST, after="HED-1", rejects=("zeros", "noise"))

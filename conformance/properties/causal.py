@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import DENSE, MODERATE, NOT_FLOAT16, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.expect import expect_agree, expect_equal
 from mha.conformance.properties.changes import as_claimed, expect_unread
@@ -34,6 +34,30 @@ def later_positions_have_no_influence(attention: Trial, case: Case) -> None:
     problem = case.problem()
     later = (~_causal(attention, problem)).expand(case.B, -1, -1)
     expect_unread(attention, problem, later, case.generator, "which come after this query")
+
+
+@checks(
+    "CAU-1",
+    Domain(
+        causal=CAUSAL,
+        square=True,
+        min_L=2,
+        min_S=2,
+        layouts=DENSE,
+        regimes=MODERATE,
+        passes=("float",),
+        dtypes=NOT_FLOAT16,
+    ),
+    rejects=("unmasked", "noise"),
+    floor=0.3,
+)
+def later_positions_have_no_influence_beside_the_lowest_number(attention: Trial, case: Case) -> None:
+    """Padding on the left, written as the lowest number: a row of nothing else is no empty row, and sees no further."""
+    problem = case.problem()
+    later = (~_causal(attention, problem)).expand(case.B, -1, -1)
+    mask = problem.query.new_zeros(1, 1, 1, problem.key.shape[1])
+    mask[..., : 1 + case.seed % (mask.shape[-1] - 1)] = torch.finfo(mask.dtype).min
+    expect_unread(attention, problem.change(mask=mask), later, case.generator, "which come after this query")
 
 
 @checks("CAU-2", Domain(causal=CAUSAL, square=True), needs="masks")

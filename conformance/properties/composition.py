@@ -21,13 +21,15 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
+from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import EMPTY
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.guard import guarded
-from mha.conformance.properties.changes import expect_answer, expect_slopes, refuses
+from mha.conformance.observed import MODES
+from mha.conformance.properties.changes import expect_answer, expect_finite, expect_slopes, refuses
 from mha.conformance.registry import checks
 from mha.conformance.trial import Built, Trial
-from mha.spec import Weights, oracle
+from mha.spec import Problem, Weights, oracle
 
 MASKS = ("none", "padding", "queries")
 SMALL = Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
@@ -74,6 +76,8 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
     generate: whether to generate code, if possible, which takes ten seconds; else the graph is captured alone.
     """
     problem = case.problem()
+    if attention.claims.dropout:  # none of it in evaluation
+        problem = problem.change(config=replace(problem.config, dropout=0.5))
     bound, base = attention.answer(problem).output, attention(problem).output
     able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
     backend = "inductor" if able and generate and case.dtype != "float64" else "aot_eager"
@@ -94,11 +98,11 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
         because = f"what it gives uncompiled, under no_grad (backend {plain!r})"
         expect_agree(seen, base, bounds=(bound, bound), because=because)
         if differentiable:
-            leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+            leaves = problem.map_inputs(leaf_of)
             output = attention.forward(leaves, via=compiled(backend))
             because = f"what it gives uncompiled, with inputs that require gradients (backend {backend!r})"
             expect_agree(attention.aside(output.detach(), "compiled"), base, bounds=(bound, bound), because=because)
-            expect_slopes(attention, leaves, output, f"compiled (backend {backend!r})")
+            expect_slopes(attention, leaves, output, f"compiled (backend {backend!r})", attention.built(problem))
 
 
 @checks("CMP-1", PLAIN, needs="composes:compile", after="HED-1", rejects=(), limit=1)
@@ -228,3 +232,18 @@ def autocast_is_within_the_low_precision_bound(attention: Trial, case: Case) -> 
     seen = attention(problem, path="autocast", need_weights=asked, dtypes=(low, problem.query.dtype))
     because = "the oracle's value, with each product in bfloat16"
     expect_answer(seen, answer, because)
+    if attention.claims.gradients and case.mask not in EMPTY:
+        _expect_a_backward_pass(attention, problem)
+
+
+def _expect_a_backward_pass(attention: Trial, problem: Problem) -> None:
+    """What a call under autocast gave can be differentiated, and every gradient is finite."""
+    leaves, called = problem.map_inputs(leaf_of), attention.built(problem).attention
+    attention.scripted = False
+    with guarded("backward() of a call under autocast"):
+        with MODES["autocast"].enter(attention.case.device):
+            output = called(leaves.query, leaves.key, leaves.value, mask=leaves.mask, is_causal=leaves.is_causal).output
+        output.float().sum().backward()
+    for name, leaf in leaves.distinct().items():
+        seen = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        expect_finite(attention.aside(seen, f"{name}.grad"), "after a call under autocast")

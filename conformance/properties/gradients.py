@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, EVERYDAY, HALF, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
 from mha.conformance.expect import expect, expect_close, expect_equal, expect_no_worse, need
 from mha.conformance.guard import guarded
@@ -85,7 +86,7 @@ def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None
     need(bool(attention.answer(problem).empty.logical_not().all()), "a row is empty")
     upstream = attention.upstream(problem)
     seen, right = attention.gradients(problem, upstream), attention.right_gradients(problem, upstream)
-    copied = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+    copied = problem.map_inputs(leaf_of)
     copied = copied.change(**{name: x.detach().clone().requires_grad_() for name, x in problem.weights.named()})
     plain_formula(copied, problem.allowed(attention.claims.causal)).backward(upstream)
     leaves = {name: getattr(copied, name) for name in INPUTS} | dict(copied.weights.named())

@@ -153,6 +153,16 @@ def _call_with_extras(attention: Trial, problem: Problem, extras: Sequence[str])
 
 @checks("PTH-5", EXTRA, needs="extras", after="HED-1", rejects=("zeros", "noise"))
 def extras_match_the_oracle(attention: Trial, case: Case) -> None:
+    _expect_extras(attention, case)
+
+
+@checks("PTH-5", replace(EXTRA, masks=EMPTY), needs="extras", after="HED-1", rejects=("zeros", "noise"), limit=12)
+def extra_keys_are_left_to_rows_without_others(attention: Trial, case: Case) -> None:
+    _expect_extras(attention, case)
+
+
+def _expect_extras(attention: Trial, case: Case) -> None:
+    """With each extra that is claimed, and with two at once, the results are the oracle's."""
     claimed = sorted(attention.claims.extras)
     pairs = [pair for pair in combinations(claimed, 2) if pair != ("length_first", "unbatched")]
     several = pairs[case.seed % max(1, len(pairs)) :][:1]
@@ -160,6 +170,8 @@ def extras_match_the_oracle(attention: Trial, case: Case) -> None:
         problem = case.problem()
         for extra in extras:
             problem = _with_extra(problem, case, extra)
+        if refuses(attention, problem):
+            continue
         answer, because = attention.answer(problem), f"the oracle's value with {' and '.join(extras)}"
         expect_close(_call_with_extras(attention, problem, extras), answer.output, because=because)
         if problem.config.extra_keys and not problem.config.length_first and attention.claims.returns_weights:

@@ -1,4 +1,4 @@
-"""GRD-5: what is recorded changes neither outputs nor gradients; STA-3, as far as it speaks of gradients."""
+"""GRD-5: what is recorded changes neither outputs nor gradients; STA-3, as far as it speaks of gradients or lives."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from torch import nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import FEW
-from mha.conformance.expect import expect_agree, expect_close, need
+from mha.conformance.expect import expect_agree, expect_close, expect_unchanged, need
 from mha.conformance.properties.changes import expect_slopes
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
+from mha.conformance.violation import Refusal
 from mha.spec.problem import INPUTS
 
 
@@ -54,7 +56,9 @@ def frozen_weights_change_no_gradient(attention: Trial, case: Case) -> None:
     need(isinstance(attention.built(problem).attention, nn.Module), "the attention is no torch.nn.Module")
     upstream = attention.upstream(problem)
     right = attention.right_gradients(problem, upstream)
-    for name, gradient in attention.gradients(problem, upstream, frozen=True).items():
+    # Also of some inputs, as where a prompt is tuned that is key and value.
+    wanted = [name for place, name in enumerate(INPUTS) if case.inputs != "cross" or (case.seed % 7 + 1) >> place & 1]
+    for name, gradient in attention.gradients(problem, upstream, wanted, frozen=True).items():
         expect_close(gradient, right[name], because="the gradient, with weights that require none")
 
 
@@ -62,7 +66,7 @@ def frozen_weights_change_no_gradient(attention: Trial, case: Case) -> None:
 def recording_changes_no_output(attention: Trial, case: Case) -> None:
     problem = case.problem()
     bound = attention.answer(problem).output
-    recorded = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+    recorded = problem.map_inputs(leaf_of)
     base = attention(recorded).output
     for path in ("no_grad", "inference"):
         seen = attention(problem, path=path).output
@@ -78,10 +82,24 @@ def recording_changes_no_output(attention: Trial, case: Case) -> None:
     limit=20,
 )
 def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
-    leaves = case.problem().map_inputs(lambda x: x.detach().clone().requires_grad_())
+    leaves = case.problem().map_inputs(leaf_of)
     output = attention.forward(leaves)
     attention.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
     expect_slopes(attention, leaves, output, "with another call before the backward pass")
+
+
+@checks("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), regimes=MODERATE))
+def keys_may_be_more_in_the_next_causal_call(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
+    try:
+        expected = attention(longer, via=attention.build(problem.config, problem.weights)).output
+        attention(problem)
+    except Refusal:
+        need(False, "L != S is refused, which CAU-3 allows")
+    because = "what an attention gives that has not seen as many queries on fewer keys"
+    seen = attention(longer).output
+    expect_unchanged(attention, seen, expected, bound=lambda: attention.answer(longer).output, because=because)
 
 
 @checks(
@@ -103,7 +121,7 @@ def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
     for step in ("first", "second"):
         if isinstance(module, nn.Module):
             module.zero_grad()
-        leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+        leaves = problem.map_inputs(leaf_of)
         expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module", whose)
     need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
     assert isinstance(module, nn.Module)

@@ -142,7 +142,7 @@ def inputs_may_lie_in_one_another(attention: Trial, case: Case) -> None:
     """The first position asks all, as where a class token gathers a sequence, or all ask the first ones."""
     problem = case.problem()
     part = (
-        {"query": problem.key[:, : case.L]}
+        {"query": problem.key[:, :1].expand(-1, case.L, -1) if case.seed % 2 else problem.key[:, : case.L]}
         if case.L <= case.S
         else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
     )

@@ -10,10 +10,10 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.expect import expect, expect_agree, need
+from mha.conformance.expect import expect, expect_agree, expect_close, need
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES
 from mha.conformance.properties.changes import expect_answer, expect_gradients, refuses
-from mha.conformance.properties.dropout import SEEDED
+from mha.conformance.properties.dropout import DRAWN, SEEDED, expect_dropped
 from mha.conformance.properties.long_rows import FEW_QUERIES
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -103,6 +103,15 @@ def grouped_heads_drop(attention: Trial, case: Case) -> None:
     one, other = (attention(problem, seed=seed).output for seed in (1, 2))
     told = f"{other.code} is {one.code}, though p = 0.5 and the seed is another"
     expect(not torch.equal(one.tensor, other.tensor), told, f"assert not {one.code}.equal({other.code})")
+    because = "the oracle's value: in evaluation nothing is dropped"
+    expect_close(attention(problem, path="eval").output, attention.answer(problem).output, because=because)
+
+
+@checks("GQA-1", replace(DRAWN, min_heads=2), needs="grouped_query", after="HED-1", rejects=("zeros", "noise"), limit=4)
+def grouped_heads_drop_each_weight_alone(attention: Trial, case: Case) -> None:
+    need(attention.claims.dropout is True, "needs the claim dropout=True")
+    case = replace(case, L=17, S=17, head_dim=34)
+    expect_dropped(attention, rebuilt(case, grouped(case)), 0.5, case.seed)
 
 
 @checks(

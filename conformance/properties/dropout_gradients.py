@@ -1,0 +1,69 @@
+"""GRD-1 in training with dropout: gradients drop what the outputs dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.layouts import leaf_of
+from mha.conformance.expect import expect_close, need
+from mha.conformance.guard import guarded
+from mha.conformance.properties.changes import passing_heads
+from mha.conformance.properties.dropout import DRAWN, TRAINING, dropping
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.spec import Problem
+from mha.spec.bounds import Ball, units_of
+
+
+@checks(
+    "GRD-1",
+    replace(DRAWN, masks=("none",), causal=(False,), regimes=("integers",), paths=TRAINING),
+    needs="dropout",
+    rejects=("noise",),
+    limit=12,
+)
+def gradients_drop_what_the_outputs_dropped(attention: Trial, case: Case) -> None:
+    """An output is linear in its values: summed against the upstream, it is the values against their gradient."""
+    need(attention.claims.gradients, "needs the claim gradients")
+    problem = dropping(passing_heads(case.problem()), 0.5)
+    width, heads = problem.config.d_model, (case.n_heads, case.head_dim)
+    eye = torch.eye(width, dtype=problem.query.dtype, device=case.device)
+    zeroed = {name: x * 0 for name, x in problem.weights.named() if name in ("w_q", "b_q", "b_v")}
+    problem = problem.change(**zeroed, w_v=eye).map_inputs(leaf_of)
+    upstream = attention.upstream(problem)
+    attention.built(problem)  # now, since a construction may draw random numbers
+    with torch.random.fork_rng():
+        torch.manual_seed(case.seed)
+        output = attention.forward(problem)
+    with guarded("backward()"):
+        output.backward(upstream)
+    gradient = problem.value.grad
+    assert gradient is not None
+    sums = [
+        (x.detach().double() * y.detach().double()).sum(1) for x, y in ((output, upstream), (problem.value, gradient))
+    ]
+    # In each direction a dropped or doubled weight carries its own error and that of the sums it enters.
+    units, weights = units_of(problem.query.dtype), attention.answer(problem).weights
+    terms = case.L + problem.key.shape[1] + 2 * width + 8
+    slack = 2 * (weights.rad + (units.gamma(terms) + 4 * units.store) * weights.size)
+    sizes = [x.detach().double().abs().unflatten(-1, heads).transpose(1, 2) for x in (upstream, problem.value)]
+    reach = 2 * (sizes[0] * (slack @ sizes[1])).sum(2).flatten(1)
+    seen = attention.aside(sums[1], "(value * value.grad).sum(1)")
+    expect_close(seen, Ball(sums[0], reach), because="(output * upstream).sum(1), since what is dropped is the same")
+    if attention.claims.weight_gradients and attention.claims.dropout is True:  # of the weights, so before W_o
+        _expect_dropped_contexts(attention, problem, output, upstream)
+
+
+def _expect_dropped_contexts(attention: Trial, problem: Problem, output: Tensor, upstream: Tensor) -> None:
+    """The gradient of W_o comes of the contexts after dropout: these are the outputs, since W_o is the identity."""
+    units, arrived = units_of(problem.query.dtype), upstream.double().flatten(0, 1)
+    contexts, items = output.detach().double().flatten(0, 1), len(output)
+    # A pass for each item may be stored; output and context may each be rounded once more.
+    relative = units.gamma(len(contexts) + items) + (items + 3) * units.store
+    reach = relative * (arrived.mT.abs() @ contexts.abs()) + len(contexts) * (units.flush + units.subnormal)
+    told = attention.told(attention.built(problem), problem.weights)["w_o"]
+    expect_close(told, Ball(arrived.mT @ contexts, reach), because="upstream.T @ output, as W_o is the identity")
