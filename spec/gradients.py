@@ -4,7 +4,8 @@ The formulas are written out, not taken from autograd: they share no code with w
 for any order of summation: unfused steps under autograd, tiles, weights stored or recomputed from the row's
 log-sum-exp, the row sum of P dP taken as such or as dC.o, a projection per head, a pass per item. It assumes one set
 of weights in one backward pass, that the softmax takes a row's maximum as a constant or differentiates it once, and
-that keys have their bias: the softmax cancels it, but the error of dS is multiplied by the key.
+that keys have their bias: the softmax cancels it, but the error of dS is multiplied by the key. Projections are applied
+one after the other: of two that were multiplied into one, such as W_o W_v, the gradients may round otherwise.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, EDGES, EVERYDAY, Domain
 from mha.conformance.cases.drawing import SIZES, _pairwise, boundary_cases, drawn_cases, varied
-from mha.conformance.cases.layouts import LAYOUTS, lay_out
+from mha.conformance.cases.layouts import LAYOUTS, lay_out, leaf_of
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.regimes import REGIMES
 from mha.conformance.registry import properties
@@ -136,6 +136,18 @@ def test_layout_keeps_the_numbers_and_moves_them(layout: str) -> None:
     expected = lost.get(layout, x)
     assert torch.equal(laid_out, expected)
     assert laid_out.is_contiguous() == (layout == "contiguous")
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 1, 1), (0, 3, 5), (2, 0, 5)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_leaf_lies_in_memory_as_what_it_was_made_of(layout: str, shape: tuple[int, int, int]) -> None:
+    x = lay_out(layout, torch.randn(shape))
+    leaf = leaf_of(x)
+    assert leaf.is_leaf
+    assert leaf.requires_grad
+    assert torch.equal(leaf, x)
+    assert (leaf.stride(), leaf.storage_offset()) == (x.stride(), x.storage_offset())
+    assert not x.numel() or leaf.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])

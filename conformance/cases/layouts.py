@@ -59,7 +59,7 @@ def copy_of(x: Tensor) -> Tensor:
     """Return a copy, without history, that lies in memory as x does, with what surrounds it."""
     extent = x.untyped_storage().nbytes() // x.element_size()
     whole = x.detach().as_strided((extent,), (1,), 0).clone()
-    return whole if x.ndim == 0 else whole.as_strided(x.shape, x.stride(), x.storage_offset())
+    return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def leaf_of(x: Tensor) -> Tensor:
