@@ -18,7 +18,8 @@ from mha.conformance.cases.drawing import SIZES, _pairwise, boundary_cases, draw
 from mha.conformance.cases.layouts import LAYOUTS, lay_out, leaf_of
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.regimes import REGIMES
-from mha.conformance.registry import properties
+from mha.conformance.faults.complete import complete
+from mha.conformance.registry import Property, properties
 from mha.implementations import resolve
 from mha.spec import Claims, causal_mask
 
@@ -126,6 +127,14 @@ def test_claims_cut_the_domain() -> None:
     assert not {"heads", "full", "bias", "head_bias"} & set(domain.masks)
     assert (domain.causal, domain.inputs, domain.need_weights) == ((False,), ("self",), (False,))
     assert Domain(masks=FLOAT).within(narrow) == "needs the claim masks"
+
+
+@pytest.mark.parametrize("prop", [prop for members in properties().values() for prop in members], ids=lambda p: p.name)
+def test_every_property_has_boundary_cases(prop: Property) -> None:
+    dtype = (prop.domain.dtypes or ("float32",))[0]
+    domain = prop.within(complete.claims, dtype)
+    assert isinstance(domain, Domain)
+    assert boundary_cases(domain, complete.claims, dtype, "cpu", 512)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -34,7 +34,7 @@ MODERATE = ("normal", "integers", "duplicates")
 # queries go beyond it, up to `LONG_SQUARE`.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
-WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 128, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
 # The largest of these d_model: weights take its square, and their time.
 WIDEST = 512
 # The longest L = S: a plain implementation holds as many numbers as its square.
@@ -167,4 +167,5 @@ class Domain:
 
 
 def _between(smallest: int, largest: int, *sizes: int) -> tuple[int, ...]:
-    return tuple(size for size in sizes if smallest <= size <= largest) or (smallest,)
+    """Return the smallest, without which nothing may be small enough, and these sizes as far as they are allowed."""
+    return tuple(sorted({smallest, *(size for size in sizes if smallest <= size <= largest)}))
