@@ -55,15 +55,20 @@ def gradients_drop_what_the_outputs_dropped(attention: Trial, case: Case) -> Non
     seen = attention.aside(sums[1], "(value * value.grad).sum(1)")
     expect_close(seen, Ball(sums[0], reach), because="(output * upstream).sum(1), since what is dropped is the same")
     if attention.claims.weight_gradients and attention.claims.dropout is True:  # of the weights, so before W_o
-        _expect_dropped_contexts(attention, problem, output, upstream)
+        error = 2 * (slack @ sizes[1]).transpose(1, 2).flatten(2)
+        _expect_dropped_contexts(attention, problem, Ball(output.detach().double(), error), upstream)
 
 
-def _expect_dropped_contexts(attention: Trial, problem: Problem, output: Tensor, upstream: Tensor) -> None:
-    """The gradient of W_o comes of the contexts after dropout: these are the outputs, since W_o is the identity."""
-    units, arrived = units_of(problem.query.dtype), upstream.double().flatten(0, 1)
-    contexts, items = output.detach().double().flatten(0, 1), len(output)
+def _expect_dropped_contexts(attention: Trial, problem: Problem, output: Ball, upstream: Tensor) -> None:
+    """The gradient of W_o comes of the contexts after dropout: these are the outputs, since W_o is the identity.
+
+    output: with the error of contexts that are computed again.
+    """
+    units, arrived, items = units_of(problem.query.dtype), upstream.double().flatten(0, 1), len(upstream)
+    contexts, error = output.mid.flatten(0, 1), output.rad.flatten(0, 1)
     # A pass for each item may be stored; output and context may each be rounded once more.
     relative = units.gamma(len(contexts) + items) + (items + 3) * units.store
-    reach = relative * (arrived.mT.abs() @ contexts.abs()) + len(contexts) * (units.flush + units.subnormal)
+    reach = arrived.mT.abs() @ (error + relative * (contexts.abs() + error))
+    reach += len(contexts) * (units.flush + units.subnormal)
     told = attention.told(attention.built(problem), problem.weights)["w_o"]
     expect_close(told, Ball(arrived.mT @ contexts, reach), because="upstream.T @ output, as W_o is the identity")

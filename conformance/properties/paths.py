@@ -166,18 +166,21 @@ def _expect_extras(attention: Trial, case: Case) -> None:
     claimed = sorted(attention.claims.extras)
     pairs = [pair for pair in combinations(claimed, 2) if pair != ("length_first", "unbatched")]
     several = pairs[case.seed % max(1, len(pairs)) :][:1]
+    judged = False
     for extras in (*[(extra,) for extra in claimed], *several):
         problem = case.problem()
         for extra in extras:
             problem = _with_extra(problem, case, extra)
         if refuses(attention, problem):
             continue
+        judged = True
         answer, because = attention.answer(problem), f"the oracle's value with {' and '.join(extras)}"
         expect_close(_call_with_extras(attention, problem, extras), answer.output, because=because)
         if problem.config.extra_keys and not problem.config.length_first and attention.claims.returns_weights:
             seen = attention(problem, need_weights=True)
             weights_of(seen)
             expect_answer(seen, answer, because)
+    need(judged, "a row is empty, and the declared policy is 'error'")
 
 
 @checks(

@@ -72,7 +72,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="CMP-4",
         level="MAY",
         title="Autocast stays within the bound",
-        statement="Under autocast the result is within the low-precision bound.",
+        statement=(
+            "Under autocast the result is within the low-precision bound, and it can be differentiated: where it is "
+            "finite, so is every gradient."
+        ),
         why=(
             "Mixed-precision training is autocast around a whole model. Code that assumes float32 between its own "
             "lines overflows there, or raises on mixed dtypes."

@@ -64,8 +64,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Saving and copying preserve the module",
         statement=(
             "`state_dict` round-trips into a fresh module, strictly, with equal outputs; so do `copy.deepcopy` and "
-            "`torch.save` with `torch.load`. What is loaded counts from the next call on, and a copy has weights of "
-            "its own."
+            "`torch.save` with `torch.load`, also as a part of a larger module. What is loaded counts from the next "
+            "call on, and a copy has weights of its own."
         ),
         why=(
             "Checkpoints, averaged copies and servers rebuild the module from its state. What is not in the state is "
