@@ -89,7 +89,7 @@ FAULTS = (
     Fault(maskings.MaskCropped, "masks", "MSK-12", by="masks_of_a_wrong_shape_are_refused"),
     Fault(sizes.IntegerMaskAsBoolean, "masks", "MSK-12", by="masks_of_an_unclaimed_dtype_are_refused"),
     Fault(maskings.ShortFill, "masks", "EQV-6", by="one_allowed_key_gives_its_value"),
-    Fault(basics.CausalOffByOne, "masks", "CAU-1"),
+    Fault(basics.CausalOffByOne, "masks", "CAU-1", by="later_positions_have_no_influence"),
     Fault(basics.CausalOffByOne, "masks", "CAU-2"),
     Fault(basics.CausalFromTheRight, "masks", "CAU-3"),
     Fault(basics.CausalForgottenBesideMask, "masks", "CAU-4"),
@@ -191,6 +191,6 @@ FAULTS = (
     Fault(combinations.EmptyButForTheExtraKey, "masks", "PTH-5", by="extra_keys_are_left_to_rows_without_others"),
     Fault(combinations.LowestBesideLowest, "masks", "CAU-1", by=LOWEST),
     Fault(combinations.RecordedForTheQuery, "gradients", "GRD-5", by="frozen_weights_change_no_gradient"),
-    Fault(combinations.SharedAddressSharedTensor, "paths", "EQV-8", by="inputs_may_lie_in_one_another"),
+    Fault(combinations.SharedAddressSharedTensor, "paths", "EQV-8", by="inputs_may_lie_in_one_another", shown=False),
     Fault(memory.TrainedOnce, "state", "STA-3", by="one_module_serves_all_its_life", shown=False),
 )
