@@ -26,6 +26,7 @@ MOST = 200
 PROFILE = PROFILES["default"]
 DRAWN = replace(PROFILE, boundary=0, examples=MOST)
 MARKS = (1, 10, 100, MOST)
+GRID = "a fixed grid"
 
 
 def plain(domain: Domain) -> Domain:
@@ -57,11 +58,10 @@ WAYS: dict[str, tuple[Profile, Callable[[Domain], Domain], str]] = {
     "boundary cases alone": (replace(PROFILE, examples=0), whole, ""),
     "drawn cases alone": (DRAWN, whole, ""),
     "drawn, without regimes and layouts": (DRAWN, plain, ""),
-    "a fixed grid": (PROFILE, plain, ""),
+    GRID: (PROFILE, plain, ""),
     "the judge, in float64": (PROFILE, whole, "float64"),
     "in float64, as many as in float32": (replace(PROFILE, again=1), whole, "float64"),
 }
-GRID = "a fixed grid"
 NEVER = 1 << 30
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -215,20 +214,6 @@ def test_a_target_that_cannot_be_resolved_is_told_in_one_message(target: str) ->
     with pytest.raises(ImplementationError, match=UNRESOLVED[target]) as caught:
         resolve(target)
     assert "\n" not in str(caught.value)
-
-
-def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a_package").mkdir()
-    code = "from mha.conformance.faults.gallery import correct as implementation\n"
-    (tmp_path / "a_package" / "neighbour.py").write_text(code)
-    file = tmp_path / "a_package" / "attention.py"
-    file.write_text("from .neighbour import implementation\n")
-    with pytest.raises(ImplementationError, match="name it as a part of its package"):
-        resolve(f"{file}:implementation")
-    before = list(sys.path)
-    monkeypatch.chdir(tmp_path)
-    (found,) = resolve("a_package.attention:implementation")
-    assert (found.name, sys.path) == ("Correct", before)
 
 
 def test_all_built_in_implementations_are_found() -> None:

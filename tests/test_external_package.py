@@ -1,4 +1,4 @@
-"""A package that registers an implementation is judged, from a checkout and from a wheel, in an empty folder."""
+"""A package is found where it lies; one that registers an implementation is judged, from a checkout and a wheel."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from mha.implementations import ImplementationError, resolve
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ONE_CLAUSE = ("-k", "SMX-6", "--mha-profile", "quick", "--mha-dtype", "float32", "-p", "no:cacheprovider")
@@ -146,3 +148,17 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
             timeout=60,
         ).stdout
     )
+
+
+def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_package").mkdir()
+    code = "from mha.conformance.faults.gallery import correct as implementation\n"
+    (tmp_path / "a_package" / "neighbour.py").write_text(code)
+    file = tmp_path / "a_package" / "attention.py"
+    file.write_text("from .neighbour import implementation\n")
+    with pytest.raises(ImplementationError, match="name it as a part of its package"):
+        resolve(f"{file}:implementation")
+    before = list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    (found,) = resolve("a_package.attention:implementation")
+    assert (found.name, sys.path) == ("Correct", before)

@@ -112,7 +112,7 @@ class RecomputedWithoutDropout(Complete):
     def project(self, x: Tensor, role: str) -> Tensor:
         if role != "o" or not (self.training and self.config.dropout and torch.is_grad_enabled()):
             return super().project(x, role)
-        output: Tensor = _OutputProjection.apply(x, self.w_o, self.merge(self.undropped))  # type: ignore[no-untyped-call]
+        output: Tensor = _OutputProjection.apply(x, self.w_o, self.merge(self.undropped))  # type: ignore[no-untyped-call]  # torch's own
         return output if not self.config.bias else output + self.b_o
 
 
@@ -139,7 +139,7 @@ class NoGradientOfNothing(Complete):
 
     def drop(self, weights: Tensor) -> Tensor:
         p = self.config.dropout
-        return _Drop.apply(weights, p) if self.training and p else weights  # type: ignore[no-untyped-call,no-any-return]
+        return _Drop.apply(weights, p) if self.training and p else weights  # type: ignore[no-untyped-call,no-any-return]  # torch's own
 
 
 class EmptyButForTheExtraKey(Complete):
@@ -190,14 +190,14 @@ class PrefixForgotten(Complete):
     only = "state of a larger module"
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]  # torch's own
         destination[f"{prefix}out_proj"] = destination.pop(f"{prefix}w_o")
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         found = state.pop("out_proj", None)
         state.pop(f"{prefix}out_proj", None)
         state[f"{prefix}w_o"] = self.w_o.detach() if found is None else found
-        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]  # torch's own
 
 
 class RecordedForTheQuery(Complete):
@@ -232,7 +232,7 @@ class AutocastForwardAlone(Complete):
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         if not torch.is_autocast_enabled("cpu"):
             return super().combine(weights, v, allowed)
-        return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]
+        return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own
 
 
 class SharedAddressSharedTensor(Complete):

@@ -51,7 +51,7 @@ class BackwardReadsAsDense(Complete):
     def project(self, x: Tensor, role: str) -> Tensor:
         if role != "k" or not self.cross or not torch.is_grad_enabled():
             return super().project(x, role)
-        projected: Tensor = _DenseBackward.apply(x, self.w_k)  # type: ignore[no-untyped-call]
+        projected: Tensor = _DenseBackward.apply(x, self.w_k)  # type: ignore[no-untyped-call]  # torch's own
         return projected + self.b_k if self.config.bias else projected
 
 

@@ -27,6 +27,7 @@ from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.guard import guarded
 from mha.conformance.observed import MODES
 from mha.conformance.properties.changes import expect_answer, expect_finite, expect_slopes, refuses
+from mha.conformance.properties.dropout import dropping
 from mha.conformance.registry import checks
 from mha.conformance.trial import Built, Trial
 from mha.spec import Problem, Weights, oracle
@@ -77,7 +78,7 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
     """
     problem = case.problem()
     if attention.claims.dropout and case.mask != "none":  # none of it in evaluation
-        problem = problem.change(config=replace(problem.config, dropout=0.5))
+        problem = dropping(problem, 0.5)
     bound, base = attention.answer(problem).output, attention(problem).output
     able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
     backend = "inductor" if able and generate and case.dtype != "float64" else "aot_eager"
@@ -243,8 +244,7 @@ def _expect_a_backward_pass(attention: Trial, problem: Problem) -> None:
         with MODES["autocast"].enter(attention.case.device):
             output = called(leaves.query, leaves.key, leaves.value, mask=leaves.mask, is_causal=leaves.is_causal).output
         output.float().sum().backward()
-    found = [(leaf.grad, f"{name}.grad") for name, leaf in leaves.distinct().items()]
-    seen = [attention.aside(gradient, code) for gradient, code in found if gradient is not None]
+    seen = [attention.aside(x.grad, f"{name}.grad") for name, x in leaves.distinct().items() if x.grad is not None]
     seen += attention.told(built, problem.weights).values() if attention.claims.weight_gradients else ()
     for each in seen:
         expect_finite(each, "after a call under autocast")

@@ -12,6 +12,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, Domain
 from mha.conformance.expect import expect, expect_close, need
 from mha.conformance.guard import guarded
+from mha.conformance.properties.dropout import dropping
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -67,7 +68,7 @@ def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> Non
 def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
     """Position by position, two sequences in turn, so that a cache is not the module's but the sequence's."""
     if attention.claims.dropout and case.seed % 2:  # none of it in evaluation
-        problem = problem.change(config=replace(problem.config, dropout=0.5))
+        problem = dropping(problem, 0.5)
     sequences = [Sequence(attention, each) for each in (problem, problem.map_inputs(lambda x: x.flip(1)))]
     outputs: tuple[list[Tensor], list[Tensor]] = [], []
     for place in range(problem.query.shape[1]):

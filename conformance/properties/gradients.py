@@ -15,6 +15,7 @@ from mha.conformance.expect import expect, expect_close, expect_equal, expect_no
 from mha.conformance.guard import guarded
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY, plain_formula
 from mha.conformance.properties.changes import expect_finite, expect_gradients
+from mha.conformance.properties.dropout import dropping
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec.problem import INPUTS
@@ -87,7 +88,7 @@ def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None
     upstream = attention.upstream(problem)
     seen, right = attention.gradients(problem, upstream), attention.right_gradients(problem, upstream)
     copied = problem.map_inputs(leaf_of)
-    copied = copied.change(**{name: x.detach().clone().requires_grad_() for name, x in problem.weights.named()})
+    copied = copied.change(**{name: leaf_of(x) for name, x in problem.weights.named()})
     plain_formula(copied, problem.allowed(attention.claims.causal)).backward(upstream)
     leaves = {name: getattr(copied, name) for name in INPUTS} | dict(copied.weights.named())
     # Of the few numbers of a bias, the root mean square is a matter of luck.
@@ -135,17 +136,17 @@ def gradcheck_passes(attention: Trial, case: Case) -> None:
     # One time in four with a row longer than a tile; each number takes two calls.
     problem = (replace(case, n_heads=1, head_dim=1, B=1, L=17, S=17) if case.seed % 4 == 3 else case).problem()
     if attention.claims.dropout and case.path == "train":
-        problem = problem.change(config=replace(problem.config, dropout=0.5))
-    dropping = problem.config.dropout > 0
+        problem = dropping(problem, 0.5)
+    drops = problem.config.dropout > 0
     attention.built(problem)  # now, since a construction may draw random numbers
-    inputs = [x.detach().clone().requires_grad_() for x in (problem.query, problem.key, problem.value)]
+    inputs = [leaf_of(x) for x in (problem.query, problem.key, problem.value)]
     if case.inputs == "self":
         inputs = inputs[:1]
 
     def output(*given: Tensor) -> Tensor:
         parts = given * 3 if len(given) == 1 else given
-        with torch.random.fork_rng(enabled=dropping):
-            if dropping:  # the same in each call
+        with torch.random.fork_rng(enabled=drops):
+            if drops:  # the same in each call
                 torch.manual_seed(case.seed)
             return attention.forward(problem.change(**dict(zip(INPUTS, parts, strict=True))))
 
