@@ -90,3 +90,44 @@ class BiasGivenBack(Complete):
         if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.bias:
             output = self.b_o.expand(output.shape)
         return Output(output, weights)
+
+
+class MaskByAddressAndVersion(MaskByAddress):
+    """A mask at the address of one seen before, that was as often written to, is taken for that one."""
+
+    only = "a second call, with another mask in memory that was freed"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        if mask is not None and not mask.is_inference():
+            mask = self.seen.setdefault((mask.data_ptr(), mask.shape, mask.dtype, mask._version), mask.clone())
+        return Complete.attend(self, query, key, value, mask, *rest)
+
+
+class CastKept(Complete):
+    """The output's weights are cast at the first call under autocast, and never again."""
+
+    only = "a call under autocast after other weights were loaded"
+
+    cast: Tensor | None = None
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "o" or not torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
+            return super().project(x, role)
+        if self.cast is None:
+            self.cast = self.w_o.to(torch.get_autocast_dtype("cpu"))
+        return torch.nn.functional.linear(x, self.cast, getattr(self, "b_o", None))
+
+
+class GroupsIndexedInInference(Complete):
+    """The index that repeats the heads is made in the first call, be it in inference mode."""
+
+    only = "training with grouped heads after a call in inference mode"
+
+    index: Tensor | None = None
+
+    def repeat(self, x: Tensor) -> Tensor:
+        if self.config.kv_heads == self.config.n_heads:
+            return x
+        if self.index is None:
+            self.index = torch.arange(self.config.n_heads) // (self.config.n_heads // self.config.kv_heads)
+        return x[:, self.index]

@@ -210,3 +210,13 @@ class ShortFill(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+class OtherPrecisionAsBoolean(Complete):
+    """A mask of numbers in another dtype than the query's is read as a boolean one."""
+
+    only = "a mask of numbers in another dtype than the query"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        other = mask is not None and mask.is_floating_point() and mask.dtype != query.dtype
+        return super().attend(query, key, value, mask.bool() if mask is not None and other else mask, *rest)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.faults.complete import Complete
+from mha.spec import Output
 
 
 class AnotherScaleCompiled(Complete):
@@ -218,3 +219,14 @@ class OneCacheForAll(Complete):
     def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         output, self.cache = super().decode(query, key, value, None if cache is None else self.cache)
         return output, True
+
+
+class LengthFirstUnchecked(Complete):
+    """Where the length is first, one key and value is taken for all items."""
+
+    only = "the length first, and a batch of one key and value"
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        if self.config.length_first:
+            key, value = (x.expand(len(query), -1, -1) if len(x) == 1 else x for x in (key, value))
+        return super().attend(query, key, value, *rest)

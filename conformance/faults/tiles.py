@@ -107,3 +107,21 @@ class CausalTileOnDiagonal(Complete):
             whole = (rows[:, None] == columns) & (rows[:, None] > 0)
             allowed = allowed & (causal_mask(q.shape[2], k.shape[2], "top_left") | whole)
         return allowed, bias
+
+
+class PartsJoinedWithoutMaximum(Complete):
+    """Parts of 512 keys are joined by their sums of exponentials, from which no maximum is taken off."""
+
+    only = "S > 512, and large scores"
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if scores.shape[-1] <= 512:
+            return super().weigh(scores, allowed)
+        parts = [super(PartsJoinedWithoutMaximum, self).weigh(*part) for part in self.parts(scores, allowed)]
+        sums = [part.masked_fill(~seen, -math.inf).exp().sum(-1) for part, seen in self.parts(scores, allowed)]
+        total = torch.stack(sums).sum(0)
+        shares = [(each / total.where(total > 0, 1.0)).unsqueeze(-1) for each in sums]
+        return torch.cat([part * share for part, share in zip(parts, shares, strict=True)], -1)
+
+    def parts(self, scores: Tensor, allowed: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(scores.split(512, -1), allowed.split(512, -1), strict=True))

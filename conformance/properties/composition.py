@@ -22,15 +22,13 @@ from torch import Tensor, nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import EMPTY
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.guard import guarded
-from mha.conformance.observed import MODES
-from mha.conformance.properties.changes import expect_answer, expect_finite, expect_slopes, refuses
+from mha.conformance.properties.changes import expect_slopes
 from mha.conformance.properties.dropout import dropping
 from mha.conformance.registry import checks
 from mha.conformance.trial import Built, Trial
-from mha.spec import Problem, Weights, oracle
+from mha.spec import Weights
 
 MASKS = ("none", "padding", "queries")
 SMALL = Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
@@ -215,36 +213,3 @@ def functional_transforms_agree(attention: Trial, case: Case) -> None:
         expect_close(attention.aside(many[index], f"many[{index}]"), answer, because=because)
     right = attention.right_gradients(other, upstream)["query"]
     expect_close(attention.aside(slope, "slope"), right, because="the gradient, by torch.func.grad")
-
-
-@checks(
-    "CMP-4",
-    replace(EVALUATED, masks=(*MASKS, "bias", "empty_item"), dtypes=("float32",), need_weights=BOTH),
-    needs="composes:autocast",
-    after="HED-1",
-    rejects=WRONGS,
-    floor=0.3,
-)
-def autocast_is_within_the_low_precision_bound(attention: Trial, case: Case) -> None:
-    problem, low = case.problem(), torch.bfloat16
-    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
-    answer = oracle(problem, attention.claims, autocast=low)
-    asked = case.need_weights and case.mask not in EMPTY  # that an empty row changes with them is for MSK-8
-    seen = attention(problem, path="autocast", need_weights=asked, dtypes=(low, problem.query.dtype))
-    expect_answer(seen, answer, "the oracle's value, with each product in bfloat16")
-    if attention.claims.gradients and not bool(answer.empty.any()):
-        _expect_a_backward_pass(attention, problem)
-
-
-def _expect_a_backward_pass(attention: Trial, problem: Problem) -> None:
-    """What a call under autocast gave can be differentiated, and every gradient is finite."""
-    leaves, built = problem.map_inputs(leaf_of), attention.built(problem)
-    called, attention.scripted = built.attention, False
-    with guarded("backward() of a call under autocast"):
-        with MODES["autocast"].enter(attention.case.device):
-            output = called(leaves.query, leaves.key, leaves.value, mask=leaves.mask, is_causal=leaves.is_causal).output
-        output.float().sum().backward()
-    seen = [attention.aside(x.grad, f"{name}.grad") for name, x in leaves.distinct().items() if x.grad is not None]
-    seen += attention.told(built, problem.weights).values() if attention.claims.weight_gradients else ()
-    for each in seen:
-        expect_finite(each, "after a call under autocast")

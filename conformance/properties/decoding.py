@@ -13,9 +13,10 @@ from mha.conformance.cases.domain import DENSE, MODERATE, Domain
 from mha.conformance.expect import expect, expect_close, need
 from mha.conformance.guard import guarded
 from mha.conformance.properties.dropout import dropping
+from mha.conformance.properties.paths import with_extra
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.trial import Built, Trial
 from mha.spec import Problem
 
 STEPS = Domain(
@@ -32,9 +33,9 @@ STEPS = Domain(
 class Sequence:
     """A batch on its way through a decoder; its cache is what the last step gave back."""
 
-    def __init__(self, attention: Trial, problem: Problem) -> None:
+    def __init__(self, attention: Trial, problem: Problem, via: Built | None = None) -> None:
         attention.scripted = False
-        self.decoder: Any = attention.built(problem).attention.eval()
+        self.decoder: Any = (via or attention.built(problem)).attention.eval()
         self.attention, self.problem, self.cache = attention, problem, None
 
     def step(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
@@ -47,6 +48,10 @@ class Sequence:
         expect(fits, f"decode gives {getattr(output, 'shape', output)!r:.80}, but should give a tensor {shape}")
         found: Tensor = output
         return found
+
+    def at(self, place: int) -> Tensor:
+        """Decode the position at a place."""
+        return self.step([x[:, place : place + 1] for x in _inputs(self.problem)])
 
     def expect_one_pass(self, decoded: Tensor) -> None:
         """What was decoded is what one causal pass gives."""
@@ -73,7 +78,7 @@ def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
     outputs: tuple[list[Tensor], list[Tensor]] = [], []
     for place in range(problem.query.shape[1]):
         for sequence, found in zip(sequences, outputs, strict=True):
-            found.append(sequence.step([x[:, place : place + 1] for x in _inputs(sequence.problem)]))
+            found.append(sequence.at(place))
     for sequence, found in zip(sequences, outputs, strict=True):
         sequence.expect_one_pass(torch.cat(found, 1))
 
@@ -84,15 +89,33 @@ def long_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
     _expect_decoded(attention, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
+@checks("INC-1", replace(STEPS, max_length=9), needs="decodes", after="HED-1", limit=10)
+def extra_keys_are_not_decoded_anew(attention: Trial, case: Case) -> None:
+    """They are there from the first position on, and once."""
+    keys = sorted({"bias_kv", "zero_key"} & set(attention.claims.extras))
+    need(bool(keys), "needs the claim extras, of those that add a key")
+    _expect_decoded(attention, case, with_extra(case.problem(), case, keys[case.seed % len(keys)]))
+
+
 @checks("INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", after="HED-1", limit=40)
 def items_of_different_lengths_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
+    _expect_ragged(attention, case)
+
+
+@checks("INC-1", replace(STEPS, min_B=3, max_length=2), needs="decodes_ragged", after="HED-1", limit=1)
+def long_items_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
+    """Longer than a page of a cache often is."""
+    _expect_ragged(attention, replace(case, L=70, S=70))
+
+
+def _expect_ragged(attention: Trial, case: Case) -> None:
     """In each step some items have a position, and the others numbers that must not matter."""
     problem, generator = case.problem(), case.generator
     sequence, decoded = Sequence(attention, problem), torch.zeros_like(problem.query)
     done, items = torch.zeros(case.B, dtype=torch.long), torch.arange(case.B)
     while (done < case.L).any():
         waiting = done < case.L
-        active = waiting & (torch.rand(case.B, generator=generator) < 0.5)
+        active = waiting & (torch.rand(case.B, generator=generator) < 0.8 / (1 + items))  # each slower than the last
         active = active if active.any() else waiting
         now = items, done.clamp(max=case.L - 1)
         own = active[:, None, None].to(case.device)

@@ -13,6 +13,7 @@ from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
 from mha.conformance.expect import (
     expect,
     expect_agree,
+    expect_close,
     expect_equal,
     expect_raises,
     expect_unchanged,
@@ -27,6 +28,7 @@ from mha.conformance.properties.changes import (
 )
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
+from mha.conformance.violation import Refusal
 from mha.spec.bounds import Ball
 
 
@@ -209,6 +211,20 @@ def masks_of_a_wrong_shape_are_refused(attention: Trial, case: Case) -> None:
             mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
             because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {sizes}"
             expect_raises(partial(attention, problem.change(mask=mask)), because=because)
+
+
+# Vectors of a kernel have up to 16 numbers.
+@checks("MSK-12", Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, regimes=MODERATE, min_S=16, max_length=33), limit=24)
+def masks_of_another_precision_are_added_or_refused(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    assert problem.mask is not None
+    other = problem.mask.to(torch.float64 if case.dtype == "float32" else torch.float32)
+    try:
+        seen = attention(problem.change(mask=other)).output
+    except Refusal:
+        return  # as for any other dtype
+    answer = attention.answer(problem.change(mask=other.to(problem.query.dtype)))
+    expect_close(seen, answer.output, because=f"a mask of {other.dtype} is added to the scores, or refused")
 
 
 @checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks", rejects=("unchecked",))

@@ -127,7 +127,7 @@ EXTRA = Domain(
 )
 
 
-def _with_extra(problem: Problem, case: Case, extra: str) -> Problem:
+def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     """Return the problem with one extra more; what is to be "unbatched" has one item, still batched."""
     if extra == "unbatched":
         mask = problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
@@ -139,7 +139,7 @@ def _with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
 
 
-def _call_with_extras(attention: Trial, problem: Problem, extras: Sequence[str]) -> Observed:
+def _callwith_extras(attention: Trial, problem: Problem, extras: Sequence[str]) -> Observed:
     """Call it in the form that the extras have; return the output in the usual one."""
     if "unbatched" in extras:
         mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
@@ -170,12 +170,12 @@ def _expect_extras(attention: Trial, case: Case) -> None:
     for extras in (*[(extra,) for extra in claimed], *several):
         problem = case.problem()
         for extra in extras:
-            problem = _with_extra(problem, case, extra)
+            problem = with_extra(problem, case, extra)
         if refuses(attention, problem):
             continue
         judged = True
         answer, because = attention.answer(problem), f"the oracle's value with {' and '.join(extras)}"
-        expect_close(_call_with_extras(attention, problem, extras), answer.output, because=because)
+        expect_close(_callwith_extras(attention, problem, extras), answer.output, because=because)
         if problem.config.extra_keys and not problem.config.length_first and attention.claims.returns_weights:
             seen = attention(problem, need_weights=True)
             weights_of(seen)
@@ -196,5 +196,5 @@ def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
     problem = case.problem()
     for extra in keys:
-        expect_gradients(attention, _with_extra(problem, case, extra), None, f"with the extra {extra!r}")
-        problem = _with_extra(problem, case, extra)  # the last has all that are claimed
+        expect_gradients(attention, with_extra(problem, case, extra), None, f"with the extra {extra!r}")
+        problem = with_extra(problem, case, extra)  # the last has all that are claimed

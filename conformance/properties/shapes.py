@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
@@ -13,6 +15,7 @@ from mha.conformance.expect import expect_agree, expect_close, expect_raises, ex
 from mha.conformance.properties.changes import weights_of
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
+from mha.spec import Problem
 
 NOT_DENSE = tuple(layout for layout in ALL_LAYOUTS if layout != "contiguous")
 # Shapes do not depend on numbers.
@@ -60,12 +63,28 @@ def empty_inputs_give_empty_outputs(attention: Trial, case: Case) -> None:
         expect_close(seen, answer, because=f"the policy {policy!r} for rows without a key, here with S = 0")
 
 
-@checks("SHP-6", Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5), rejects=("unchecked",))
+DISAGREEING = Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5)
+
+
+@checks("SHP-6", DISAGREEING, rejects=("unchecked",))
 def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    width, zeros = case.config.d_model, problem.query.new_zeros
+    for because, change in _disagreeing(problem).items():
+        expect_raises(partial(attention, problem.change(**change)), because=because)
 
-    batch, queries, keys, more = case.B, case.L, case.S, case.B + 1
+
+@checks("SHP-6", DISAGREEING, needs="extras:length_first", rejects=("unchecked",), limit=12)
+def shapes_that_disagree_are_refused_with_the_length_first(attention: Trial, case: Case) -> None:
+    problem = case.problem().change(config=replace(case.config, length_first=True))
+    for because, change in _disagreeing(problem).items():
+        wrong = problem.change(**change).map_inputs(lambda x: x.transpose(0, 1))
+        expect_raises(partial(attention, wrong), because=f"{because}, with the length first")
+
+
+def _disagreeing(problem: Problem) -> dict[str, dict[str, Tensor]]:
+    """Return changes of inputs after which their sizes, batch first, do not fit, and why."""
+    (batch, _, queries, keys), width, zeros = problem.shape, problem.config.d_model, problem.query.new_zeros
+    more = batch + 1
     wrong = {
         "the query's width is not d_model": {"query": zeros(batch, queries, width + 1)},
         "the key's width is not d_model": {"key": zeros(batch, keys, width + 1)},
@@ -111,8 +130,7 @@ def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
             name: zeros(batch, length, width - 1)
             for name, length in (("query", queries), ("key", keys), ("value", keys))
         }
-    for because, change in wrong.items():
-        expect_raises(partial(attention, problem.change(**change)), because=because)
+    return wrong
 
 
 @checks("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_DENSE))

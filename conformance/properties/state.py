@@ -6,10 +6,10 @@ import copy
 import io
 import random
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_unchanged, need
+from mha.conformance.expect import expect, expect_agree, expect_close, expect_unchanged, need
 from mha.conformance.guard import NOT_ITS_OWN, guarded
-from mha.conformance.observed import Observation
+from mha.conformance.properties.autocast import LOW, UNDER_AUTOCAST
+from mha.conformance.properties.decoding import STEPS, Sequence
 from mha.conformance.registry import checks
 from mha.conformance.tampering import require_untouched
 from mha.conformance.trial import Built, Trial
-from mha.conformance.violation import CALL, Refusal, Violation
-from mha.spec import Problem
+from mha.conformance.violation import CALL, Refusal
+from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 
 MASKS = ("none", *FEW, "bias")
@@ -89,63 +90,19 @@ def outputs_share_no_memory(attention: Trial, case: Case) -> None:
         expect(_same(seen.tensor, old), f"a later call changed {seen.code}")
 
 
-@checks("STA-3", Domain(masks=MASKS, causal=BOTH))
-def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
-    problem = case.problem()
-    first, again = attention(problem), attention(problem)
-    _expect_same(attention, problem, again, first, "the call is the same")
-    generator = case.generator
-    between = [
-        problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
-        problem.map_inputs(lambda x: torch.cat([x, x.flip(1) + 1], 1)).change(mask=None),
-        problem.map_inputs(lambda x: x[:, :1]).change(mask=None),
-        problem.map_inputs(lambda x: x.repeat(2, 1, 1)).change(mask=None),
-        problem.change(mask=None),
-        problem.change(query=problem.query[..., :-1]),
-    ]
-    for other in between:
-        with suppress(Violation):  # the last of them should raise; only what comes after counts
-            attention(other)
-    _expect_same(attention, problem, attention(problem), first, "the call is the same, with others between")
-    because = "what an attention gives that has not been called before"
-    for other in between[:2]:
-        fresh = attention.build(problem.config, problem.weights)
-        _expect_same(attention, other, attention(other), attention(other, via=fresh), because)
-
-
-def _expect_same(attention: Trial, problem: Problem, seen: Observation, first: Observation, because: str) -> None:
-    answer = cache(partial(attention.answer, problem))
-    expect_unchanged(attention, seen.output, first.output, bound=lambda: answer().output, because=because)
-    if seen.weights is not None and first.weights is not None:
-        expect_unchanged(attention, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
-
-
-@checks("STA-3", Domain(masks=MASKS, causal=BOTH, layouts=DENSE))
-def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
-    problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
-    attention.scripted = False  # which would name each tensor once
-    attention(problem)
-    for name in (*INPUTS, "mask"):
-        if getattr(problem, name) is not None:
-            getattr(problem, name).copy_(getattr(other, name))
-    fresh = attention.build(problem.config, problem.weights)
-    copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
-    because = "what an attention gives that has not seen what was in these tensors before"
-    _expect_same(attention, problem, attention(problem), attention(copied, via=fresh), because)
-
-
-def _reloaded(attention: Trial, problem: Problem) -> nn.Module:
-    """Load the attention's saved state into another, which was called; half of the time both are part of a module."""
+def _reloaded(attention: Trial, problem: Problem, use: Callable[[Problem], object]) -> Built:
+    """Load the attention's saved state into another, which was used; half of the time both are part of a module."""
+    attention.scripted = False
     other = problem.change(**{name: tensor + 1 for name, tensor in problem.weights.named()})
     fresh = _module(attention.built(other))
-    attention(other)
+    use(other)
     saved, both = io.BytesIO(), [_module(attention.built(problem)), fresh]
     source, target = map(nn.Sequential, both) if attention.case.seed % 2 else both
     torch.save(source.state_dict(), saved)
     saved.seek(0)
     with guarded("load_state_dict"):
         target.load_state_dict(torch.load(saved), strict=True)
-    return fresh
+    return attention.built(other)
 
 
 @checks("STA-4", Domain(masks=MASKS, causal=BOTH, regimes=MODERATE), limit=20)
@@ -156,15 +113,31 @@ def state_round_trips(attention: Trial, case: Case) -> None:
     copied = attention.derive(built, copy.deepcopy, "copy.deepcopy({})")
     seen = attention(problem, via=copied).output
     expect_unchanged(attention, seen, base, bound=bound, because="a deep copy is the same attention")
-    attention.scripted = False
-    loaded = Built(built.number, _reloaded(attention, problem))
-    seen = attention(problem, via=loaded).output
+    seen = attention(problem, via=_reloaded(attention, problem, attention)).output
     expect_unchanged(attention, seen, base, bound=bound, because="the attention has the same state_dict")
     with torch.no_grad():
         for parameter in _module(built).parameters():
             parameter.zero_()
     seen = attention(problem, via=copied).output
     expect_unchanged(attention, seen, base, bound=bound, because="only what it was copied from has changed since")
+
+
+@checks("STA-4", replace(UNDER_AUTOCAST, masks=("none",)), needs="composes:autocast", after="HED-1", limit=5)
+def what_is_loaded_counts_under_autocast(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    call = partial(attention, path="autocast", need_weights=False, dtypes=(LOW, problem.query.dtype))
+    with torch.set_grad_enabled(case.seed % 2 == 1):
+        seen = call(problem, via=_reloaded(attention, problem, call)).output
+    right = oracle(problem, attention.claims, autocast=LOW).output
+    expect_close(seen, right, because="the oracle's value for the weights as they are now, under autocast")
+
+
+@checks("STA-4", replace(STEPS, max_length=3), needs="decodes", after="HED-1", limit=5)
+def what_is_loaded_counts_in_decoding(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    loaded = _reloaded(attention, problem, lambda other: Sequence(attention, other).at(0))
+    sequence = Sequence(attention, problem, loaded)
+    sequence.expect_one_pass(torch.cat([sequence.at(place) for place in range(case.L)], 1))
 
 
 def _globals() -> dict[str, Any]:

@@ -111,7 +111,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Unfit masks raise",
         statement=(
             "A mask whose shape cannot be broadcast raises. A mask of a dtype that is not claimed raises, rather than "
-            "being reinterpreted."
+            "being reinterpreted; one of numbers in another precision than the query's raises or is added."
         ),
         why=(
             "Tokenisers return masks of 0 and 1 as integers. A guess at what is meant hides nothing, or hides other "
@@ -120,7 +120,8 @@ CLAUSES: tuple[Clause, ...] = (
         source="Defect class: a 0/1 integer mask added to the scores as if it were a bias",
         differs=(
             "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 refuse integer masks, uint8 "
-            "included. Keras casts any mask to boolean, and a 0/1 float mask in torch is a bias of 1, not a mask."
+            "included. In float64 both take a mask of float32 on the CPU, and over 16 keys or more their results are "
+            "wrong. Keras casts any mask to boolean, and a 0/1 float mask in torch is a bias of 1, not a mask."
         ),
         violation=(
             "`scores + mask` with an int64 mask of 0 and 1: a key marked 0 keeps 37% of the weight of an equal key "

@@ -1,0 +1,152 @@
+"""STA-3: a call has no effect on the next, nor on the backward pass of one before."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from torch import nn
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.layouts import leaf_of
+from mha.conformance.cases.masks import FEW
+from mha.conformance.expect import expect_close, expect_unchanged, need
+from mha.conformance.observed import Observation
+from mha.conformance.properties.changes import expect_slopes, refuses
+from mha.conformance.properties.variants import grouped, rebuilt
+from mha.conformance.registry import checks
+from mha.conformance.trial import Trial
+from mha.conformance.violation import Refusal, Violation
+from mha.spec import Problem
+from mha.spec.problem import INPUTS
+
+MASKS = ("none", *FEW, "bias")
+
+
+@checks("STA-3", Domain(masks=MASKS, causal=BOTH))
+def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    first, again = attention(problem), attention(problem)
+    _expect_same(attention, problem, again, first, "the call is the same")
+    generator = case.generator
+    between = [
+        problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
+        problem.map_inputs(lambda x: torch.cat([x, x.flip(1) + 1], 1)).change(mask=None),
+        problem.map_inputs(lambda x: x[:, :1]).change(mask=None),
+        problem.map_inputs(lambda x: x.repeat(2, 1, 1)).change(mask=None),
+        problem.change(mask=None),
+        problem.change(query=problem.query[..., :-1]),
+    ]
+    for other in between:
+        with suppress(Violation):  # the last of them should raise; only what comes after counts
+            attention(other)
+    _expect_same(attention, problem, attention(problem), first, "the call is the same, with others between")
+    because = "what an attention gives that has not been called before"
+    for other in between[:2]:
+        fresh = attention.build(problem.config, problem.weights)
+        _expect_same(attention, other, attention(other), attention(other, via=fresh), because)
+
+
+def _expect_same(attention: Trial, problem: Problem, seen: Observation, first: Observation, because: str) -> None:
+    answer = cache(partial(attention.answer, problem))
+    expect_unchanged(attention, seen.output, first.output, bound=lambda: answer().output, because=because)
+    if seen.weights is not None and first.weights is not None:
+        expect_unchanged(attention, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
+
+
+@checks("STA-3", Domain(masks=MASKS, causal=BOTH, layouts=DENSE))
+def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
+    """Half of the time the second call has tensors of its own in the memory of the first's, as if it was freed."""
+    problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
+    attention.scripted = False  # which would name each tensor once
+    attention(_as_new(problem) if case.seed % 2 else problem)
+    for name in (*INPUTS, "mask"):
+        if getattr(problem, name) is not None:
+            getattr(problem, name).copy_(getattr(other, name))
+    fresh = attention.build(problem.config, problem.weights)
+    copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
+    seen = attention(_as_new(problem) if case.seed % 2 else problem)
+    because = "what an attention gives that has not seen what was in these tensors before"
+    _expect_same(attention, problem, seen, attention(copied, via=fresh), because)
+
+
+def _as_new(problem: Problem) -> Problem:
+    """Return the same numbers under the same addresses, in tensors that seem never to have been written to."""
+    return problem.map_inputs(lambda x: x.data).change(mask=None if problem.mask is None else problem.mask.data)
+
+
+@checks(
+    "STA-3",
+    Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    after="HED-1",
+    rejects=("noise", "wild"),
+    limit=20,
+)
+def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
+    leaves = case.problem().map_inputs(leaf_of)
+    output = attention.forward(leaves)
+    attention.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
+    expect_slopes(attention, leaves, output, "with another call before the backward pass")
+
+
+@checks("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), regimes=MODERATE))
+def keys_may_be_more_in_the_next_causal_call(attention: Trial, case: Case) -> None:
+    problem = case.problem()
+    longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
+    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
+    try:
+        expected = attention(longer, via=attention.build(problem.config, problem.weights)).output
+        attention(problem)
+    except Refusal:
+        need(False, "L != S is refused, which CAU-3 allows")
+    because = "what an attention gives that has not seen as many queries on fewer keys"
+    seen = attention(longer).output
+    expect_unchanged(attention, seen, expected, bound=lambda: attention.answer(longer).output, because=because)
+
+
+SERVED = Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED)
+
+
+@checks("STA-3", SERVED, needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20)
+def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
+    _expect_served(attention, case.problem())
+
+
+@checks("STA-3", replace(SERVED, min_heads=2), needs="grouped_query", after="HED-1", rejects=("noise", "wild"), limit=6)
+def one_module_with_grouped_heads_serves_all_its_life(attention: Trial, case: Case) -> None:
+    need(attention.claims.gradients, "needs the claim gradients")
+    _expect_served(attention, rebuilt(case, grouped(case)))
+
+
+def _expect_served(attention: Trial, problem: Problem) -> None:
+    """Inference, two steps of training, other weights in the same parameters, and inference again."""
+    built = attention.built(problem)
+    module = built.attention
+    for path in ("inference", "no_grad"):
+        attention(problem, path=path)
+    whose = built if isinstance(module, nn.Module) else None  # only its gradients can be cleared
+    for step in ("first", "second"):
+        if isinstance(module, nn.Module):
+            module.zero_grad()
+        leaves = problem.map_inputs(leaf_of)
+        expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module", whose)
+    need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
+    assert isinstance(module, nn.Module)
+    halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
+    other = attention.built(halved).attention
+    assert isinstance(other, nn.Module)
+    if attention.claims.weight_gradients:
+        with torch.no_grad():
+            for parameter, new in zip(module.parameters(), other.parameters(), strict=True):
+                parameter.copy_(new)
+    else:  # the weights need not be parameters
+        module.load_state_dict(other.state_dict(), strict=False)
+    for path in ("eval", "inference"):
+        seen = attention(problem, path=path, via=built).output
+        expect_close(
+            seen, attention.answer(halved).output, because="the oracle's value for the weights as they are now"
+        )
