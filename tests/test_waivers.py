@@ -109,7 +109,9 @@ def test_a_waiver_of_what_is_not_claimed_is_an_error() -> None:
 def test_the_built_in_waivers_are_all_needed() -> None:
     for waiver in built_in_waivers():
         (implementation,) = resolve(waiver.implementation)
-        report = check(implementation, clauses=[waiver.clause], waivers=[waiver])
+        report = check(
+            implementation, clauses=[waiver.clause], dtypes=waiver.dtype or ("float32", "float64"), waivers=[waiver]
+        )
         assert {verdict.status for verdict in report.verdicts} == {"waived"}, waiver
 
 
