@@ -63,7 +63,7 @@ class Claims:
     weight_gradients: the attention tells the gradients of its weights: it is a `mha.spec.Differentiable`.
     grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
     kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
-    decodes: the attention is a `mha.spec.Decoder` (clause INC-1).
+    decodes: the attention is a `mha.spec.Decoder` (clause INC-1), in every configuration that is claimed.
     decodes_ragged: its `decode` takes `active`, so that the items of a batch may differ in length.
     composes: what it can be used in, "compile", "export", "func", "autocast" (the CMP clauses).
     extras: "bias_kv", "zero_key", "length_first" (fields of `Config`), "unbatched" (inputs of two dimensions; PTH-5).

@@ -92,17 +92,6 @@ class BiasGivenBack(Complete):
         return Output(output, weights)
 
 
-class MaskByAddressAndVersion(MaskByAddress):
-    """A mask at the address of one seen before, that was as often written to, is taken for that one."""
-
-    only = "a second call, with another mask in memory that was freed"
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        if mask is not None and not mask.is_inference():
-            mask = self.seen.setdefault((mask.data_ptr(), mask.shape, mask.dtype, mask._version), mask.clone())
-        return Complete.attend(self, query, key, value, mask, *rest)
-
-
 class CastKept(Complete):
     """The output's weights are cast at the first call under autocast, and never again."""
 

@@ -52,12 +52,10 @@ class ExtraKeyDecodedAnew(Complete):
         return self.project(self.merge(self.weigh(self.score(q, k), allowed) @ v), "o"), (k, v, present)
 
 
-class PagesAllocatedTogether(Complete):
-    """Keys are kept in pages of 32: an item that needs another takes the last of the table."""
+class Paged(Complete):
+    """A correct decoder: each item's keys are at the beginning of a table, which grows by a page for the longest."""
 
-    only = "items of very different lengths, decoded beyond 64 positions"
-
-    page = 32
+    page = 8
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
@@ -68,10 +66,36 @@ class PagesAllocatedTogether(Complete):
         if int(used.max()) == keys.shape[1]:
             keys, values = (F.pad(x, (0, 0, 0, self.page)) for x in (keys, values))
         items = active.nonzero().flatten()
-        starting = used[items] % self.page == 0
-        places = torch.where(starting, keys.shape[1] - self.page, used[items])
+        places = self.places(used[items], keys.shape[1])
         at = items, places
         keys, values = keys.index_put(at, key[items, 0]), values.index_put(at, value[items, 0])
         used = used.index_put((items,), places + 1)
-        present = torch.arange(keys.shape[1]) < used[:, None]
-        return self(query, keys, values, mask=present[:, None, None]).output, (keys, values, used)
+        seen = self.seen(used)
+        mask = torch.arange(seen) < used[:, None]
+        return self(query, keys[:, :seen], values[:, :seen], mask=mask[:, None, None]).output, (keys, values, used)
+
+    def places(self, used: Tensor, size: int) -> Tensor:
+        """Return where the next keys go of items that have so many, in a table of this size."""
+        return used
+
+    def seen(self, used: Tensor) -> int:
+        """Return how much of the table is attended to."""
+        return int(used.max())
+
+
+class PagesAllocatedTogether(Paged):
+    """An item that needs another page of 32 keys takes the last of the table."""
+
+    only, page = "items of very different lengths, decoded beyond 64 positions", 32
+
+    def places(self, used: Tensor, size: int) -> Tensor:
+        return torch.where(used % self.page == 0, size - self.page, used)
+
+
+class PagesOfTheFirst(Paged):
+    """As many pages of 8 keys are read as the first item has."""
+
+    only = "a first item that is not the longest, decoded beyond 8 positions"
+
+    def seen(self, used: Tensor) -> int:
+        return min(int(used.max()), -(-max(int(used[0]), 1) // self.page) * self.page)

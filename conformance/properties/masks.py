@@ -213,17 +213,27 @@ def masks_of_a_wrong_shape_are_refused(attention: Trial, case: Case) -> None:
             expect_raises(partial(attention, problem.change(mask=mask)), because=because)
 
 
-# Vectors of a kernel have up to 16 numbers.
+OTHER_PRECISIONS = {
+    "float64": (torch.float32, torch.bfloat16),
+    "float32": (torch.float64, torch.bfloat16),
+    "bfloat16": (torch.float32, torch.float64),
+    "float16": (torch.float32, torch.float64),
+}
+
+
+# A vector of a kernel has up to 16 numbers.
 @checks("MSK-12", Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, regimes=MODERATE, min_S=16, max_length=33), limit=24)
 def masks_of_another_precision_are_added_or_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
-    other = problem.mask.to(torch.float64 if case.dtype == "float32" else torch.float32)
+    own, dtype = problem.query.dtype, OTHER_PRECISIONS[case.dtype][case.seed % 2]
+    other = problem.mask.to(dtype)
+    answer = attention.answer(problem.change(mask=other.to(own)))
+    need(not bool(answer.empty.any()), "in the other precision a row is empty")
     try:
-        seen = attention(problem.change(mask=other)).output
+        seen = attention(problem.change(mask=other), dtypes=(own, torch.promote_types(own, dtype))).output
     except Refusal:
         return  # as for any other dtype
-    answer = attention.answer(problem.change(mask=other.to(problem.query.dtype)))
     expect_close(seen, answer.output, because=f"a mask of {other.dtype} is added to the scores, or refused")
 
 

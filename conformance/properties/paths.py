@@ -139,7 +139,7 @@ def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
 
 
-def _callwith_extras(attention: Trial, problem: Problem, extras: Sequence[str]) -> Observed:
+def _call_with_extras(attention: Trial, problem: Problem, extras: Sequence[str]) -> Observed:
     """Call it in the form that the extras have; return the output in the usual one."""
     if "unbatched" in extras:
         mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
@@ -175,7 +175,7 @@ def _expect_extras(attention: Trial, case: Case) -> None:
             continue
         judged = True
         answer, because = attention.answer(problem), f"the oracle's value with {' and '.join(extras)}"
-        expect_close(_callwith_extras(attention, problem, extras), answer.output, because=because)
+        expect_close(_call_with_extras(attention, problem, extras), answer.output, because=because)
         if problem.config.extra_keys and not problem.config.length_first and attention.claims.returns_weights:
             seen = attention(problem, need_weights=True)
             weights_of(seen)

@@ -120,8 +120,9 @@ CLAUSES: tuple[Clause, ...] = (
         source="Defect class: a 0/1 integer mask added to the scores as if it were a bias",
         differs=(
             "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 refuse integer masks, uint8 "
-            "included. In float64 both take a mask of float32 on the CPU, and over 16 keys or more their results are "
-            "wrong. Keras casts any mask to boolean, and a 0/1 float mask in torch is a bias of 1, not a mask."
+            "included. In float64 their kernel for the CPU takes a mask of float32, and gives wrong numbers where the "
+            "keys are more than a vector of the processor holds. Keras casts any mask to boolean, and a 0/1 float mask "
+            "in torch is a bias of 1, not a mask."
         ),
         violation=(
             "`scores + mask` with an int64 mask of 0 and 1: a key marked 0 keeps 37% of the weight of an equal key "
