@@ -43,23 +43,6 @@ class GroupsDroppedInEvaluation(Complete):
         return F.dropout(weights, self.config.dropout, self.training or grouped)
 
 
-class DecodingDrops(Complete):
-    """The fused kernel of a decoding step is given the probability in evaluation too."""
-
-    only = "decoding and dropout"
-    decoding = False
-
-    def drop(self, weights: Tensor) -> Tensor:
-        return F.dropout(weights, self.config.dropout, self.training or self.decoding)
-
-    def decode(self, *inputs: Any, **named: Any) -> tuple[Tensor, Any]:
-        self.decoding = True
-        try:
-            return super().decode(*inputs, **named)
-        finally:
-            self.decoding = False
-
-
 class CompiledDrops(Complete):
     """The branch that is compiled is given the probability in evaluation too."""
 

@@ -11,13 +11,34 @@ from torch import Tensor
 from mha.conformance.faults.complete import Complete
 
 
-class DecodingKeepsWeights(Complete):
+class Decoding(Complete):
+    """Correct, and knows whether a step is one of decoding."""
+
+    decoding = False
+
+    def decode(self, *inputs: Any, **named: Any) -> tuple[Tensor, Any]:
+        self.decoding = True
+        try:
+            return super().decode(*inputs, **named)
+        finally:
+            self.decoding = False
+
+
+class DecodingDrops(Decoding):
+    """The fused kernel of a decoding step is given the probability in evaluation too."""
+
+    only = "decoding and dropout"
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return F.dropout(weights, self.config.dropout, self.training or self.decoding)
+
+
+class DecodingKeepsWeights(Decoding):
     """The output's weights are packed in the first step of decoding, and never again."""
 
     only = "decoding after other weights were loaded"
 
     packed: Tensor | None = None
-    decoding = False
 
     def project(self, x: Tensor, role: str) -> Tensor:
         if role != "o" or not self.decoding:
@@ -25,13 +46,6 @@ class DecodingKeepsWeights(Complete):
         if self.packed is None:
             self.packed = self.w_o.detach().clone()
         return F.linear(x, self.packed, getattr(self, "b_o", None))
-
-    def decode(self, *args: Any, **named: Any) -> tuple[Tensor, Any]:
-        self.decoding = True
-        try:
-            return super().decode(*args, **named)
-        finally:
-            self.decoding = False
 
 
 class ExtraKeyDecodedAnew(Complete):

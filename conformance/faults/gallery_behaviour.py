@@ -192,7 +192,7 @@ FAULTS = (
     Fault(combinations.GroupsNotRescaled, "composition", "GQA-1", by="grouped_heads_drop_each_weight_alone"),
     Fault(combinations.GroupsDroppedAlike, "composition", "GQA-1", by="grouped_heads_drop_each_weight_alone"),
     Fault(combinations.GroupsDroppedInEvaluation, "composition", "GQA-1", by="grouped_heads_drop"),
-    Fault(combinations.DecodingDrops, "composition", "INC-1", by="decoding_equals_one_causal_pass", shown=False),
+    Fault(decoding.DecodingDrops, "composition", "INC-1", by="decoding_equals_one_causal_pass", shown=False),
     Fault(combinations.CompiledDrops, "composition", "CMP-1"),
     Fault(combinations.WeightsFoldedCompiled, "composition", "CMP-1", shown=False),
     Fault(combinations.AutocastForwardAlone, "composition", "CMP-4", shown=False),
