@@ -36,6 +36,8 @@ EXTENTS = {
 BOOLEAN = ("keys", "padding", "queries", "items", "head_keys", "heads", "full")
 # One kind for each way of broadcasting, for clauses that are about something else.
 FEW = ("padding", "queries", "full")
+# No mask, these, and one of numbers.
+COMMON = ("none", *FEW, "bias")
 FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
 EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_key_bias", "empty_heads")
 OF_NUMBERS = (*FLOAT, "empty_bias", "empty_key_bias")

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mha.conformance.faults.caches import WeightsPacked
 from mha.conformance.faults.complete import Complete
 
 
@@ -33,19 +34,13 @@ class DecodingDrops(Decoding):
         return F.dropout(weights, self.config.dropout, self.training or self.decoding)
 
 
-class DecodingKeepsWeights(Decoding):
+class DecodingKeepsWeights(Decoding, WeightsPacked):
     """The output's weights are packed in the first step of decoding, and never again."""
 
     only = "decoding after other weights were loaded"
 
-    packed: Tensor | None = None
-
     def project(self, x: Tensor, role: str) -> Tensor:
-        if role != "o" or not self.decoding:
-            return super().project(x, role)
-        if self.packed is None:
-            self.packed = self.w_o.detach().clone()
-        return F.linear(x, self.packed, getattr(self, "b_o", None))
+        return super().project(x, role) if self.decoding else Complete.project(self, x, role)
 
 
 class ExtraKeyDecodedAnew(Complete):

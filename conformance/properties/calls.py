@@ -12,7 +12,7 @@ from torch import nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import FEW
+from mha.conformance.cases.masks import COMMON, FEW
 from mha.conformance.expect import expect_close, expect_unchanged, need
 from mha.conformance.observed import Observation
 from mha.conformance.properties.changes import expect_slopes, refuses
@@ -23,10 +23,10 @@ from mha.conformance.violation import Refusal, Violation
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
 
-MASKS = ("none", *FEW, "bias")
+SERVED = Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED)
 
 
-@checks("STA-3", Domain(masks=MASKS, causal=BOTH))
+@checks("STA-3", Domain(masks=COMMON, causal=BOTH))
 def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
     problem = case.problem()
     first, again = attention(problem), attention(problem)
@@ -57,7 +57,7 @@ def _expect_same(attention: Trial, problem: Problem, seen: Observation, first: O
         expect_unchanged(attention, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
 
 
-@checks("STA-3", Domain(masks=MASKS, causal=BOTH, layouts=DENSE))
+@checks("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE))
 def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
     attention.scripted = False  # which would name each tensor once
@@ -71,14 +71,7 @@ def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     _expect_same(attention, problem, attention(problem), attention(copied, via=fresh), because)
 
 
-@checks(
-    "STA-3",
-    Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
-    needs="gradients",
-    after="HED-1",
-    rejects=("noise", "wild"),
-    limit=20,
-)
+@checks("STA-3", replace(SERVED, masks=COMMON), needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20)
 def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
     leaves = case.problem().map_inputs(leaf_of)
     output = attention.forward(leaves)
@@ -99,9 +92,6 @@ def keys_may_be_more_in_the_next_causal_call(attention: Trial, case: Case) -> No
     because = "what an attention gives that has not seen as many queries on fewer keys"
     seen = attention(longer).output
     expect_unchanged(attention, seen, expected, bound=lambda: attention.answer(longer).output, because=because)
-
-
-SERVED = Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED)
 
 
 @checks("STA-3", SERVED, needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20)

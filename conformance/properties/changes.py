@@ -25,6 +25,11 @@ def passing_heads(problem: Problem) -> Problem:
     return problem.change(w_o=eye, b_o=None if b_o is None else torch.zeros_like(b_o))
 
 
+def zeroed(problem: Problem, *names: str) -> Problem:
+    """Make the weights of these names zero, as far as there are any."""
+    return problem.change(**{name: tensor * 0 for name, tensor in problem.weights.named() if name in names})
+
+
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
     """Keep some keys and values, in the order given; a query that is the key goes with it. The mask stays."""
     whole = {id(problem.key), id(problem.value)}

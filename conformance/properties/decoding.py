@@ -13,7 +13,7 @@ from mha.conformance.cases.domain import DENSE, MODERATE, Domain
 from mha.conformance.expect import expect, expect_close, need
 from mha.conformance.guard import guarded
 from mha.conformance.properties.dropout import dropping
-from mha.conformance.properties.paths import with_extra
+from mha.conformance.properties.paths import extra_keys, with_extra
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.conformance.registry import checks
 from mha.conformance.trial import Built, Trial
@@ -92,7 +92,7 @@ def long_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
 @checks("INC-1", replace(STEPS, max_length=9), needs="decodes", after="HED-1", limit=10)
 def extra_keys_are_not_decoded_anew(attention: Trial, case: Case) -> None:
     """They are there from the first position on, and once."""
-    keys = sorted({"bias_kv", "zero_key"} & set(attention.claims.extras))
+    keys = extra_keys(attention.claims)
     need(bool(keys), "needs the claim extras, of those that add a key")
     _expect_decoded(attention, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))
 

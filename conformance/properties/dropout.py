@@ -17,10 +17,10 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.expect import expect, expect_close, expect_equal, need
 from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import passing_heads, weights_of
+from mha.conformance.properties.changes import passing_heads, weights_of, zeroed
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem
@@ -34,7 +34,7 @@ LONGEST = 256
 PROBABILITIES = (0.5, 0.1, 0.9)
 TRAINING = ("train",)
 DRAWN = Domain(
-    masks=("none", *FEW, "bias"),
+    masks=COMMON,
     causal=BOTH,
     inputs=("cross", "self"),
     regimes=("normal",),
@@ -51,7 +51,7 @@ def dropping(problem: Problem, dropout: float) -> Problem:
 
 @checks(
     "DRP-1",
-    Domain(masks=("none", *FEW, "bias"), causal=BOTH),
+    Domain(masks=COMMON, causal=BOTH),
     needs="dropout",
     after="HED-1",
     rejects=("zeros", "noise"),
@@ -99,9 +99,8 @@ def _shown(problem: Problem) -> Problem:
     batch, length, width = problem.value.shape
     eye = torch.eye(length, width, dtype=problem.query.dtype, device=problem.query.device)
     one, column = eye.expand(batch, -1, -1).contiguous(), eye.repeat(2 * problem.config.kv_heads, 1)
-    zeroed = {name: x * 0 for name, x in problem.weights.named() if name in ("w_q", "b_q", "b_v")}
     problem = problem.map_inputs(lambda x: one if x is problem.value else x)
-    return passing_heads(problem).change(**zeroed, w_v=column)
+    return zeroed(passing_heads(problem), "w_q", "b_q", "b_v").change(w_v=column)
 
 
 def expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropout: float, what: str) -> None:

@@ -11,7 +11,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.expect import expect_close, need
 from mha.conformance.guard import guarded
-from mha.conformance.properties.changes import passing_heads
+from mha.conformance.properties.changes import passing_heads, zeroed
 from mha.conformance.properties.dropout import DRAWN, TRAINING, dropping
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -32,8 +32,7 @@ def gradients_drop_what_the_outputs_dropped(attention: Trial, case: Case) -> Non
     problem = dropping(passing_heads(case.problem()), 0.5)
     width, heads = problem.config.d_model, (case.n_heads, case.head_dim)
     eye = torch.eye(width, dtype=problem.query.dtype, device=case.device)
-    zeroed = {name: x * 0 for name, x in problem.weights.named() if name in ("w_q", "b_q", "b_v")}
-    problem = problem.change(**zeroed, w_v=eye).map_inputs(leaf_of)
+    problem = zeroed(problem, "w_q", "b_q", "b_v").change(w_v=eye).map_inputs(leaf_of)
     upstream = attention.upstream(problem)
     attention.built(problem)  # now, since a construction may draw random numbers
     with torch.random.fork_rng():

@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, EVERYDAY, HALF, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
 from mha.conformance.expect import expect, expect_close, expect_equal, expect_no_worse, need
 from mha.conformance.guard import guarded
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY, plain_formula
@@ -76,7 +76,7 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case
 
 @checks(
     "GRD-1",
-    replace(MANY, masks=("none", *FEW, "bias"), causal=BOTH, paths=WITH_GRADIENT, min_B=3, min_L=16),
+    replace(MANY, masks=COMMON, causal=BOTH, paths=WITH_GRADIENT, min_B=3, min_L=16),
     needs="gradients",
     after="HED-1",
     level="SHOULD",

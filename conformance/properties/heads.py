@@ -8,7 +8,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_unchanged
 from mha.conformance.properties.changes import passing_heads
 from mha.conformance.registry import checks
@@ -61,7 +61,7 @@ def order_of_heads_does_not_matter(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because=f"what the heads give that are here in the order {order}")
 
 
-@checks("HED-4", Domain(masks=("none", *FEW, "bias"), causal=BOTH, max_heads=1), rejects=PLAIN_WRONGS, floor=0.3)
+@checks("HED-4", Domain(masks=COMMON, causal=BOTH, max_heads=1), rejects=PLAIN_WRONGS, floor=0.3)
 def one_head_is_plain_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).output

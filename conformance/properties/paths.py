@@ -23,7 +23,7 @@ from mha.conformance.properties.changes import (
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.conformance.violation import Refusal
-from mha.spec import Problem, Weights, causal_mask, join_causal, to_convention
+from mha.spec import Claims, Problem, Weights, causal_mask, join_causal, to_convention
 
 ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)
 ONE_PATH = ("eval",)
@@ -127,6 +127,11 @@ EXTRA = Domain(
 )
 
 
+def extra_keys(claims: Claims) -> list[str]:
+    """Return the claimed extras that add a key."""
+    return sorted({"bias_kv", "zero_key"} & set(claims.extras))
+
+
 def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     """Return the problem with one extra more; what is to be "unbatched" has one item, still batched."""
     if extra == "unbatched":
@@ -192,7 +197,7 @@ def _expect_extras(attention: Trial, case: Case) -> None:
     floor=0.3,
 )
 def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
-    keys = sorted({"bias_kv", "zero_key"} & set(attention.claims.extras))
+    keys = extra_keys(attention.claims)
     need(attention.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
     problem = case.problem()
     for extra in keys:

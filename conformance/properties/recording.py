@@ -7,7 +7,7 @@ from torch import nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.cases.masks import FEW
+from mha.conformance.cases.masks import COMMON, FEW
 from mha.conformance.expect import expect_agree, expect_close, need
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
@@ -17,7 +17,7 @@ from mha.spec.problem import INPUTS
 @checks(
     "GRD-5",
     Domain(
-        masks=("none", *FEW, "bias"),
+        masks=COMMON,
         causal=BOTH,
         inputs=("cross",),
         regimes=MODERATE,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FEW, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.expect import expect, expect_agree, expect_close, expect_unchanged, need
 from mha.conformance.guard import NOT_ITS_OWN, guarded
 from mha.conformance.properties.autocast import LOW, UNDER_AUTOCAST
@@ -29,7 +29,6 @@ from mha.conformance.violation import CALL, Refusal
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 
-MASKS = ("none", *FEW, "bias")
 THREADS = 4
 
 
@@ -66,7 +65,7 @@ def nothing_that_is_given_is_modified(attention: Trial, case: Case) -> None:
         expect(_same(tensor, held.get(name, tensor)), f"the call changed the state {name!r} of the attention")
 
 
-@checks("STA-2", Domain(masks=(*MASKS, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), rejects=())
+@checks("STA-2", Domain(masks=(*COMMON, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), rejects=())
 def outputs_share_no_memory(attention: Trial, case: Case) -> None:
     problem = case.problem()
     need(attention.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
@@ -106,7 +105,7 @@ def _reloaded(attention: Trial, problem: Problem, use: Callable[[Problem], objec
     return attention.built(other)
 
 
-@checks("STA-4", Domain(masks=MASKS, causal=BOTH, regimes=MODERATE), limit=20)
+@checks("STA-4", Domain(masks=COMMON, causal=BOTH, regimes=MODERATE), limit=20)
 def state_round_trips(attention: Trial, case: Case) -> None:
     problem = case.problem()
     _module(built := attention.built(problem))
@@ -163,7 +162,7 @@ def _globals() -> dict[str, Any]:
     }
 
 
-@checks("STA-5", Domain(masks=MASKS, causal=BOTH, regimes=("normal",), layouts=DENSE), rejects=(), limit=30)
+@checks("STA-5", Domain(masks=COMMON, causal=BOTH, regimes=("normal",), layouts=DENSE), rejects=(), limit=30)
 def global_state_is_left_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
     called = attention.built(problem).attention  # a construction may draw random numbers
@@ -191,7 +190,7 @@ def global_state_is_left_alone(attention: Trial, case: Case) -> None:
         expect(after[name] == value, f"the call changed {name}{shown}")
 
 
-@checks("STA-6", Domain(masks=MASKS, causal=BOTH, paths=("eval",)))
+@checks("STA-6", Domain(masks=COMMON, causal=BOTH, paths=("eval",)))
 def training_mode_matters_to_dropout_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()
     built, bound = attention.built(problem), attention.answer(problem).output
@@ -204,7 +203,7 @@ def training_mode_matters_to_dropout_alone(attention: Trial, case: Case) -> None
         expect(_same(tensor, held.get(name, tensor)), f"a call in training mode changed the state {name!r}")
 
 
-@checks("STA-7", Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, paths=("eval", "no_grad"), min_L=2), limit=12)
+@checks("STA-7", Domain(masks=COMMON, causal=BOTH, regimes=MODERATE, paths=("eval", "no_grad"), min_L=2), limit=12)
 def threads_do_not_disturb_one_another(attention: Trial, case: Case) -> None:
     problem = case.problem()
     problems = [problem.map_inputs(lambda x, shift=shift: x + shift) for shift in range(THREADS)]  # type: ignore[misc]  # loop

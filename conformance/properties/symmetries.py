@@ -8,9 +8,9 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.expect import expect_agree, expect_close, expect_unchanged
-from mha.conformance.properties.changes import item, passing_heads, select_keys
+from mha.conformance.properties.changes import item, passing_heads, select_keys, zeroed
 from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 from mha.spec import Problem
@@ -61,7 +61,7 @@ def permuted_queries_permute_outputs(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
 
 
-@checks("EQV-3", Domain(masks=("none", *FEW, "bias"), inputs=CROSS, min_S=2))
+@checks("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2))
 def order_of_keys_does_not_matter(attention: Trial, case: Case) -> None:
     problem = case.problem()
     order = torch.randperm(case.S, generator=case.generator)
@@ -74,7 +74,7 @@ def order_of_keys_does_not_matter(attention: Trial, case: Case) -> None:
 
 def _linear(problem: Problem) -> Problem:
     """Take away the biases of value and output, so that the value path is linear."""
-    return problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in ("b_v", "b_o")})
+    return zeroed(problem, "b_v", "b_o")
 
 
 @checks("EQV-4", Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, regimes=("normal", "integers")))
@@ -92,9 +92,7 @@ def outputs_are_linear_in_the_values(attention: Trial, case: Case) -> None:
 
 @checks("EQV-5", Domain(masks=("none", *BOOLEAN), causal=BOTH, regimes=MODERATE), rejects=("zeros", "noise"))
 def zero_queries_give_the_mean(attention: Trial, case: Case) -> None:
-    problem = passing_heads(case.problem())
-    names = ("w_q", "b_q")
-    problem = problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in names})
+    problem = zeroed(passing_heads(case.problem()), "w_q", "b_q")
     answer = attention.answer(problem)
     allowed = problem.allowed(attention.claims.causal).double()
     mean = (allowed @ answer.value.mid).transpose(1, 2).flatten(2)
@@ -112,7 +110,7 @@ def one_allowed_key_gives_its_value(attention: Trial, case: Case) -> None:
     expect_close(attention(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
 
 
-@checks("EQV-7", Domain(masks=("none", *FEW, "bias"), inputs=CROSS))
+@checks("EQV-7", Domain(masks=COMMON, inputs=CROSS))
 def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
     problem = case.problem()
     twice = torch.arange(case.S).repeat(2)
@@ -123,7 +121,7 @@ def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
 
 
-@checks("EQV-8", Domain(masks=("none", *FEW, "bias"), causal=BOTH, inputs=SHARED), needs="cross_attention")
+@checks("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs="cross_attention")
 def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
@@ -134,7 +132,7 @@ def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
 
 @checks(
     "EQV-8",
-    Domain(masks=("none", *FEW, "bias"), causal=BOTH, inputs=("memory",), layouts=DENSE),
+    Domain(masks=COMMON, causal=BOTH, inputs=("memory",), layouts=DENSE),
     needs="cross_attention",
     limit=24,
 )
@@ -177,7 +175,7 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(attention: Trial, case: C
     problem = _identities(case.problem(), "v")
     count = 1 << min(case.S.bit_length() - 1, 5)
     problem = select_keys(problem, torch.arange(count))
-    problem = problem.change(**{name: t * 0 for name, t in problem.weights.named() if name in ("w_q", "b_q")})
+    problem = zeroed(problem, "w_q", "b_q")
     exact = problem.value.double().mean(1, keepdim=True).expand(-1, case.L, -1).to(problem.query)
     because = f"the mean of {count} small integers is a number of this dtype"
     _expect_exact(attention, problem, exact, because)
