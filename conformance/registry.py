@@ -6,55 +6,34 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from pkgutil import iter_modules
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.trial import Trial
 from mha.spec import CLAUSES, Claims, Level
 
-# One module for each family of the contract, in its order; long rows come last: what shows in them often shows sooner.
-MODULES = (
-    "configuration",
-    "shapes",
-    "softmax",
-    "masks",
-    "empty_rows",
-    "additive_masks",
-    "causal",
-    "paths",
-    "heads",
-    "symmetries",
-    "accuracy",
-    "gradients",
-    "recording",
-    "calls",
-    "dropout",
-    "dropout_gradients",
-    "output_dropout",
-    "state",
-    "composition",
-    "autocast",
-    "decoding",
-    "variants",
-    "long_rows",
-)
 Check = Callable[[Trial, Case], None]
-_registered: list[Property] = []
+_registered: dict[tuple[str, int], Property] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Property:
     """A function that raises a Violation unless a trial of a case keeps a clause.
 
-    clause: id of the clause. level: of what is tested, where it is not the clause's own. domain: the cases that it is
-    about. module: the name of the module that has it. needs: a field of `Claims`, or a word "field:word" in one, that
-    must be claimed besides what the domain needs. after: the basic clause without which this one tells nothing.
-    rejects: the known wrong answers, of `mha.conformance.wrong`, that it exists to reject, in at least a share `floor`
-    of the cases. limit: the most boundary cases, and one more than the most drawn ones, of a property that takes long.
+    clause: id of the clause. number: of the property among those of its clause: it orders and seeds them, so that
+    neither a new name nor another module changes a case. level: of what is tested, where it is not the clause's own.
+    domain: the cases that it is about. module: the name of the module that has it. needs: a field of `Claims`, or a
+    word "field:word" in one, that must be claimed besides what the domain needs. after: the basic clause without which
+    this one tells nothing. rejects: the known wrong answers, of `mha.conformance.wrong`, that it exists to reject, in
+    at least a share `floor` of the cases. limit: the most boundary cases, and one more than the most drawn ones, of a
+    property that takes long.
     """
 
     name: str
     clause: str
+    number: int
     level: Level
     domain: Domain
     check: Check
@@ -81,6 +60,7 @@ def checks(
     clause: str,
     domain: Domain | None = None,
     *,
+    number: int = 1,
     needs: str | None = None,
     level: Level | None = None,
     after: str | None = "SHP-1",
@@ -96,6 +76,7 @@ def checks(
         found = Property(
             name=check.__name__,
             clause=clause,
+            number=number,
             level=level or known.level,
             domain=domain or Domain(),
             check=check,
@@ -106,7 +87,8 @@ def checks(
             floor=floor,
             limit=limit,
         )
-        _registered.append(found)
+        known_as = _registered.setdefault((clause, number), found).name
+        assert known_as == found.name, f"{clause} has a property {number} already: {known_as}"
         return check
 
     return register
@@ -115,9 +97,8 @@ def checks(
 @cache
 def properties() -> dict[str, tuple[Property, ...]]:
     """Return the properties of each clause that has one, in the order of the contract."""
-    for module in MODULES:
-        importlib.import_module(f"mha.conformance.properties.{module}")
-    order = {module: place for place, module in enumerate(MODULES)}
-    ordered = sorted(_registered, key=lambda prop: order.get(prop.module, len(order)))  # whichever is imported first
+    for module in iter_modules([str(Path(__file__).parent / "properties")]):
+        importlib.import_module(f"mha.conformance.properties.{module.name}")
+    ordered = [_registered[key] for key in sorted(_registered)]
     found = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
     return {clause: members for clause, members in found.items() if members}

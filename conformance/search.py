@@ -85,7 +85,7 @@ class Search:
             device,
             profile.long if domain.scale == "long" else profile.longest,
         )
-        self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.name}:{dtype}:{device}".encode())
+        self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.number}:{dtype}:{device}".encode())
         self.failure: tuple[Trial, Violation] | None = None
         self.tried: list[Case] = []
         self.vacuity = Vacuity(prop, implementation.claims)

@@ -43,7 +43,7 @@ MANY_OF_EACH = Domain(
 )
 
 
-@checks("NUM-1", MANY_OF_EACH, after="HED-1", rejects=WRONGS, floor=0.3, limit=12)
+@checks("NUM-1", MANY_OF_EACH, after="HED-1", rejects=WRONGS, floor=0.3, limit=12, number=2)
 def results_for_many_items_and_heads_are_within_the_bound(attention: Trial, case: Case) -> None:
     results_are_within_the_bound(attention, case)
 
@@ -57,7 +57,7 @@ EVERYDAY_SIZES = Domain(
 )
 
 
-@checks("NUM-1", EVERYDAY_SIZES, after="HED-1", rejects=WRONGS, floor=0.3, limit=6)
+@checks("NUM-1", EVERYDAY_SIZES, after="HED-1", rejects=WRONGS, floor=0.3, limit=6, number=3)
 def results_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expect_answer(attention(problem), attention.answer(problem), "the oracle's value")
@@ -70,6 +70,7 @@ def results_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case)
     rejects=WRONGS,
     floor=0.3,
     limit=2,
+    number=4,
 )
 def results_on_several_threads_are_within_the_bound(attention: Trial, case: Case) -> None:
     problem = replace(case, L=min(case.S, 65), S=min(case.S, 65)).problem()

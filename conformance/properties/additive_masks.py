@@ -24,7 +24,9 @@ def additive_and_boolean_masks_agree(attention: Trial, case: Case) -> None:
     expect_agree(seen, expected, bounds=(bound, bound), because="what the boolean form of the mask gives")
 
 
-@checks("MSK-11", Domain(masks=FLOAT, regimes=MODERATE, min_S=2), after="HED-1", rejects=("unmasked", "zeros"))
+@checks(
+    "MSK-11", Domain(masks=FLOAT, regimes=MODERATE, min_S=2), after="HED-1", rejects=("unmasked", "zeros"), number=2
+)
 def additive_mask_is_a_bias_on_the_scores(attention: Trial, case: Case) -> None:
     problem = case.problem()
     expected = attention.answer(problem).output
@@ -34,7 +36,7 @@ def additive_mask_is_a_bias_on_the_scores(attention: Trial, case: Case) -> None:
 LOWEST = Domain(passes=("float",), min_S=2, bias=(True,), regimes=MODERATE, dtypes=NOT_FLOAT16)
 
 
-@checks("MSK-11", LOWEST, after="HED-1", rejects=("zeros", "noise"))
+@checks("MSK-11", LOWEST, after="HED-1", rejects=("zeros", "noise"), number=3)
 def the_lowest_number_is_no_infinity(attention: Trial, case: Case) -> None:
     """A row of nothing else is no empty row: where every value is 1, its context is 1."""
     problem = passing_heads(case.problem())

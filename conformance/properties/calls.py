@@ -57,7 +57,7 @@ def _expect_same(attention: Trial, problem: Problem, seen: Observation, first: O
         expect_unchanged(attention, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
 
 
-@checks("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE))
+@checks("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE), number=2)
 def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
     attention.scripted = False  # which would name each tensor once
@@ -71,7 +71,15 @@ def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
     _expect_same(attention, problem, attention(problem), attention(copied, via=fresh), because)
 
 
-@checks("STA-3", replace(SERVED, masks=COMMON), needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20)
+@checks(
+    "STA-3",
+    replace(SERVED, masks=COMMON),
+    needs="gradients",
+    after="HED-1",
+    rejects=("noise", "wild"),
+    limit=20,
+    number=3,
+)
 def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
     leaves = case.problem().map_inputs(leaf_of)
     output = attention.forward(leaves)
@@ -79,7 +87,7 @@ def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
     expect_slopes(attention, leaves, output, "with another call before the backward pass")
 
 
-@checks("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), regimes=MODERATE))
+@checks("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), regimes=MODERATE), number=4)
 def keys_may_be_more_in_the_next_causal_call(attention: Trial, case: Case) -> None:
     problem = case.problem()
     longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
@@ -94,7 +102,7 @@ def keys_may_be_more_in_the_next_causal_call(attention: Trial, case: Case) -> No
     expect_unchanged(attention, seen, expected, bound=lambda: attention.answer(longer).output, because=because)
 
 
-@checks("STA-3", SERVED, needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20)
+@checks("STA-3", SERVED, needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20, number=5)
 def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
     _expect_served(attention, case.problem())
 

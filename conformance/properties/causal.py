@@ -50,6 +50,7 @@ def later_positions_have_no_influence(attention: Trial, case: Case) -> None:
     ),
     rejects=("unmasked", "noise"),
     floor=0.3,
+    number=2,
 )
 def later_positions_have_no_influence_beside_the_lowest_number(attention: Trial, case: Case) -> None:
     """Padding on the left, written as the lowest number: a row of nothing else is no empty row, and sees no further."""

@@ -109,7 +109,7 @@ def compiled_agrees_with_eager(attention: Trial, case: Case) -> None:
     _expect_compiled(attention, case, generate=not attention.claims.masks)
 
 
-@checks("CMP-1", FULL, needs="composes:compile", after="HED-1", rejects=(), limit=1)
+@checks("CMP-1", FULL, needs="composes:compile", after="HED-1", rejects=(), limit=1, number=2)
 def compiled_mask_agrees(attention: Trial, case: Case) -> None:
     _expect_compiled(attention, replace(case, causal=attention.claims.causal is not None), generate=True)
 
@@ -169,12 +169,7 @@ def exported_program_agrees(attention: Trial, case: Case) -> None:
 
 
 @checks(
-    "CMP-2",
-    replace(FULL, inputs=("cross",)),
-    needs="composes:export",
-    after="HED-1",
-    rejects=(),
-    limit=1,
+    "CMP-2", replace(FULL, inputs=("cross",)), needs="composes:export", after="HED-1", rejects=(), limit=1, number=2
 )
 def exported_mask_agrees(attention: Trial, case: Case) -> None:
     _expect_exported(attention, replace(case, causal=attention.claims.causal is not None))

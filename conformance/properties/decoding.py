@@ -64,7 +64,7 @@ def decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
     _expect_decoded(attention, case, case.problem())
 
 
-@checks("INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", after="HED-1", limit=20)
+@checks("INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", after="HED-1", limit=20, number=2)
 def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
     need(attention.claims.grouped_query, "needs the claim grouped_query")
     _expect_decoded(attention, case, rebuilt(case, grouped(case)))
@@ -83,13 +83,13 @@ def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
         sequence.expect_one_pass(torch.cat(found, 1))
 
 
-@checks("INC-1", replace(STEPS, max_length=2), needs="decodes", after="HED-1", limit=1)
+@checks("INC-1", replace(STEPS, max_length=2), needs="decodes", after="HED-1", limit=1, number=3)
 def long_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
     """Longer than a cache often is at first, in heads of an everyday width."""
     _expect_decoded(attention, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
-@checks("INC-1", replace(STEPS, max_length=9), needs="decodes", after="HED-1", limit=10)
+@checks("INC-1", replace(STEPS, max_length=9), needs="decodes", after="HED-1", limit=10, number=4)
 def extra_keys_are_not_decoded_anew(attention: Trial, case: Case) -> None:
     """They are there from the first position on, and once."""
     keys = extra_keys(attention.claims)
@@ -97,12 +97,12 @@ def extra_keys_are_not_decoded_anew(attention: Trial, case: Case) -> None:
     _expect_decoded(attention, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))
 
 
-@checks("INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", after="HED-1", limit=40)
+@checks("INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", after="HED-1", limit=40, number=5)
 def items_of_different_lengths_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
     _expect_ragged(attention, case)
 
 
-@checks("INC-1", replace(STEPS, min_B=3, max_length=2), needs="decodes_ragged", after="HED-1", limit=1)
+@checks("INC-1", replace(STEPS, min_B=3, max_length=2), needs="decodes_ragged", after="HED-1", limit=1, number=6)
 def long_items_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
     """Longer than a page of a cache often is."""
     _expect_ragged(attention, replace(case, L=70, S=70))

@@ -149,7 +149,9 @@ def each_weight_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> No
         expect_dropped(attention, problem, dropout, case.seed)
 
 
-@checks("DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1)
+@checks(
+    "DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1, number=2
+)
 def the_share_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
     need(attention.claims.dropout != "output", "needs the claim dropout=True")
     for dropout in PROBABILITIES:
@@ -189,7 +191,7 @@ def the_seed_decides_what_is_dropped(attention: Trial, case: Case) -> None:
     )
 
 
-@checks("DRP-3", Domain(masks=("none", *FEW), regimes=MODERATE, paths=TRAINING), needs="dropout", rejects=())
+@checks("DRP-3", Domain(masks=("none", *FEW), regimes=MODERATE, paths=TRAINING), needs="dropout", rejects=(), number=2)
 def dropping_everything_is_not_nan(attention: Trial, case: Case) -> None:
     problem = dropping(case.problem(), 1.0)
     seen = attention(problem, seed=1).output

@@ -25,6 +25,7 @@ from mha.spec.bounds import Ball, units_of
     needs="dropout",
     rejects=("noise",),
     limit=12,
+    number=7,
 )
 def gradients_drop_what_the_outputs_dropped(attention: Trial, case: Case) -> None:
     """An output is linear in its values: summed against the upstream, it is the values against their gradient."""

@@ -53,6 +53,7 @@ def empty_rows_follow_the_declared_policy(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("unmasked", "noise"),
     limit=3,
+    number=2,
 )
 def empty_rows_of_many_keys_follow_the_declared_policy(attention: Trial, case: Case) -> None:
     empty_rows_follow_the_declared_policy(attention, replace(case, L=2))
@@ -64,6 +65,7 @@ def empty_rows_of_many_keys_follow_the_declared_policy(attention: Trial, case: C
     needs="dropout",
     after="HED-1",
     limit=24,
+    number=3,
 )
 def dropout_leaves_empty_rows_as_they_are(attention: Trial, case: Case) -> None:
     need(attention.claims.empty_row in ("zeros", "nan"), f"the declared policy is {attention.claims.empty_row!r}")
@@ -78,7 +80,12 @@ def dropout_leaves_empty_rows_as_they_are(attention: Trial, case: Case) -> None:
 
 
 @checks(
-    "MSK-8", Domain(masks=("empty_rows",), inputs=("cross", "self"), max_length=3), level="SHOULD", limit=2, rejects=()
+    "MSK-8",
+    Domain(masks=("empty_rows",), inputs=("cross", "self"), max_length=3),
+    level="SHOULD",
+    limit=2,
+    rejects=(),
+    number=4,
 )
 def empty_rows_give_zeros(attention: Trial, case: Case) -> None:
     policy = attention.claims.empty_row
@@ -107,6 +114,7 @@ def empty_rows_leave_other_rows_alone(attention: Trial, case: Case) -> None:
     needs="gradients",
     after="HED-1",
     rejects=("wild", "unmasked"),
+    number=2,
 )
 def empty_rows_leave_other_gradients_alone(attention: Trial, case: Case) -> None:
     problem = case.problem()

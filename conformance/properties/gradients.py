@@ -46,6 +46,7 @@ def gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
     rejects=WRONGS,
     floor=0.3,
     limit=4,
+    number=2,
 )
 def gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
     expect_gradients(attention, case.problem(), None, "as the formulas have it")
@@ -57,6 +58,7 @@ def gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Cas
     needs="gradients",
     after="HED-1",
     rejects=("wild", "noise"),
+    number=3,
 )
 def half_gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
     expect_gradients(attention, case.problem(), None, "as the formulas have it")
@@ -69,6 +71,7 @@ def half_gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("wild", "noise"),
     limit=3,
+    number=4,
 )
 def half_gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
     expect_gradients(attention, case.problem(), None, "as the formulas have it")
@@ -81,6 +84,7 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case
     after="HED-1",
     level="SHOULD",
     rejects=("wild", "noise"),
+    number=5,
 )
 def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None:
     problem = case.problem()
@@ -102,6 +106,7 @@ def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None
     needs="weight_gradients",
     limit=4,
     rejects=(),
+    number=6,
 )
 def the_gradients_of_all_weights_are_told(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
@@ -229,6 +234,7 @@ def the_key_bias_has_no_gradient(attention: Trial, case: Case) -> None:
     Domain(masks=("full_bias",), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     rejects=("unsummed",),
+    number=2,
 )
 def the_gradients_of_a_row_sum_to_zero(attention: Trial, case: Case) -> None:
     problem = case.problem()

@@ -51,6 +51,7 @@ def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("mean", "zeros", "detached"),
     limit=8,
+    number=8,
 )
 def long_rows_have_gradients(attention: Trial, case: Case) -> None:
     case = _either_way(attention, replace(case, L=min(case.L, 2)))
@@ -64,6 +65,7 @@ def long_rows_have_gradients(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("mean", "zeros", "detached"),
     limit=1,
+    number=9,
 )
 def many_queries_on_many_keys_have_gradients(attention: Trial, case: Case) -> None:
     case = replace(case, L=520, S=520, n_heads=1, causal=attention.claims.causal is not None)
@@ -76,6 +78,7 @@ def many_queries_on_many_keys_have_gradients(attention: Trial, case: Case) -> No
     after="HED-1",
     rejects=("zeros", "noise"),
     limit=6,
+    number=2,
 )
 def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(attention: Trial, case: Case) -> None:
     expect_no_worse_than_plain(attention, replace(case, L=33))

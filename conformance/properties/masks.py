@@ -104,7 +104,9 @@ def broadcast_mask_equals_expanded(attention: Trial, case: Case) -> None:
         expect_unchanged(attention, seen, base, bound=bound, because=f"the mask expanded {form} is the same mask")
 
 
-@checks("MSK-5", Domain(masks=("keys", "queries", "head_keys", "heads", "query_bias", "head_bias"), causal=BOTH))
+@checks(
+    "MSK-5", Domain(masks=("keys", "queries", "head_keys", "heads", "query_bias", "head_bias"), causal=BOTH), number=2
+)
 def mask_of_fewer_dimensions_is_broadcast(attention: Trial, case: Case) -> None:
     problem = case.problem()
     mask = problem.mask
@@ -222,7 +224,12 @@ OTHER_PRECISIONS = {
 
 
 # A vector of a kernel has up to 16 numbers.
-@checks("MSK-12", Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, regimes=MODERATE, min_S=16, max_length=33), limit=24)
+@checks(
+    "MSK-12",
+    Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, regimes=MODERATE, min_S=16, max_length=33),
+    limit=24,
+    number=2,
+)
 def masks_of_another_precision_are_added_or_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
@@ -237,7 +244,9 @@ def masks_of_another_precision_are_added_or_refused(attention: Trial, case: Case
     expect_close(seen, answer.output, because=f"a mask of {other.dtype} is added to the scores, or refused")
 
 
-@checks("MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks", rejects=("unchecked",))
+@checks(
+    "MSK-12", Domain(layouts=DENSE, regimes=("normal",), max_length=5), needs="masks", rejects=("unchecked",), number=3
+)
 def masks_of_an_unclaimed_dtype_are_refused(attention: Trial, case: Case) -> None:
     problem = case.problem()
     dtypes = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}

@@ -18,13 +18,15 @@ from mha.conformance.registry import checks
 from mha.conformance.trial import Trial
 
 
-@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12)
+@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12, number=3)
 def each_output_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
     for dropout in PROBABILITIES:
         _expect_outputs_dropped(attention, case, 65 if case.seed % 2 else 17, dropout)
 
 
-@checks("DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1)
+@checks(
+    "DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1, number=4
+)
 def the_share_of_outputs_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
     for dropout in PROBABILITIES:
         _expect_outputs_dropped(attention, case, LONGEST, dropout)

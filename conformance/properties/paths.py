@@ -65,7 +65,7 @@ FAST = Domain(
 )
 
 
-@checks("PTH-2", FAST)
+@checks("PTH-2", FAST, number=2)
 def modes_change_no_output_of_self_attention(attention: Trial, case: Case) -> None:
     _expect_one_result(attention, case)
 
@@ -161,7 +161,9 @@ def extras_match_the_oracle(attention: Trial, case: Case) -> None:
     _expect_extras(attention, case)
 
 
-@checks("PTH-5", replace(EXTRA, masks=EMPTY), needs="extras", after="HED-1", rejects=("zeros", "noise"), limit=12)
+@checks(
+    "PTH-5", replace(EXTRA, masks=EMPTY), needs="extras", after="HED-1", rejects=("zeros", "noise"), limit=12, number=2
+)
 def extra_keys_are_left_to_rows_without_others(attention: Trial, case: Case) -> None:
     _expect_extras(attention, case)
 
@@ -195,6 +197,7 @@ def _expect_extras(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("wild", "detached"),
     floor=0.3,
+    number=3,
 )
 def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
     keys = extra_keys(attention.claims)

@@ -47,6 +47,7 @@ def any_subset_has_the_same_gradients(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("wild", "detached"),
     limit=12,
+    number=2,
 )
 def frozen_weights_change_no_gradient(attention: Trial, case: Case) -> None:
     problem = case.problem()
@@ -60,7 +61,7 @@ def frozen_weights_change_no_gradient(attention: Trial, case: Case) -> None:
         expect_close(gradient, right[name], because="the gradient, with weights that require none")
 
 
-@checks("GRD-5", Domain(masks=("none", *FEW), causal=BOTH, paths=("eval",)), needs="gradients")
+@checks("GRD-5", Domain(masks=("none", *FEW), causal=BOTH, paths=("eval",)), needs="gradients", number=3)
 def recording_changes_no_output(attention: Trial, case: Case) -> None:
     problem = case.problem()
     bound = attention.answer(problem).output

@@ -73,7 +73,7 @@ def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
         expect_raises(partial(attention, problem.change(**change)), because=because)
 
 
-@checks("SHP-6", DISAGREEING, needs="extras:length_first", rejects=("unchecked",), limit=12)
+@checks("SHP-6", DISAGREEING, needs="extras:length_first", rejects=("unchecked",), limit=12, number=2)
 def shapes_that_disagree_are_refused_with_the_length_first(attention: Trial, case: Case) -> None:
     problem = case.problem().change(config=replace(case.config, length_first=True))
     for because, change in _disagreeing(problem).items():

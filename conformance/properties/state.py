@@ -122,7 +122,7 @@ def state_round_trips(attention: Trial, case: Case) -> None:
     expect_unchanged(attention, seen, base, bound=bound, because="only what it was copied from has changed since")
 
 
-@checks("STA-4", replace(UNDER_AUTOCAST, masks=("none",)), needs="composes:autocast", after="HED-1", limit=5)
+@checks("STA-4", replace(UNDER_AUTOCAST, masks=("none",)), needs="composes:autocast", after="HED-1", limit=5, number=2)
 def what_is_loaded_counts_under_autocast(attention: Trial, case: Case) -> None:
     problem = case.problem()
     call = partial(attention, path="autocast", need_weights=False, dtypes=(LOW, problem.query.dtype))
@@ -132,7 +132,7 @@ def what_is_loaded_counts_under_autocast(attention: Trial, case: Case) -> None:
     expect_close(seen, right, because="the oracle's value for the weights as they are now, under autocast")
 
 
-@checks("STA-4", replace(STEPS, max_length=3), needs="decodes", after="HED-1", limit=5)
+@checks("STA-4", replace(STEPS, max_length=3), needs="decodes", after="HED-1", limit=5, number=3)
 def what_is_loaded_counts_in_decoding(attention: Trial, case: Case) -> None:
     problem = case.problem()
     loaded = _reloaded(attention, problem, lambda other: Sequence(attention, other).at(0))

@@ -40,7 +40,7 @@ def other_items_have_no_influence(attention: Trial, case: Case) -> None:
     )
 
 
-@checks("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=BOTH, min_B=2))
+@checks("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=BOTH, min_B=2), number=2)
 def batch_size_does_not_matter(attention: Trial, case: Case) -> None:
     problem = case.problem()
     own = case.seed % case.B
@@ -135,6 +135,7 @@ def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
     Domain(masks=COMMON, causal=BOTH, inputs=("memory",), layouts=DENSE),
     needs="cross_attention",
     limit=24,
+    number=2,
 )
 def inputs_may_lie_in_one_another(attention: Trial, case: Case) -> None:
     """The first position asks all, as where a class token gathers a sequence, or all ask the first ones."""
@@ -170,7 +171,7 @@ def _identities(problem: Problem, *roles: str) -> Problem:
 EXACT = Domain(regimes=("integers",), inputs=CROSS, layouts=DENSE)
 
 
-@checks("EQV-5", replace(EXACT, min_S=2), rejects=("zeros", "noise"))
+@checks("EQV-5", replace(EXACT, min_S=2), rejects=("zeros", "noise"), number=2)
 def zero_queries_over_a_power_of_two_of_keys_are_exact(attention: Trial, case: Case) -> None:
     problem = _identities(case.problem(), "v")
     count = 1 << min(case.S.bit_length() - 1, 5)
@@ -181,7 +182,7 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(attention: Trial, case: C
     _expect_exact(attention, problem, exact, because)
 
 
-@checks("EQV-6", EXACT, rejects=("zeros", "noise", "mean"))
+@checks("EQV-6", EXACT, rejects=("zeros", "noise", "mean"), number=2)
 def a_key_that_wins_by_far_gives_its_value_exactly(attention: Trial, case: Case) -> None:
     problem = _identities(case.problem(), "q", "k", "v")
     winner = torch.randint(case.S, (case.B,), generator=case.generator)

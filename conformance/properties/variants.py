@@ -54,6 +54,7 @@ def grouped(case: Case) -> Config:
     after="HED-1",
     rejects=WRONGS,
     floor=0.3,
+    number=2,
 )
 def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
     config = grouped(case)
@@ -73,7 +74,7 @@ def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
     expect_agree(seen.output, same, bounds=(answer.output, answer.output), because="each key/value head repeated")
 
 
-@checks("GQA-1", EVERYDAY_SIZES, needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3, limit=5)
+@checks("GQA-1", EVERYDAY_SIZES, needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3, limit=5, number=3)
 def grouped_heads_of_everyday_sizes_match_the_oracle(attention: Trial, case: Case) -> None:
     problem = rebuilt(case, grouped(case))
     told = f"the oracle's value for {problem.config.n_kv_heads} key/value heads"
@@ -81,7 +82,14 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(attention: Trial, case: Cas
 
 
 @checks(
-    "GQA-1", replace(FEW_QUERIES, min_heads=2), needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3, limit=4
+    "GQA-1",
+    replace(FEW_QUERIES, min_heads=2),
+    needs="grouped_query",
+    after="HED-1",
+    rejects=WRONGS,
+    floor=0.3,
+    limit=4,
+    number=4,
 )
 def grouped_heads_on_long_rows_match_the_oracle(attention: Trial, case: Case) -> None:
     wider = replace(case, n_heads=4, L=2)
@@ -90,12 +98,7 @@ def grouped_heads_on_long_rows_match_the_oracle(attention: Trial, case: Case) ->
 
 
 @checks(
-    "GQA-1",
-    replace(SEEDED, min_heads=2),
-    needs="grouped_query",
-    after="HED-1",
-    rejects=("zeros",),
-    limit=4,
+    "GQA-1", replace(SEEDED, min_heads=2), needs="grouped_query", after="HED-1", rejects=("zeros",), limit=4, number=5
 )
 def grouped_heads_drop(attention: Trial, case: Case) -> None:
     need(bool(attention.claims.dropout), "needs the claim dropout")
@@ -107,7 +110,15 @@ def grouped_heads_drop(attention: Trial, case: Case) -> None:
     expect_close(attention(problem, path="eval").output, attention.answer(problem).output, because=because)
 
 
-@checks("GQA-1", replace(DRAWN, min_heads=2), needs="grouped_query", after="HED-1", rejects=("zeros", "noise"), limit=4)
+@checks(
+    "GQA-1",
+    replace(DRAWN, min_heads=2),
+    needs="grouped_query",
+    after="HED-1",
+    rejects=("zeros", "noise"),
+    limit=4,
+    number=6,
+)
 def grouped_heads_drop_each_weight_alone(attention: Trial, case: Case) -> None:
     need(attention.claims.dropout is True, "needs the claim dropout=True")
     case = replace(case, L=17, S=17, head_dim=34)
@@ -121,6 +132,7 @@ def grouped_heads_drop_each_weight_alone(attention: Trial, case: Case) -> None:
     after="HED-1",
     rejects=("wild", "detached"),
     floor=0.3,
+    number=7,
 )
 def grouped_heads_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
@@ -145,6 +157,7 @@ def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
     needs="kv_widths",
     rejects=("wild", "detached"),
     floor=0.3,
+    number=2,
 )
 def other_widths_have_gradients(attention: Trial, case: Case) -> None:
     need(attention.claims.gradients, "needs the claim gradients")
