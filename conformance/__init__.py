@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mha.conformance.cases.case import Case
-    from mha.conformance.judge import check
-    from mha.conformance.reports.report import Report, Verdict
+    from mha.conformance.engine.judge import check
+    from mha.conformance.results import Report, Verdict
+    from mha.conformance.waivers import Waiver
 
-__all__ = ["Case", "Report", "Verdict", "check"]
+__all__ = ["Case", "Report", "Verdict", "Waiver", "check"]
 
-_PLACES = {"Case": "cases.case", "check": "judge", "Report": "reports.report", "Verdict": "reports.report"}
+_PLACES = {
+    "Case": "cases.case",
+    "check": "engine.judge",
+    "Report": "results",
+    "Verdict": "results",
+    "Waiver": "waivers",
+}
 
 
 def __getattr__(name: str) -> Any:

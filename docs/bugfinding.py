@@ -16,10 +16,10 @@ from time import perf_counter
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import FEW_LAYOUTS, Domain
+from mha.conformance.engine.search import PROFILES, Profile, Search
 from mha.conformance.faults.gallery import FAULTS, Fault, implementations
-from mha.conformance.guard import threads
-from mha.conformance.registry import Property, properties
-from mha.conformance.search import PROFILES, Profile, Search
+from mha.conformance.harness.isolation import threads
+from mha.conformance.properties.registry import Property, properties
 from mha.spec import Claims
 
 MOST = 200

@@ -1,6 +1,6 @@
 """Implementations of multi-head attention, adapters for those of others, and how they are found."""
 
-from mha.implementations.adapters.calls import as_output
+from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.module import from_module
 from mha.implementations.discovery import Registered, discover, preflight, resolve

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from mha.conformance.reports.report import OF_THE_MOMENT, Report, Verdict
+from mha.conformance.results import OF_THE_MOMENT, Report, Verdict
 from mha.spec import CLAUSES
 
 # Markup, what a terminal obeys, what turns the direction of writing, a lone surrogate, and a megabyte.

@@ -14,10 +14,10 @@ import torch
 from test_speed import SIZES, VECTORIZED, Changed
 from typer.testing import CliRunner
 
-from mha.conformance import benching
-from mha.conformance.cli import app
-from mha.conformance.reports.report import Report, Verdict
-from mha.conformance.speed import work
+from mha.conformance.benchmarks import work
+from mha.conformance.cli import bench as benching
+from mha.conformance.cli.app import app
+from mha.conformance.results import Report, Verdict
 from mha.spec import Implementation
 
 

@@ -15,12 +15,11 @@ import torch
 from test_front_end import CHECKOUT, run
 from torch import Tensor
 
-from mha.conformance import benchmarks
+from mha.conformance.benchmarks import memory
+from mha.conformance.benchmarks.memory import memory_limit, peak_memory
+from mha.conformance.benchmarks.workloads import work_of
 from mha.conformance.faults import gallery as faults
-from mha.conformance.pytest_plugin import SELECTION
-from mha.conformance.speed import memory
-from mha.conformance.speed.memory import memory_limit, peak_memory
-from mha.conformance.speed.work import work_of
+from mha.conformance.pytest_plugin import SELECTION, benchmarks
 from mha.implementations import resolve
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -71,7 +70,7 @@ def test_benchmarks_are_collected_only_if_asked_for() -> None:
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
     assert "contract[sdpa-cpu-float32-MSK-1]" in plain.stdout
     assert "test_speed" not in plain.stdout
-    command = [sys.executable, "-m", "pytest", "conformance/benchmarks.py", "--mha-impl", "sdpa"]
+    command = [sys.executable, "-m", "pytest", "conformance/pytest_plugin/benchmarks.py", "--mha-impl", "sdpa"]
     named = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
     assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 

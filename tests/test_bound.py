@@ -13,7 +13,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
-from mha.conformance.cases.regimes import REGIMES
+from mha.conformance.cases.values import REGIMES
 from mha.implementations.loop import implementation as loop
 from mha.implementations.sdpa import implementation as sdpa
 from mha.implementations.vectorized import implementation as vectorized

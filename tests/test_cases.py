@@ -12,14 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from mha.conformance.cases.boundary import SIZES, _pairwise, boundary_cases, varied
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, EDGES, EVERYDAY, Domain
-from mha.conformance.cases.drawing import SIZES, _pairwise, boundary_cases, drawn_cases, varied
 from mha.conformance.cases.layouts import LAYOUTS, lay_out, leaf_of
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
-from mha.conformance.cases.regimes import REGIMES
+from mha.conformance.cases.strategies import drawn_cases
+from mha.conformance.cases.values import REGIMES
 from mha.conformance.faults.complete import complete
-from mha.conformance.registry import Property, properties
+from mha.conformance.properties.registry import Property, properties
 from mha.implementations import resolve
 from mha.spec import Claims, causal_mask
 

@@ -11,8 +11,8 @@ from reports_made import verdict
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mha.conformance.checking import progress_bar, show
-from mha.conformance.cli import app
+from mha.conformance.cli.app import app
+from mha.conformance.cli.check import progress_bar, show
 
 CLASSES = Path(__file__).parent / "classes"
 PLAIN = f"{CLASSES}/separate_linears.py:MultiHeadAttention"

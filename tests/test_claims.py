@@ -15,7 +15,7 @@ from mha.conformance.faults import basics
 from mha.conformance.faults import gallery as faults
 from mha.conformance.faults.complete import CLAIMS
 from mha.conformance.faults.dropout import OutputDropped
-from mha.conformance.registry import properties
+from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Weights
 
 ONLY_SELF = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mha.conformance.cli import app
-from mha.conformance.pages import RENEW, document, index, page
-from mha.conformance.registry import properties
+from mha.conformance.cli.app import app
+from mha.conformance.properties.registry import properties
+from mha.conformance.reports.contract import RENEW, document, index, page
 from mha.spec.clauses import CLAUSES, FAMILIES, Clause
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "spec" / "CONTRACT.md"

@@ -10,11 +10,11 @@ import pytest
 import variants
 from mha.conformance import check
 from mha.conformance.cases.domain import Domain
+from mha.conformance.engine.search import PROFILES, Search
 from mha.conformance.faults import gallery as faults
 from mha.conformance.faults.complete import CLAIMS
-from mha.conformance.registry import Property, properties
-from mha.conformance.search import PROFILES, Search
-from mha.conformance.wrong import TWISTS, WrongImplementation
+from mha.conformance.harness.known_bad import TWISTS, WrongImplementation
+from mha.conformance.properties.registry import Property, properties
 from mha.spec import CLAUSES, Claims, Implementation, Rounding
 
 MEMBERS = [prop for members in properties().values() for prop in members]

@@ -9,7 +9,7 @@ import torch
 
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
-from mha.conformance.registry import Property, properties
+from mha.conformance.properties.registry import Property, properties
 
 PROPERTIES = properties()
 # A script that fails because of what it is itself shows nothing.
@@ -38,7 +38,7 @@ def parameters() -> Iterator[object]:
 def test_fault_is_caught_by_the_clause_that_names_it(fault: faults.Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     members = members_of(fault)
     assert members, fault
-    monkeypatch.setattr("mha.conformance.judge.properties", lambda: {fault.clause: members})
+    monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {fault.clause: members})
     implementation = faults.implementations[fault.cls.__name__]
     report = check(implementation, clauses=[fault.clause], dtypes=[fault.dtype], strict=True)
     (verdict,) = report.verdicts

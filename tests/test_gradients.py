@@ -18,7 +18,7 @@ from test_bound import DTYPES, IMPLEMENTATIONS, MUST_SHOW, _one_thread, built, d
 from test_oracle import assert_within, mp, solve
 from torch import Tensor
 
-from mha.conformance.cases.regimes import make_inputs
+from mha.conformance.cases.values import make_inputs
 from mha.spec import Claims, Config, Implementation, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 

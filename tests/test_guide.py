@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mha.conformance.cli import app
+from mha.conformance.cli.app import app
 
 GUIDE = (Path(__file__).resolve().parent.parent / "docs" / "guide.md").read_text()
 BLOCK = re.compile(r"<!-- (.+?) -->\n```\w*\n(.*?)```", re.DOTALL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mha.conformance.cli import app
+from mha.conformance.cli.app import app
 
 CLASSES = Path(__file__).parent / "classes"
 

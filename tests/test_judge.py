@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.faults import gallery as faults
-from mha.conformance.registry import properties
+from mha.conformance.properties.registry import properties
 from mha.conformance.reports.text import describe, summarise
 from mha.spec import CLAUSES, Claims, Config, Output, Weights
 
@@ -142,7 +142,7 @@ def test_an_error_of_the_judge_is_no_verdict_on_the_implementation(monkeypatch: 
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("in the judge")
 
-    monkeypatch.setattr("mha.conformance.trial.oracle", broken)
+    monkeypatch.setattr("mha.conformance.harness.session.oracle", broken)
     report = check(faults.correct, clauses=["NUM-1"], dtypes=["float32"])
     assert report.verdicts[0].status == "harness_error"
     assert "in the judge" in report.verdicts[0].message

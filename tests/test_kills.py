@@ -9,12 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from mha.conformance import kills
-from mha.conformance.cli import app
-from mha.conformance.faults import gallery
+from mha.conformance.cli.app import app
+from mha.conformance.faults import gallery, kill_matrix
+from mha.conformance.faults.baselines import CHECKS, caught_by
 from mha.conformance.faults.gallery import FAULTS
-from mha.conformance.registry import properties
-from mha.conformance.usual import CHECKS, caught_by
+from mha.conformance.properties.registry import properties
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -48,17 +47,17 @@ def test_matrix_of_two_faults_is_told_and_written(tmp_path: Path) -> None:
 
 def test_every_clause_is_asked_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {clause: properties()[clause] for clause in ("SHP-1", "SMX-6", "MSK-1", "CAU-1", "HED-1", "NUM-1")}
-    monkeypatch.setattr(kills, "properties", lambda: asked)
-    found = list(kills.kills(0, "quick", every_clause=True, names=["Unscaled"]))
+    monkeypatch.setattr(kill_matrix, "properties", lambda: asked)
+    found = list(kill_matrix.kills(0, "quick", every_clause=True, names=["Unscaled"]))
     assert {kill.clause for kill in found if kill.named} == {"SMX-6"}
     assert {"SMX-6", "NUM-1", "HED-1"} <= {kill.clause for kill in found if kill.caught}
     assert not any(kill.caught for kill in found if kill.clause in ("SHP-1", "MSK-1", "CAU-1"))
-    assert kills.to_svg(found).count("<circle") == sum(kill.caught for kill in found) - 1
+    assert kill_matrix.to_svg(found).count("<circle") == sum(kill.caught for kill in found) - 1
 
 
 def test_fault_that_is_not_caught_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = next(fault for fault in FAULTS if fault.cls.__name__ == "Unscaled")._replace(clause="SHP-1")
-    monkeypatch.setattr(kills, "FAULTS", (harmless,))
+    monkeypatch.setattr(kill_matrix, "FAULTS", (harmless,))
     status, told = run("--profile", "quick")
     assert status == 1
     assert "NOT CAUGHT: Unscaled by SHP-1 (pass)" in told

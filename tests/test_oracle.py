@@ -11,7 +11,7 @@ import torch
 from mpmath.ctx_mp import MPContext
 from torch import Tensor
 
-from mha.conformance.cases.regimes import REGIMES, make_inputs
+from mha.conformance.cases.values import REGIMES, make_inputs
 from mha.spec import Claims, Config, Problem, oracle
 from mha.spec.claims import Alignment
 

@@ -14,7 +14,7 @@ import pytest
 from reports_made import hostile, two_implementations
 
 from mha.conformance.reports.files import rendered
-from mha.conformance.reports.report import Report
+from mha.conformance.results import Report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")

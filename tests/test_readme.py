@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mha.conformance import checking
-from mha.conformance.cli import app
+from mha.conformance.cli.app import app
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
 # The three that do not let it pass, and one more.

@@ -13,10 +13,10 @@ from reports_made import HOSTILE, hostile, report, two_implementations, verdict
 from mha.conformance.reports.compare import differences, merged
 from mha.conformance.reports.files import FORMS, rendered
 from mha.conformance.reports.github import annotated
-from mha.conformance.reports.matrix import share
-from mha.conformance.reports.report import OF_THE_MOMENT, Report
+from mha.conformance.reports.summary import share
 from mha.conformance.reports.terminal import matrix
 from mha.conformance.reports.text import describe, summarise
+from mha.conformance.results import OF_THE_MOMENT, Report
 
 SCHEMA = Path(__file__).resolve().parent.parent / "docs" / "report.schema.json"
 FAILS = "fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"

@@ -9,13 +9,13 @@ import pytest
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
-from mha.conformance.expect import expect_close, need
+from mha.conformance.engine.search import PROFILES, Search
 from mha.conformance.faults import gallery as faults
-from mha.conformance.registry import Property, properties
-from mha.conformance.reports.report import Report
+from mha.conformance.harness.assertions import expect_close, need
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import Property, properties
 from mha.conformance.reports.text import summarise
-from mha.conformance.search import PROFILES, Search
-from mha.conformance.trial import Trial
+from mha.conformance.results import Report
 
 
 def never_looks(attention: Trial, case: Case) -> None:
@@ -54,7 +54,7 @@ def searched(prop: Property) -> Search:
 
 
 def judged(prop: Property, monkeypatch: pytest.MonkeyPatch) -> Report:
-    monkeypatch.setattr("mha.conformance.judge.properties", lambda: {"NUM-1": (prop,)})
+    monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {"NUM-1": (prop,)})
     return check(faults.complete, "quick", clauses=["NUM-1"], dtypes=["float32"])
 
 

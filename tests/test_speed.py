@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance.benching import line
+from mha.conformance.benchmarks import compare as comparing
+from mha.conformance.benchmarks import running
+from mha.conformance.benchmarks.compare import Timing, compare, interval
+from mha.conformance.benchmarks.plot import to_svg
+from mha.conformance.benchmarks.workloads import Work, work_of
 from mha.conformance.cases.case import Case
+from mha.conformance.cli.bench import line
 from mha.conformance.faults import gallery as faults
-from mha.conformance.speed import compare as comparing
-from mha.conformance.speed import running
-from mha.conformance.speed.compare import Timing, compare, interval
-from mha.conformance.speed.plot import to_svg
-from mha.conformance.speed.work import Work, work_of
 from mha.implementations import resolve
 from mha.spec import Claims, Config, Implementation, Output, Weights
 

@@ -12,9 +12,9 @@ import pytest
 from reports_made import report, two_implementations, verdict
 from typer.testing import CliRunner
 
-from mha.conformance.cli import app
+from mha.conformance.cli.app import app
 from mha.conformance.reports.files import LAST
-from mha.conformance.reports.report import Report
+from mha.conformance.results import Report
 
 FAULTY = "mha.conformance.faults.gallery:faulty_FiniteFill"
 RIGHT = "mha.conformance.faults.gallery:correct"
@@ -130,7 +130,7 @@ def test_report_is_written_where_the_last_run_cannot_be_kept(there: str, here: P
 def test_output_that_cannot_show_signs_loses_nothing(here: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     arguments = ["check", FAULTY, RIGHT, "--clause", "MSK-8", "--dtype", "float32", "--report", "run.json"]
-    command = [sys.executable, "-c", "from mha.conformance.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from mha.conformance.cli.app import main; main()", *arguments]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert "FiniteFill  x1" in done.stdout

@@ -9,7 +9,7 @@ import torch
 
 from mha.conformance.cases.layouts import MIXED, lay_out
 from mha.conformance.cases.masks import make_mask
-from mha.conformance.cases.regimes import make_inputs
+from mha.conformance.cases.values import make_inputs
 from mha.spec import Config, Problem
 from mha.spec.claims import Alignment
 
@@ -31,7 +31,7 @@ class Case:
     mask: a kind of `mha.conformance.cases.masks`. causal: the causal flag of the call.
     inputs: "cross" (three tensors), "self" (one tensor given three times), "memory" (key and value are one tensor),
         "query_key" (query and key are), or "query_value" (query and value are).
-    layout: a layout of `mha.conformance.cases.layouts`, or "mixed". regime: one of `mha.conformance.cases.regimes`.
+    layout: a layout of `mha.conformance.cases.layouts`, or "mixed". regime: one of `mha.conformance.cases.values`.
     path: "eval", "train", "no_grad", "inference" or "train_no_grad": the modes of module and gradients in the call.
     need_weights: whether the weights are asked for. seed: of the numbers.
     """

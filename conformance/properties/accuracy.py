@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, EVERYDAY, FEW_LAYOUTS, HALF, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
-from mha.conformance.expect import expect_close, expect_no_worse, need
-from mha.conformance.guard import threads
-from mha.conformance.properties.changes import expect_answer
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.spec import Problem
+from mha.conformance.cases.reference import plain_formula
+from mha.conformance.harness.assertions import expect_close, expect_no_worse, need
+from mha.conformance.harness.isolation import threads
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_answer
 
 WRONGS = ("mean", "zeros", "unmasked", "unscaled")
 # Enough numbers that a root mean square is no matter of luck.
@@ -103,19 +100,6 @@ def expect_no_worse_than_plain(attention: Trial, case: Case) -> None:
     filled = (~right.empty).all(1)
     plain = plain_formula(problem, problem.allowed(attention.claims.causal))
     expect_no_worse(seen.code, seen.tensor[filled], plain[filled], right.output.mid[filled])
-
-
-def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(d_k) + mask) v between its projections, step by step in the dtype of the inputs."""
-    given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
-    q = F.linear(problem.query, given.w_q, given.b_q).unflatten(-1, heads).transpose(1, 2)
-    k = F.linear(problem.key, given.w_k, given.b_k).unflatten(-1, heads).transpose(1, 2)
-    v = F.linear(problem.value, given.w_v, given.b_v).unflatten(-1, heads).transpose(1, 2)
-    scores = q @ k.mT / heads[1] ** 0.5
-    if problem.mask is not None and problem.mask.is_floating_point():
-        scores = scores + problem.mask
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
-    return F.linear((weights @ v).transpose(1, 2).flatten(2), given.w_o, given.b_o)
 
 
 @checks(

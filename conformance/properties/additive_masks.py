@@ -7,10 +7,10 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, MODERATE, NOT_FLOAT16, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
-from mha.conformance.expect import expect_agree, expect_close
-from mha.conformance.properties.changes import passing_heads
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.cases.transforms import passing_heads
+from mha.conformance.harness.assertions import expect_agree, expect_close
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
 from mha.spec import to_convention
 
 

@@ -8,12 +8,12 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import EMPTY
-from mha.conformance.expect import need
-from mha.conformance.guard import guarded
-from mha.conformance.observed import MODES
-from mha.conformance.properties.changes import expect_answer, expect_finite, refuses
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.harness.assertions import need
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.recording import MODES
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_answer, expect_finite, refuses
 from mha.spec import Problem, oracle
 
 LOW = torch.bfloat16

@@ -13,13 +13,13 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import COMMON, FEW
-from mha.conformance.expect import expect_close, expect_unchanged, need
-from mha.conformance.observed import Observation
-from mha.conformance.properties.changes import expect_slopes, refuses
+from mha.conformance.harness.assertions import expect_close, expect_unchanged, need
+from mha.conformance.harness.errors import Refusal, Violation
+from mha.conformance.harness.recording import Observation
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_slopes, refuses
 from mha.conformance.properties.variants import grouped, rebuilt
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.conformance.violation import Refusal, Violation
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
 

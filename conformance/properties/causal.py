@@ -7,11 +7,12 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, NOT_FLOAT16, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
-from mha.conformance.expect import expect_agree, expect_equal
-from mha.conformance.properties.changes import as_claimed, expect_unread
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.conformance.violation import Refusal
+from mha.conformance.cases.transforms import as_claimed
+from mha.conformance.harness.assertions import expect_agree, expect_equal
+from mha.conformance.harness.errors import Refusal
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_unread
 from mha.spec import Problem, causal_mask, join_causal
 from mha.spec.problem import INPUTS
 
@@ -64,7 +65,7 @@ def later_positions_have_no_influence_beside_the_lowest_number(attention: Trial,
 @checks("CAU-2", Domain(causal=CAUSAL, square=True), needs="masks")
 def causal_flag_equals_the_triangular_mask(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    explicit = as_claimed(attention, problem, _causal(attention, problem)).change(is_causal=False)
+    explicit = as_claimed(attention.claims, problem, _causal(attention, problem)).change(is_causal=False)
     bound = attention.answer(problem).output
     seen, expected = attention(problem).output, attention(explicit).output
     expect_agree(seen, expected, bounds=(bound, bound), because="what the lower-triangular mask gives")
@@ -73,7 +74,7 @@ def causal_flag_equals_the_triangular_mask(attention: Trial, case: Case) -> None
 @checks("CAU-3", Domain(causal=CAUSAL, inputs=("cross",)), needs="masks")
 def causal_alignment_is_as_declared(attention: Trial, case: Case) -> None:
     problem = case.problem()
-    explicit = as_claimed(attention, problem, _causal(attention, problem)).change(is_causal=False)
+    explicit = as_claimed(attention.claims, problem, _causal(attention, problem)).change(is_causal=False)
     bound = attention.answer(problem).output
     try:
         seen = attention(problem).output

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.expect import expect_agree, expect_close, need
-from mha.conformance.guard import guarded
-from mha.conformance.properties.changes import expect_slopes
+from mha.conformance.harness.assertions import expect_agree, expect_close, need
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.session import Built, Trial
 from mha.conformance.properties.dropout import dropping
-from mha.conformance.registry import checks
-from mha.conformance.trial import Built, Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_slopes
 from mha.spec import Weights
 
 MASKS = ("none", "padding", "queries")

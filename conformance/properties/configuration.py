@@ -11,9 +11,9 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, Domain
-from mha.conformance.expect import expect, expect_agree, expect_close, expect_raises, need
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.harness.assertions import expect, expect_agree, expect_close, expect_raises, need
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
 from mha.spec import Config, Weights
 
 UNCHECKED = ("unchecked",)

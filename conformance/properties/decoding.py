@@ -10,13 +10,13 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, Domain
-from mha.conformance.expect import expect, expect_close, need
-from mha.conformance.guard import guarded
+from mha.conformance.harness.assertions import expect, expect_close, need
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.session import Built, Trial
 from mha.conformance.properties.dropout import dropping
 from mha.conformance.properties.paths import extra_keys, with_extra
+from mha.conformance.properties.registry import checks
 from mha.conformance.properties.variants import grouped, rebuilt
-from mha.conformance.registry import checks
-from mha.conformance.trial import Built, Trial
 from mha.spec import Problem
 
 STEPS = Domain(

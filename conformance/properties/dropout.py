@@ -18,11 +18,12 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.expect import expect, expect_close, expect_equal, need
-from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import passing_heads, weights_of, zeroed
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.cases.transforms import passing_heads, zeroed
+from mha.conformance.harness.assertions import expect, expect_close, expect_equal, need
+from mha.conformance.harness.recording import Observed
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import weights_of
 from mha.spec import Problem
 from mha.spec.bounds import Ball
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.expect import expect_close, need
-from mha.conformance.guard import guarded
-from mha.conformance.properties.changes import passing_heads, zeroed
+from mha.conformance.cases.transforms import passing_heads, zeroed
+from mha.conformance.harness.assertions import expect_close, need
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.session import Trial
 from mha.conformance.properties.dropout import DRAWN, TRAINING, dropping
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.properties.registry import checks
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 

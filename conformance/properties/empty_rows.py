@@ -11,13 +11,13 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import EMPTY
-from mha.conformance.expect import expect, expect_close, expect_raises, need
-from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import expect_finite, expect_gradients
+from mha.conformance.harness.assertions import expect, expect_close, expect_raises, need
+from mha.conformance.harness.recording import Observed
+from mha.conformance.harness.session import Trial
 from mha.conformance.properties.dropout import dropping
 from mha.conformance.properties.long_rows import FEW_QUERIES
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_finite, expect_gradients
 from mha.spec import Problem
 from mha.spec.bounds import Ball
 from mha.spec.claims import Alignment

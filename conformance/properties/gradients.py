@@ -11,13 +11,14 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, EVERYDAY, HALF, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
-from mha.conformance.expect import expect, expect_close, expect_equal, expect_no_worse, need
-from mha.conformance.guard import guarded
-from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY, plain_formula
-from mha.conformance.properties.changes import expect_finite, expect_gradients
+from mha.conformance.cases.reference import plain_formula
+from mha.conformance.harness.assertions import expect, expect_close, expect_equal, expect_no_worse, need
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY
 from mha.conformance.properties.dropout import dropping
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_finite, expect_gradients
 from mha.spec.problem import INPUTS
 
 MASKS = ("none", *BOOLEAN, *FLOAT)

@@ -9,10 +9,10 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_close, expect_unchanged
-from mha.conformance.properties.changes import passing_heads
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.cases.transforms import passing_heads
+from mha.conformance.harness.assertions import expect, expect_agree, expect_close, expect_unchanged
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
 from mha.spec.bounds import Ball
 
 PLAIN_WRONGS = ("mean", "zeros", "noise", "unscaled")

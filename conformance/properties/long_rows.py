@@ -8,11 +8,12 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, HALF, MODERATE, WITH_GRADIENT, Domain
-from mha.conformance.expect import expect_close
+from mha.conformance.cases.transforms import select_queries
+from mha.conformance.harness.assertions import expect_close
+from mha.conformance.harness.session import Trial
 from mha.conformance.properties.accuracy import expect_no_worse_than_plain
-from mha.conformance.properties.changes import expect_gradients, select_queries
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_gradients
 
 SAMPLED_ROWS = 4
 LONG = Domain(

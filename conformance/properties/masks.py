@@ -10,7 +10,8 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, USUAL, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
-from mha.conformance.expect import (
+from mha.conformance.cases.transforms import as_claimed, as_wide_as_claimed, select_keys
+from mha.conformance.harness.assertions import (
     expect,
     expect_agree,
     expect_close,
@@ -19,16 +20,10 @@ from mha.conformance.expect import (
     expect_unchanged,
     need,
 )
-from mha.conformance.properties.changes import (
-    as_claimed,
-    as_wide_as_claimed,
-    expect_unread,
-    select_keys,
-    weights_of,
-)
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.conformance.violation import Refusal
+from mha.conformance.harness.errors import Refusal
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_unread, weights_of
 from mha.spec.bounds import Ball
 
 
@@ -69,7 +64,7 @@ def masking_equals_deleting(attention: Trial, case: Case) -> None:
     whole = case.problem()
     allowed = make_mask("keys", whole.shape, None, case.generator)
     assert allowed is not None
-    problem = as_claimed(attention, whole, allowed.to(case.device))
+    problem = as_claimed(attention.claims, whole, allowed.to(case.device))
     kept = allowed[0, 0, 0].nonzero().flatten()
     deleted = select_keys(whole, kept)
     rows = kept if any(problem.query is whole for whole in (problem.key, problem.value)) else slice(None)
@@ -167,7 +162,7 @@ def every_position_can_be_masked(attention: Trial, case: Case) -> None:
     positions = {0, keys - 1, *torch.randint(keys, (2,), generator=case.generator).tolist()}
     for position in sorted(positions):
         hidden = torch.arange(keys, device=problem.query.device) == position
-        masked = as_claimed(attention, problem, ~hidden.view(1, 1, 1, keys))
+        masked = as_claimed(attention.claims, problem, ~hidden.view(1, 1, 1, keys))
         rows = hidden.expand(case.B, problem.query.shape[1], keys)
         expect_unread(attention, masked, rows, case.generator, "the one key that the mask hides")
 

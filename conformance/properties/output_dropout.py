@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mha.conformance.cases.case import Case
-from mha.conformance.expect import need
+from mha.conformance.harness.assertions import need
+from mha.conformance.harness.session import Trial
 from mha.conformance.properties.dropout import (
     DRAWN,
     LONGEST,
@@ -14,8 +15,7 @@ from mha.conformance.properties.dropout import (
     expect_share,
     expect_zero_or_rescaled,
 )
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.properties.registry import checks
 
 
 @checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12, number=3)

@@ -11,18 +11,13 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, USUAL, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.expect import expect_agree, expect_close, need
-from mha.conformance.observed import Observed
-from mha.conformance.properties.changes import (
-    as_wide_as_claimed,
-    expect_answer,
-    expect_gradients,
-    refuses,
-    weights_of,
-)
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
-from mha.conformance.violation import Refusal
+from mha.conformance.cases.transforms import as_wide_as_claimed
+from mha.conformance.harness.assertions import expect_agree, expect_close, need
+from mha.conformance.harness.errors import Refusal
+from mha.conformance.harness.recording import Observed
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_answer, expect_gradients, refuses, weights_of
 from mha.spec import Claims, Problem, Weights, causal_mask, join_causal, to_convention
 
 ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)

@@ -8,9 +8,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import COMMON, FEW
-from mha.conformance.expect import expect_agree, expect_close, need
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.harness.assertions import expect_agree, expect_close, need
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
 from mha.spec.problem import INPUTS
 
 

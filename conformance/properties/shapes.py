@@ -11,10 +11,10 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
-from mha.conformance.expect import expect_agree, expect_close, expect_raises, expect_shape
-from mha.conformance.properties.changes import weights_of
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.harness.assertions import expect_agree, expect_close, expect_raises, expect_shape
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import weights_of
 from mha.spec import Problem
 
 NOT_DENSE = tuple(layout for layout in ALL_LAYOUTS if layout != "contiguous")

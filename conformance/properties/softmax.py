@@ -7,10 +7,11 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_close
-from mha.conformance.properties.changes import passing_heads, weights_of
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.cases.transforms import passing_heads
+from mha.conformance.harness.assertions import expect, expect_agree, expect_close
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import weights_of
 from mha.spec.bounds import Ball
 
 MASKS = ("none", *BOOLEAN, *FLOAT)

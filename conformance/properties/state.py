@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_close, expect_unchanged, need
-from mha.conformance.guard import NOT_ITS_OWN, guarded
+from mha.conformance.harness.assertions import expect, expect_agree, expect_close, expect_unchanged, need
+from mha.conformance.harness.errors import CALL, Refusal
+from mha.conformance.harness.integrity import require_untouched
+from mha.conformance.harness.isolation import STOPS, guarded
+from mha.conformance.harness.session import Built, Trial
 from mha.conformance.properties.autocast import LOW, UNDER_AUTOCAST
 from mha.conformance.properties.decoding import STEPS, Sequence
-from mha.conformance.registry import checks
-from mha.conformance.tampering import require_untouched
-from mha.conformance.trial import Built, Trial
-from mha.conformance.violation import CALL, Refusal
+from mha.conformance.properties.registry import checks
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 
@@ -172,7 +172,7 @@ def global_state_is_left_alone(attention: Trial, case: Case) -> None:
         before = _globals()
         try:
             called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
-        except NOT_ITS_OWN:
+        except tuple(STOPS):
             raise
         except BaseException as error:
             raise Refusal(f"{CALL} raised {type(error).__name__}: {str(error)[:300]}", error, CALL) from error

@@ -9,10 +9,10 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.expect import expect_agree, expect_close, expect_unchanged
-from mha.conformance.properties.changes import item, passing_heads, select_keys, zeroed
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.cases.transforms import item, passing_heads, select_keys, zeroed
+from mha.conformance.harness.assertions import expect_agree, expect_close, expect_unchanged
+from mha.conformance.harness.session import Trial
+from mha.conformance.properties.registry import checks
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 

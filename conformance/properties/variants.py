@@ -10,13 +10,13 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.expect import expect, expect_agree, expect_close, need
+from mha.conformance.harness.assertions import expect, expect_agree, expect_close, need
+from mha.conformance.harness.session import Trial
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES
-from mha.conformance.properties.changes import expect_answer, expect_gradients, refuses
 from mha.conformance.properties.dropout import DRAWN, SEEDED, expect_dropped
 from mha.conformance.properties.long_rows import FEW_QUERIES
-from mha.conformance.registry import checks
-from mha.conformance.trial import Trial
+from mha.conformance.properties.registry import checks
+from mha.conformance.properties.shared import expect_answer, expect_gradients, refuses
 from mha.spec import Config, Problem, Weights
 
 WRONGS = ("zeros", "mean", "noise")

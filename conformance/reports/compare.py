@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mha.conformance.reports.matrix import status_of
-from mha.conformance.reports.report import Report, Verdict
+from mha.conformance.reports.summary import status_of
 from mha.conformance.reports.text import brief, judged, visible
+from mha.conformance.results import Report, Verdict
 from mha.spec import CLAUSES
 
 Key = tuple[str, str, str, str]

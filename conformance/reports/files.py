@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from mha.conformance.reports.report import Report
+from mha.conformance.results import Report
 
 FORMS = (".html", ".json", ".md")
 # What `mha report`, `mha replay` and `mha waive` read unless told otherwise.

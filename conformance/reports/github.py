@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from mha.conformance.reports.report import NONCONFORMING, Verdict
 from mha.conformance.reports.text import brief, shown, visible
+from mha.conformance.results import NONCONFORMING, Verdict
 from mha.spec import CLAUSES
 
 

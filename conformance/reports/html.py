@@ -13,7 +13,8 @@ from typing import Any
 
 from jinja2 import Environment
 
-from mha.conformance.reports.matrix import (
+from mha.conformance.benchmarks.compare import HEADINGS, Timing
+from mha.conformance.reports.summary import (
     CONFORMS,
     SIGNS,
     cell_of,
@@ -24,9 +25,8 @@ from mha.conformance.reports.matrix import (
     share,
     status_of,
 )
-from mha.conformance.reports.report import Report, Verdict
 from mha.conformance.reports.text import LONGEST_SCRIPT, shown, visible
-from mha.conformance.speed.compare import HEADINGS, Timing
+from mha.conformance.results import Report, Verdict
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import re
 
-from mha.conformance.reports.matrix import cell_of, families_of, legend, outcome, share, status_of
-from mha.conformance.reports.report import NONCONFORMING, Report, Verdict
+from mha.conformance.reports.summary import cell_of, families_of, legend, outcome, share, status_of
 from mha.conformance.reports.text import LONGEST_NAME, brief, judged, shown, visible
+from mha.conformance.results import NONCONFORMING, Report, Verdict
 from mha.spec import CLAUSES
 
 # A comment of GitHub holds 65,536 characters.

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mha.conformance.reports.matrix import PLAIN, Cell, cell_of, families_of, legend
-from mha.conformance.reports.report import Verdict, by_implementation
+from mha.conformance.reports.summary import PLAIN, Cell, cell_of, families_of, legend
 from mha.conformance.reports.text import shown
+from mha.conformance.results import Verdict, by_implementation
 
 # In columns: a family with the space before it, and the longest name of an implementation.
 COLUMN, LONGEST_LABEL = 4, 24

@@ -6,8 +6,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from mha.conformance.reports.matrix import outcome, rejections, share, status_of
-from mha.conformance.reports.report import NONCONFORMING, Verdict, by_implementation
+from mha.conformance.reports.summary import outcome, rejections, share, status_of
+from mha.conformance.results import NONCONFORMING, Verdict, by_implementation
 from mha.spec import CLAUSES
 
 # Of a message, a name and a script, in characters: what is longer stands in the JSON.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calls import Call, by_name
+from mha.implementations.adapters.calling import Call, by_name
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calls import Call, by_name
+from mha.implementations.adapters.calling import Call, by_name
 from mha.implementations.adapters.loading import KEYS, Place, load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights

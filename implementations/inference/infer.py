@@ -10,14 +10,14 @@ from textwrap import indent
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calls import ARGUMENT_WORDS, input_names, takes_one_input
+from mha.implementations.adapters.calling import ARGUMENT_WORDS, input_names, takes_one_input
 from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_words
 from mha.implementations.errors import ImplementationError
+from mha.implementations.inference.candidate import Reading, word_of
+from mha.implementations.inference.describe import code_of, declaring, rows_of, table
 from mha.implementations.inference.masks import try_masks
-from mha.implementations.inference.probing import CONFIG, formulas, near, probes
+from mha.implementations.inference.probes import CONFIG, formulas, near, probes
 from mha.implementations.inference.projections import Unclear, maps
-from mha.implementations.inference.reading import Reading, word_of
-from mha.implementations.inference.telling import code_of, declaring, rows_of, table
 from mha.spec import Weights, causal_mask
 
 

@@ -8,9 +8,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mha.implementations.inference.probing import Probe, near, probes, with_numbers
+from mha.implementations.inference.candidate import Reading, word_of
+from mha.implementations.inference.probes import Probe, near, probes, with_numbers
 from mha.implementations.inference.projections import Unclear
-from mha.implementations.inference.reading import Reading, word_of
 
 # Shapes of mask that are tried, with the axes along which such a mask may differ: the most general first.
 SHAPES: dict[str | None, str] = {

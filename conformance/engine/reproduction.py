@@ -1,0 +1,158 @@
+"""A failure as a stand-alone script: it needs torch, the implementation and its containers, not the judge."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import zlib
+from dataclasses import fields
+from math import isfinite
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mha.conformance.harness.errors import Refusal, Violation
+from mha.conformance.harness.recording import MODES, Build, Call, Derived, Step
+from mha.conformance.harness.session import Trial
+from mha.spec import CLAUSES, Config, Implementation
+
+# Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
+READABLE = 64
+# What a script may need besides torch.
+MODULES = ("base64", "copy", "io", "warnings", "zlib")
+
+
+def script(trial: Trial, clause: str, violation: Violation) -> str | None:
+    """Return a script that repeats a trial and fails as it did, or None where its steps do not show the failure."""
+    if not trial.scripted or not (violation.check or isinstance(violation, Refusal)):
+        return None
+    known = CLAUSES[clause]
+    names: dict[int, str] = {}
+    body: list[str] = []
+    for step in trial.steps:
+        body += _lines(step, trial, names)
+    body += violation.check
+    used = (module for module in MODULES if any(f"{module}." in line for line in body))
+    lines = [
+        f'"""{clause} ({known.level}): {known.statement}',
+        "",
+        f"{trial.case!r}",
+        '"""',
+        "",
+        *(f"import {module}" for module in used),
+        "",
+        "import torch",
+        "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
+        "",
+        *_import(trial.implementation),
+        "from mha.spec import Config, Weights",
+        "",
+        "torch.set_num_threads(1)  # as it was judged",
+        *body,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(step: Step, trial: Trial, names: dict[int, str]) -> list[str]:
+    match step:
+        case Build():
+            return _build(step, trial, names)
+        case Derived():
+            return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
+        case Call():
+            return _call(step, trial, names)
+
+
+def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:
+    lines: list[str] = []
+    named = build.weights.named()
+    weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
+    options = f"dtype=torch.{trial.case.dtype}, device={trial.case.device!r}"
+    config = ", ".join(
+        f"{field.name}={literal_of(value)}"
+        for field in fields(Config)
+        if (value := getattr(build.config, field.name)) != field.default
+    )
+    lines.append(f"attention_{build.number} = implementation.build(Config({config}), Weights({weights}), {options})")
+    return lines
+
+
+def _call(call: Call, trial: Trial, names: dict[int, str]) -> list[str]:
+    lines: list[str] = []
+    problem, number, mode = call.problem, call.number, MODES[call.path]
+    inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in ("query", "key", "value")]
+    if problem.mask is not None:
+        inputs.append(f"mask={_name(problem.mask, f'mask_{number}', names, lines)}")
+    options = ", is_causal=True" if problem.is_causal else ""
+    options += ", need_weights=True" if call.need_weights else ""
+    lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
+    lines += [f"attention_{call.build}.{'train' if mode.training else 'eval'}()"] if call.switches else []
+    lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(names[id(getattr(problem, n))] for n in call.wanted)]
+    called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
+    code = mode.code.format(device=trial.case.device)
+    lines += [f"with {code}:", f"    {called}"] if code else [called]
+    if call.upstream is not None:
+        upstream = _name(call.upstream, f"upstream_{number}", names, lines)
+        lines.append(f"output_{number}.backward({upstream})")
+    return lines
+
+
+def literal_of(value: object) -> str:
+    """Return a number as an expression that a script can read, NaN included."""
+    return f"float({str(value)!r})" if isinstance(value, float) and not isfinite(value) else repr(value)
+
+
+def _name(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> str:
+    """Return the name of a tensor, writing its definition where it has none yet."""
+    if id(value) not in names:
+        names[id(value)] = name
+        lines.append(f"{name} = {literal(value)}")
+    return names[id(value)]
+
+
+def literal(value: Tensor) -> str:
+    """Return an expression for a tensor: the same bits, dtype, device, strides and storage offset."""
+    value = value.detach()
+    if not value.numel() or (value.is_contiguous() and value.storage_offset() == 0):
+        return _dense(value)
+    shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
+    extent = 1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return f"{_dense(value.as_strided((extent,), (1,), 0))}.as_strided({shape}, {strides}, {offset})"
+
+
+def _dense(value: Tensor) -> str:
+    if value.numel() == 0:
+        code = f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
+    elif value.numel() <= READABLE:
+        code = f"tensor({value.tolist()!r}, dtype={value.dtype})"
+    else:
+        raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        packed = base64.b85encode(zlib.compress(raw, 9)).decode()
+        unpacked = f'bytearray(zlib.decompress(base64.b85decode("{packed}")))'
+        code = f"torch.frombuffer({unpacked}, dtype={value.dtype}).reshape({tuple(value.shape)})"
+    return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
+
+
+def _import(implementation: Implementation) -> list[str]:
+    """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(vars(module).items()) if module is not None else []:
+            if value is implementation and name != "__main__":
+                renamed = "" if attribute == "implementation" else " as implementation"
+                line = f"from {name} import {attribute}{renamed}"
+                folder = str(Path(getattr(module, "__file__", None) or ".").resolve().parent)
+                if "." in name or folder in sys.path:
+                    return [line]
+                path = str(Path(str(module.__file__)).resolve())
+                return [
+                    "import runpy",
+                    "import sys",
+                    "",
+                    f"sys.path.insert(0, {folder!r})",
+                    f"implementation = runpy.run_path({path!r})[{attribute!r}]",
+                ]
+    target = getattr(implementation, "target", "")
+    if target:
+        return ["from mha.implementations import resolve", "", f"(implementation,) = resolve({target!r})"]
+    return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]

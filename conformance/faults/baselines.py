@@ -1,0 +1,113 @@
+"""What is usually done instead: three checks of an attention as they are often written, measured beside the judge.
+
+`allclose`: one batch of normal numbers against `nn.MultiheadAttention`, at 1e-4. `assert_close`: a few masks against
+the plain formula, with the tolerances of `torch.testing`. `grid`: a grid of shapes and masks, outputs and gradients,
+each with at most twice the error of the plain formula in the same dtype (the rule of FlashAttention's tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.reference import plain_formula
+from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.isolation import guarded
+from mha.implementations.torch_mha import implementation as torch_mha
+from mha.spec import Implementation, Problem
+
+GRID = tuple(
+    Case(n_heads=n_heads, head_dim=head_dim, B=2, L=L, S=S, mask=mask, causal=causal)
+    for n_heads, head_dim, (L, S) in product((1, 4), (8, 64), ((16, 16), (64, 64), (1, 64), (128, 64)))
+    for mask, causal in (("none", False), ("padding", False), ("none", True))
+)
+A_FEW = tuple(
+    Case(n_heads=4, head_dim=8, B=2, L=12, S=12, mask=mask, causal=causal)
+    for mask, causal in (("none", False), ("padding", False), ("queries", False), ("none", True))
+)
+
+
+def caught_by(implementation: Implementation, dtype: str) -> tuple[str, ...]:
+    """Return the names of the usual checks that an implementation does not pass, in a dtype that it claims."""
+    return tuple(name for name, passes in CHECKS.items() if not _passes(passes, implementation, dtype))
+
+
+def _passes(check: Callable[[Implementation, str], bool], implementation: Implementation, dtype: str) -> bool:
+    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        with guarded("a usual check"):
+            return check(implementation, dtype)
+    except Violation:
+        return False
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_grad_enabled(before[1])
+
+
+def allclose(implementation: Implementation, dtype: str) -> bool:
+    """Normal numbers, self-attention, no mask; half precision, for which 1e-4 is no tolerance, in float32."""
+    wide = dtype if dtype == "float64" else "float32"
+    problem = Case(n_heads=8, head_dim=8, B=4, L=32, S=32, inputs="self", dtype=wide).problem()
+    return torch.allclose(_call(implementation, problem), _call(torch_mha, problem), atol=1e-4)
+
+
+def assert_close(implementation: Implementation, dtype: str) -> bool:
+    """Four masks, one shape."""
+    for case in A_FEW:
+        problem = replace(case, dtype=dtype).problem()
+        allowed = problem.allowed(implementation.claims.causal)
+        torch.testing.assert_close(_call(implementation, problem), plain_formula(problem, allowed))
+    return True
+
+
+def grid(implementation: Implementation, dtype: str) -> bool:
+    """Shapes and masks, forward and backward, against a reference in float64; float64 itself, which has none, not."""
+    for case in GRID:
+        problem = replace(case, dtype="float32" if dtype == "float64" else dtype).problem()
+        allowed = problem.allowed(implementation.claims.causal)
+
+        def plain(inputs: Problem, allowed: Tensor = allowed) -> Tensor:
+            return plain_formula(inputs, allowed)
+
+        wide = problem.map_inputs(Tensor.double).change(weights=problem.weights.to(torch.float64, "cpu"))
+        right, near = _differentiated(plain, wide), _differentiated(plain, problem)
+        seen = _differentiated(lambda inputs: _call(implementation, inputs), problem)
+        for one, other, exact in zip(seen, near, right, strict=True):
+            allowance = 2 * (other - exact).abs().max() + torch.finfo(other.dtype).eps * exact.abs().max()
+            if not bool((one - exact).abs().max() <= allowance):
+                return False
+    return True
+
+
+CHECKS: dict[str, Callable[[Implementation, str], bool]] = {
+    "allclose": allclose,
+    "assert_close": assert_close,
+    "grid": grid,
+}
+
+
+def _call(implementation: Implementation, problem: Problem) -> Tensor:
+    attention: Any = implementation.build(
+        problem.config, problem.weights, dtype=problem.query.dtype, device=str(problem.query.device)
+    )
+    attention.eval()
+    named = {"mask": problem.mask, "is_causal": problem.is_causal}
+    output: Tensor = attention(problem.query, problem.key, problem.value, **named).output
+    return output
+
+
+def _differentiated(call: Callable[[Problem], Tensor], problem: Problem) -> list[Tensor]:
+    """Return the output and the gradients of the inputs for an upstream of ones, in float64."""
+    leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
+    output = call(leaves)
+    output.backward(torch.ones_like(output))
+    gradients = [
+        torch.full_like(x, torch.nan) if x.grad is None else x.grad for x in (leaves.query, leaves.key, leaves.value)
+    ]
+    return [x.detach() for x in (output, *gradients)]
