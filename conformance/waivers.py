@@ -60,7 +60,7 @@ class Waiver:
 
     def holds(self, case: Case) -> bool:
         """Whether it is about a case."""
-        return not self.where or _holds(self.where, case)
+        return not self.where or where_holds(self.where, case)
 
     def covers(self, case: Case, message: str) -> bool:
         """Whether it waives a violation."""
@@ -172,7 +172,7 @@ def validate_where(text: str) -> None:
         raise ValueError(f"{text!r}: a case has no {', '.join(unknown)}; it has {', '.join(sorted(NAMES))}")
 
 
-def _holds(text: str, case: Case) -> bool:
+def where_holds(text: str, case: Case) -> bool:
     """Whether a valid predicate holds of a case; one that compares what cannot be compared does not."""
     values = {name: getattr(case, name) for name in NAMES}
     try:

@@ -31,14 +31,14 @@ GRID = "a fixed grid"
 
 def plain(domain: Domain) -> Domain:
     """Leave out what the domain is sharp with: regimes of numbers, and layouts."""
-    return replace(domain, regimes=domain.regimes[:1], layouts=FEW_LAYOUTS[:1])
+    return replace(domain, values=domain.values[:1], layouts=FEW_LAYOUTS[:1])
 
 
 def grid(domain: Domain, claims: Claims, dtype: str) -> Iterator[Case]:
     """Yield a grid as tests have it: a few sizes, each mask, causal or not."""
     sizes = {"B": (1, 2), "L": (1, 8, 16, 33), "S": (1, 8, 16, 33), "n_heads": (1, 4), "head_dim": (8,)}
     flags = {"mask": domain.masks, "causal": domain.causal, "inputs": domain.inputs[:1], "bias": domain.bias[:1]}
-    rest = {"layout": FEW_LAYOUTS[:1], "regime": domain.regimes[:1], "path": domain.paths[:1]}
+    rest = {"layout": FEW_LAYOUTS[:1], "values": domain.values[:1], "mode": domain.modes[:1]}
     levels = {**sizes, **flags, **rest, "need_weights": domain.need_weights[:1]}
     bounds = {name: domain.bounds_of(name, PROFILE.longest) for name in sizes}
     for values in product(*levels.values()):
@@ -82,7 +82,7 @@ def found_by(way: str, fault: Fault, prop: Property, seed: int) -> tuple[int, in
                 except Exception:
                     return search.first or search.examples, search.examples
             return NEVER, search.examples
-        search.vacuity.sample = lambda cases: None  # type: ignore[method-assign]  # only the cases are of interest here
+        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]  # only the cases are of interest here
         search.run(lambda: False)
     return (search.first if search.failure else NEVER), search.examples
 

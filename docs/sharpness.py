@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.spec import Answer, Claims, Problem, Rounding, oracle
+from mha.spec import Claims, Expected, Problem, Rounding, oracle
 
 SEEDS = 200
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -27,15 +27,15 @@ STEPS = [10 ** (-place / 4) for place in range(60, -5, -1)]
 # What the computation below does: the query is scaled and stored, so are scores and weights; torch's softmax is inside.
 ROUNDING = Rounding(scores_stored=True, softmax_stored=False, scaling_roundings=1, exp_error=4, log_normaliser=False)
 CLAIMS = Claims(masks={"bool", "float"}, rounding=ROUNDING)
-Rule = Callable[[Tensor, Answer, Problem], bool]
+Rule = Callable[[Tensor, Expected, Problem], bool]
 
 
-def within_bound(output: Tensor, answer: Answer, problem: Problem) -> bool:
+def within_bound(output: Tensor, answer: Expected, problem: Problem) -> bool:
     """Whether every element is within the bound."""
     return bool(((output.double() - answer.output.mid).abs() <= answer.output.rad).all())
 
 
-def close_by_default(output: Tensor, answer: Answer, problem: Problem) -> bool:
+def close_by_default(output: Tensor, answer: Expected, problem: Problem) -> bool:
     """Whether torch.testing.assert_close accepts the output."""
     try:
         torch.testing.assert_close(output, answer.output.mid.to(output.dtype))
@@ -44,7 +44,7 @@ def close_by_default(output: Tensor, answer: Answer, problem: Problem) -> bool:
     return True
 
 
-def no_worse_than_twice_plain(output: Tensor, answer: Answer, problem: Problem) -> bool:
+def no_worse_than_twice_plain(output: Tensor, answer: Expected, problem: Problem) -> bool:
     """Whether the largest error is at most twice the plain formula's."""
     worst = (masked(problem).double() - answer.output.mid).abs().max()
     return bool((output.double() - answer.output.mid).abs().max() <= 2 * worst)
@@ -94,7 +94,7 @@ def problem_of(seed: int, dtype: str) -> Problem:
     return problem.change(mask=problem.mask.nan_to_num(neginf=1.0))
 
 
-def smallest(rule: Rule, defect: Callable[[Problem, float], Tensor], problem: Problem, answer: Answer) -> float:
+def smallest(rule: Rule, defect: Callable[[Problem, float], Tensor], problem: Problem, answer: Expected) -> float:
     """The smallest step from which on every larger one is rejected; infinity if none is."""
     found = float("inf")
     for size in sorted(STEPS, reverse=True):

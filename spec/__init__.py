@@ -5,7 +5,7 @@ from mha.spec.clauses import CLAUSES, Clause, Level
 from mha.spec.config import Config
 from mha.spec.gradients import gradients, sum_shared
 from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
-from mha.spec.oracle import Answer, oracle
+from mha.spec.oracle import Expected, oracle
 from mha.spec.problem import Problem
 from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
 from mha.spec.validation import validate_call
@@ -13,13 +13,13 @@ from mha.spec.weights import Weights
 
 __all__ = [
     "CLAUSES",
-    "Answer",
     "Attention",
     "Claims",
     "Clause",
     "Config",
     "Decoder",
     "Differentiable",
+    "Expected",
     "Implementation",
     "Level",
     "MaskConvention",

@@ -16,7 +16,7 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units, units_of
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.oracle import Answer, log_drift, oracle
+from mha.spec.oracle import Expected, log_drift, oracle
 from mha.spec.problem import INPUTS, Problem
 
 # Roundings of dP and of its row sum on their way to dS: at most four operations (the backward pass of exp, sum and
@@ -24,7 +24,7 @@ from mha.spec.problem import INPUTS, Problem
 SOFTMAX_STEPS = 8
 
 
-def gradients(problem: Problem, claims: Claims, upstream: Tensor, answer: Answer | None = None) -> dict[str, Ball]:
+def gradients(problem: Problem, claims: Claims, upstream: Tensor, answer: Expected | None = None) -> dict[str, Ball]:
     """Differentiate sum(output * upstream) with respect to the inputs, the weights and a mask of numbers, by name.
 
     upstream: (B, L, D), exact; 0 for queries with an empty row in some head, unless `claims.empty_row` is "zeros".

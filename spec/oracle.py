@@ -25,7 +25,7 @@ LARGEST_LOG = 600.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class Expected:
     """What a correct implementation returns, in float64, each with its bound, and the steps on the way there.
 
     output: (B, L, D); weights: (B, H, L, S); summed: makes `sums`; context: (B, L, D), the heads' contexts before W_o;
@@ -50,7 +50,9 @@ class Answer:
         return self.summed()
 
 
-def oracle(problem: Problem, claims: Claims, scale: float | None = None, autocast: torch.dtype | None = None) -> Answer:
+def oracle(
+    problem: Problem, claims: Claims, scale: float | None = None, autocast: torch.dtype | None = None
+) -> Expected:
     """Solve a problem: equations 1 and 3 of Vaswani et al. 2017.
 
     claims: decide the causal alignment, the empty rows and the rounding. scale: 1/sqrt(d_k) unless given.
@@ -73,7 +75,7 @@ def oracle(problem: Problem, claims: Claims, scale: float | None = None, autocas
         key, value, allowed, bias = _extended(problem, key, value, allowed, bias)
     weights, summed, contexts, highest = _attend(query, key, value, allowed, bias, tau, claims, units)
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (contexts.mid, contexts.rad))).known()
-    return Answer(
+    return Expected(
         output=affine(context, given.w_o, given.b_o, units, low).known(),
         weights=weights,
         summed=summed,
@@ -125,7 +127,7 @@ def _attend(
     claims: Claims,
     units: Units,
 ) -> tuple[Ball, Callable[[], Ball], Ball, Tensor]:
-    """Return weights (B, H, L, S), `Answer.summed`, contexts (B, H, L, d_k) and `Answer.highest`."""
+    """Return weights (B, H, L, S), `Expected.summed`, contexts (B, H, L, d_k) and `Expected.highest`."""
     empty = ~allowed.any(-1, keepdim=True)
     if claims.empty_row == "uniform":
         allowed = allowed | empty
@@ -226,7 +228,7 @@ def log_drift(highest: Tensor, keys: int, roundoff: float) -> Tensor:
     """Return how far the rows of weights exp(s - z) may stray from 1 together, (B, H, L, 1), where z was stored.
 
     z = log sum exp(s) has a rounding of its own, a sum, two changes of base, and a logarithm of at most the number of
-    keys within 2 ulp; where parts of a row are joined, each has its own. highest: (B, H, L), as in `Answer`.
+    keys within 2 ulp; where parts of a row are joined, each has its own. highest: (B, H, L), as in `Expected`.
     """
     steps = (3 * highest + 10 * math.log(max(2, keys))) * roundoff
     return steps.clamp(max=LARGEST_LOG).expm1().unsqueeze(-1)

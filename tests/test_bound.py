@@ -13,7 +13,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
-from mha.conformance.cases.values import REGIMES
+from mha.conformance.cases.values import VALUES
 from mha.implementations.loop import implementation as loop
 from mha.implementations.sdpa import implementation as sdpa
 from mha.implementations.vectorized import implementation as vectorized
@@ -59,7 +59,7 @@ def drawn(rng: random.Random, dtype: str) -> Case:
         causal=rng.choice((True, False)),
         inputs=inputs,
         layout=rng.choice(tuple(LAYOUTS)),
-        regime=rng.choice(tuple(REGIMES)),
+        values=rng.choice(tuple(VALUES)),
         seed=rng.randrange(2**31),
     )
 
@@ -134,16 +134,16 @@ def granted(problem: Problem) -> Tensor:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("regime", REACHED)
+@pytest.mark.parametrize("values", REACHED)
 @pytest.mark.parametrize("n_heads", [1, 3])
-def test_it_grants_scores_their_rounding_and_little_more(n_heads: int, regime: str, dtype: str, seed: int) -> None:
+def test_it_grants_scores_their_rounding_and_little_more(n_heads: int, values: str, dtype: str, seed: int) -> None:
     """The mask puts errors into the scores, such as pull one channel of every head one way."""
-    problem = Case(n_heads=n_heads, head_dim=5, B=2, L=7, S=11, dtype=dtype, regime=regime, seed=seed).problem()
+    problem = Case(n_heads=n_heads, head_dim=5, B=2, L=7, S=11, dtype=dtype, values=values, seed=seed).problem()
     answer = oracle(problem, DIVIDES)
     above = answer.value.mid[..., 0].unsqueeze(2) > answer.context.mid[..., ::5].mT.unsqueeze(-1)
     mask = ROUNDOFF[dtype] * granted(problem) * torch.where(above, 1.0, -1.0)
     pulled = oracle(problem.change(mask=mask), DIVIDES)
-    assert REACHED[regime] < ratio(pulled.context.mid[..., ::5], answer.context[..., ::5]) <= 1
+    assert REACHED[values] < ratio(pulled.context.mid[..., ::5], answer.context[..., ::5]) <= 1
     assert 0.3 < ratio(pulled.weights.mid, answer.weights) <= 1
 
 

@@ -18,7 +18,7 @@ from mha.conformance.cases.domain import ALL_LAYOUTS, EDGES, EVERYDAY, Domain
 from mha.conformance.cases.layouts import LAYOUTS, lay_out, leaf_of
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.strategies import drawn_cases
-from mha.conformance.cases.values import REGIMES
+from mha.conformance.cases.values import VALUES
 from mha.conformance.faults.complete import complete
 from mha.conformance.properties.registry import Property, properties
 from mha.implementations import resolve
@@ -26,7 +26,7 @@ from mha.spec import Claims, causal_mask
 
 CLAIMS = Claims(masks={"bool", "float"})
 EVERYTHING = Domain(
-    masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY), causal=(False, True), regimes=EVERYDAY, layouts=ALL_LAYOUTS
+    masks=("none", "all", *BOOLEAN, *FLOAT, *EMPTY), causal=(False, True), values=EVERYDAY, layouts=ALL_LAYOUTS
 )
 DRAWN = 1000
 # How often a drawn case must be so, at least; the domain is the widest there is.
@@ -45,7 +45,7 @@ SHARES: dict[str, tuple[float, Callable[[Case], bool]]] = {
     "self-attention": (0.15, lambda case: case.inputs == "self"),
     "key and value as one tensor": (0.15, lambda case: case.inputs == "memory"),
     "no contiguous layout": (0.5, lambda case: case.layout != "contiguous"),
-    "no gradient": (0.3, lambda case: case.path in ("no_grad", "inference")),
+    "no gradient": (0.3, lambda case: case.mode in ("no_grad", "inference")),
 }
 
 
@@ -179,10 +179,10 @@ def test_mask_differs_where_its_kind_says_and_leaves_no_row_empty(kind: str, cau
         assert bool(empty.any()) == (kind in EMPTY)
 
 
-@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_regime_makes_finite_numbers(regime: str, dtype: str) -> None:
-    problem = Case(n_heads=2, head_dim=3, B=2, L=5, S=7, dtype=dtype, regime=regime).problem()
+def test_regime_makes_finite_numbers(values: str, dtype: str) -> None:
+    problem = Case(n_heads=2, head_dim=3, B=2, L=5, S=7, dtype=dtype, values=values).problem()
     tensors = [problem.query, problem.key, problem.value, *(tensor for _, tensor in problem.weights.named())]
     assert all(bool(tensor.isfinite().all()) for tensor in tensors)
     assert {str(tensor.dtype) for tensor in tensors} == {f"torch.{dtype}"}

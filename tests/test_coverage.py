@@ -13,7 +13,7 @@ from mha.conformance.cases.domain import Domain
 from mha.conformance.engine.search import PROFILES, Search
 from mha.conformance.faults import gallery as faults
 from mha.conformance.faults.complete import CLAIMS
-from mha.conformance.harness.known_bad import TWISTS, WrongImplementation
+from mha.conformance.harness.known_bad import DEFECTS, KnownBad
 from mha.conformance.properties.registry import Property, properties
 from mha.spec import CLAUSES, Claims, Implementation, Rounding
 
@@ -45,12 +45,12 @@ WITHOUT_WRONGS = {
 
 
 def test_every_property_rejects_a_known_wrong_answer_or_says_why_not() -> None:
-    assert {prop.name for prop in MEMBERS if not prop.rejects} == set(WITHOUT_WRONGS)
-    assert {twist for prop in MEMBERS for twist in prop.rejects} == set(TWISTS) - {"none"}
-    assert all(0.2 <= prop.floor <= 1 for prop in MEMBERS)
+    assert {prop.name for prop in MEMBERS if not prop.must_reject} == set(WITHOUT_WRONGS)
+    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(DEFECTS) - {"none"}
+    assert all(0.2 <= prop.min_rejection_rate <= 1 for prop in MEMBERS)
 
 
-@pytest.mark.parametrize("prop", [prop for prop in MEMBERS if prop.rejects], ids=lambda prop: prop.name)
+@pytest.mark.parametrize("prop", [prop for prop in MEMBERS if prop.must_reject], ids=lambda prop: prop.name)
 def test_each_known_wrong_answer_is_rejected(prop: Property) -> None:
     """Also where the cases are too few for the judge to tell."""
     dtype = prop.domain.dtypes[0] if prop.domain.dtypes else "float32"
@@ -58,8 +58,8 @@ def test_each_known_wrong_answer_is_rejected(prop: Property) -> None:
     assert isinstance(domain, Domain)
     search = Search(faults.complete, prop, domain, dtype, "cpu", PROFILES["quick"], 0)
     search.run(lambda: False)
-    assert not search.vacuity.found
-    assert not +search.vacuity.missed
+    assert not search.sensitivity.found
+    assert not +search.sensitivity.missed
 
 
 SAMPLE = ("CFG-5", "SHP-1", "SMX-2", "MSK-1", "MSK-8", "CAU-2", "PTH-1", "HED-1", "EQV-4", "NUM-1", "GRD-1", "INC-1")
@@ -81,15 +81,15 @@ TOLD_BY = {
 @pytest.mark.parametrize("dropout", [True, "output"])
 def test_right_answer_among_the_wrong_ones_conforms(dropout: Any) -> None:
     claims = replace(CLAIMS, dropout=dropout, composes=(), extras=())
-    report = check(WrongImplementation("none", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
+    report = check(KnownBad("none", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
-@pytest.mark.parametrize("twist", [twist for twist in TWISTS if twist != "none"])
-def test_wrong_answer_does_not_conform(twist: str) -> None:
-    clause, dtype = TOLD_BY[twist]
+@pytest.mark.parametrize("twist", [defect for defect in DEFECTS if defect != "none"])
+def test_wrong_answer_does_not_conform(defect: str) -> None:
+    clause, dtype = TOLD_BY[defect]
     claims = replace(CLAIMS, composes=(), extras=())
-    report = check(WrongImplementation(twist, claims), "quick", clauses=[clause], dtypes=[dtype])
+    report = check(KnownBad(defect, claims), "quick", clauses=[clause], dtypes=[dtype])
     assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts
     assert not report.conforms
 

@@ -11,7 +11,7 @@ import torch
 from mpmath.ctx_mp import MPContext
 from torch import Tensor
 
-from mha.conformance.cases.values import REGIMES, make_inputs
+from mha.conformance.cases.values import VALUES, make_inputs
 from mha.spec import Claims, Config, Problem, oracle
 from mha.spec.claims import Alignment
 
@@ -154,9 +154,9 @@ def assert_solved(problem: Problem, claims: Claims, scale: float | None = None) 
         assert answer.empty.flatten().tolist() == [not any(weight > 0 for weight in row) for row in rows]
 
 
-def make(config: Config, sizes: Sizes, regime: str = "normal", dtype: Any = torch.float64, **call: Any) -> Problem:
+def make(config: Config, sizes: Sizes, values: str = "normal", dtype: Any = torch.float64, **call: Any) -> Problem:
     """A problem of a regime, its numbers rounded to the dtype; `call` is its mask and its causal flag."""
-    weights, *inputs = make_inputs(regime, config, sizes, torch.Generator().manual_seed(0))
+    weights, *inputs = make_inputs(values, config, sizes, torch.Generator().manual_seed(0))
     return Problem(config, weights.to(dtype), *(x.to(dtype) for x in inputs), **call)
 
 
@@ -196,9 +196,9 @@ def test_no_keys(config: Config, empty_row: Any) -> None:
     assert_solved(make(config, (2, 3, 0)), Claims(empty_row=empty_row))
 
 
-@pytest.mark.parametrize("regime", REGIMES)
-def test_regimes(regime: str) -> None:
-    assert_solved(make(PLAIN, (1, 2, 7), regime), Claims())
+@pytest.mark.parametrize("values", VALUES)
+def test_regimes(values: str) -> None:
+    assert_solved(make(PLAIN, (1, 2, 7), values), Claims())
 
 
 @pytest.mark.parametrize("sizes", LENGTHS, ids=str)
@@ -231,10 +231,10 @@ def test_mask_beside_causal(config: str, alignment: Any, form: Any) -> None:
     assert_solved(problem, Claims(causal=alignment))
 
 
-@pytest.mark.parametrize("regime", ["large", "offset", "tiny", "heavy"])
+@pytest.mark.parametrize("values", ["large", "offset", "tiny", "heavy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_is_not_the_oracle_s(dtype: torch.dtype, regime: str) -> None:
-    assert_solved(make(PLAIN, (1, 3, 5), regime, dtype, mask=additive((3, 5)).to(dtype)), Claims())
+def test_low_precision_is_not_the_oracle_s(dtype: torch.dtype, values: str) -> None:
+    assert_solved(make(PLAIN, (1, 3, 5), values, dtype, mask=additive((3, 5)).to(dtype)), Claims())
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.3, 1 / 15])

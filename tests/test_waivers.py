@@ -11,8 +11,9 @@ import pytest
 
 from mha.conformance import Case, Verdict, check
 from mha.conformance.faults import gallery as faults
-from mha.conformance.predicate import holds, validate
 from mha.conformance.waivers import Waiver, WaiverError, built_in_waivers, read_waivers
+from mha.conformance.waivers import validate_where as validate
+from mha.conformance.waivers import where_holds as holds
 from mha.implementations import resolve
 
 WRONG, RIGHT = faults.implementations["NanInEmptyRow"], faults.correct

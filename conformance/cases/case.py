@@ -49,8 +49,8 @@ class Case:
     alignment: Alignment = "top_left"
     inputs: str = "cross"
     layout: str = "contiguous"
-    regime: str = "normal"
-    path: str = "eval"
+    values: str = "normal"
+    mode: str = "eval"
     need_weights: bool = False
     seed: int = 0
 
@@ -73,7 +73,7 @@ class Case:
         """Make the tensors: rounded to the dtype first, so that implementation and oracle see the same numbers."""
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
-        weights, *made = make_inputs(self.regime, self.config, (self.B, self.L, self.S), generator, dtype)
+        weights, *made = make_inputs(self.values, self.config, (self.B, self.L, self.S), generator, dtype)
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
         laid_out = [lay_out(layout, x.to(self.device, dtype)) for layout, x in zip(layouts, made, strict=True)]
         query, key, value = (laid_out[place] for place in SHARING[self.inputs])

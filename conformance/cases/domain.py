@@ -18,12 +18,12 @@ HALF = ("bfloat16", "float16")
 # Where the lowest number and a score do not add up to -infinity.
 NOT_FLOAT16 = ("float64", "float32", "bfloat16")
 WITH_GRADIENT = ("eval", "train")
-PATHS = ("eval", "train", "no_grad", "inference", "train_no_grad")
+ALL_MODES = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.
 INPUTS = ("cross", "self", "memory", "query_key")
 EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
 # One regime for each kind of trouble, and layouts likewise, for clauses that are about something else.
-USUAL = ("normal", "integers", "large", "tiny")
+TYPICAL = ("normal", "integers", "large", "tiny")
 FEW_LAYOUTS = ("contiguous", "mixed")
 # For properties that change inputs, which would lose a layout.
 DENSE = ("contiguous",)
@@ -58,9 +58,9 @@ class Domain:
     causal: tuple[bool, ...] = (False,)
     inputs: tuple[str, ...] = INPUTS
     square: bool = False
-    regimes: tuple[str, ...] = USUAL
+    values: tuple[str, ...] = TYPICAL
     layouts: tuple[str, ...] = FEW_LAYOUTS
-    paths: tuple[str, ...] = PATHS
+    modes: tuple[str, ...] = ALL_MODES
     need_weights: tuple[bool, ...] = (False, True)
     bias: tuple[bool, ...] = (True, False)
     passes: tuple[str, ...] = ()
@@ -146,8 +146,8 @@ class Domain:
             "causal": self.causal,
             "inputs": self.inputs,
             "layout": self.layouts,
-            "regime": self.regimes,
-            "path": self.paths,
+            "values": self.values,
+            "mode": self.modes,
             "need_weights": self.need_weights,
         }
 

@@ -85,7 +85,7 @@ def _huge(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: S
     return weights, query, key, value * source.far
 
 
-REGIMES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, Source], Made]] = {
+VALUES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, Source], Made]] = {
     "normal": lambda weights, query, key, value, source: (weights, query, key, value),
     "integers": _integers,
     "uniform": _uniform,
@@ -101,7 +101,7 @@ REGIMES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, Source], Made]] = 
 
 
 def make_inputs(
-    regime: str,
+    values: str,
     config: Config,
     sizes: tuple[int, int, int],
     generator: torch.Generator,
@@ -118,4 +118,4 @@ def make_inputs(
 
     seed = int(torch.randint(2**31, (1,), generator=generator))
     inputs = normal(queries, config.d_model), normal(keys, config.key_width), normal(keys, config.value_width)
-    return REGIMES[regime](Weights.random(config, seed), *inputs, Source(generator, FAR.get(dtype, FARTHEST)))
+    return VALUES[values](Weights.random(config, seed), *inputs, Source(generator, FAR.get(dtype, FARTHEST)))

@@ -16,9 +16,9 @@ from typing import Any
 from mha.conformance.engine.preconditions import Fault, plain_fault
 from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import PROFILES, Search
-from mha.conformance.harness.errors import Refusal, Violation
+from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.isolation import heeding_interrupts, threads
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Report, Verdict, host, now
 from mha.conformance.settings import validate_choice, validate_devices
@@ -28,7 +28,7 @@ from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DTYPES
 
 # What a waiver covers: the property that was violated, the trial, and its violation.
-Seen = tuple[Property, Trial, Violation]
+Seen = tuple[Property, Session, Violation]
 
 
 def check(
@@ -167,9 +167,9 @@ def _judge(
                 if search.settled:
                     break
                 met |= {waiver for waiver in waivers if any(waiver.holds(case) for case in search.tried)}
-                rejected += search.vacuity.rejected
-                if search.vacuity.found:
-                    return replace(found, status="harness_error", message=f"{prop.name}: {search.vacuity.found}")
+                rejected += search.sensitivity.rejected
+                if search.sensitivity.found:
+                    return replace(found, status="harness_error", message=f"{prop.name}: {search.sensitivity.found}")
                 reasons += [search.left_out] if not search.examples else []
         except Exception as error:
             told = f"{prop.name}: {error!r}\n{traceback.format_exc()}"
@@ -196,8 +196,8 @@ def _judge(
 
 def _root(implementation: Implementation, prop: Property, dtype: str, device: str) -> Fault | None:
     """Return the basic clause whose failure leaves nothing to say of a property, if there is one."""
-    fault = plain_fault(implementation, dtype, device) if prop.after else None
-    return fault if fault and (fault.clause == "SHP-1" or fault.clause == prop.after) else None
+    fault = plain_fault(implementation, dtype, device) if prop.requires else None
+    return fault if fault and (fault.clause == "SHP-1" or fault.clause == prop.requires) else None
 
 
 def _departure(found: Verdict, prop: Property, search: Search, waivers: Collection[Waiver], strict: bool) -> Verdict:
@@ -213,7 +213,7 @@ def _departure(found: Verdict, prop: Property, search: Search, waivers: Collecti
     alone = (prop.needs or "").partition(":")[0] in ("extras", "grouped_query", "kv_widths", "decodes", "composes")
     if violation.family and violation.family != CLAUSES[prop.clause].family and not alone:
         return replace(found, status="blocked", blocked_by=violation.family, message=message, script=code)
-    refused = isinstance(violation, Refusal) and isinstance(violation.error, NotImplementedError)
+    refused = isinstance(violation, CallRaised) and isinstance(violation.error, NotImplementedError)
     return replace(found, status="refused" if refused else "fail", message=message, script=code)
 
 

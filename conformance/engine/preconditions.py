@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from mha.conformance.cases.case import Case
 from mha.conformance.harness.assertions import expect_close
-from mha.conformance.harness.errors import Refusal, Violation
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.session import Session
 from mha.spec import Claims, Implementation
 
 BASIC = ("SHP-1", "HED-1")
@@ -44,13 +44,13 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
 
 def _try(implementation: Implementation, dtype: str, device: str) -> Fault | None:
     for case in plain_cases(implementation.claims, dtype, device):
-        trial = Trial(implementation, case)
+        trial = Session(implementation, case)
         try:
             problem = case.problem()
-            expect_close(trial(problem).output, trial.answer(problem).output, because="the loop over heads")
+            expect_close(trial(problem).output, trial.expected(problem).output, because="the loop over heads")
         except Violation as violation:
             told = f"{violation.message}, in the plain case {case!r}"
-            if isinstance(violation, Refusal) or violation.family == "SHP":
+            if isinstance(violation, CallRaised) or violation.family == "SHP":
                 return Fault("SHP-1", told)
             return None if violation.family else Fault("HED-1", told)
     return None

@@ -11,12 +11,12 @@ from typing import NamedTuple, get_args
 from mha.conformance.cases.case import SHARING, Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
-from mha.conformance.cases.values import REGIMES
+from mha.conformance.cases.values import VALUES
 from mha.conformance.engine.search import MAY_REFUSE, may_refuse
-from mha.conformance.harness.errors import Inapplicable, Violation
+from mha.conformance.harness.errors import Discard, Violation
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.recording import MODES
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.reports.files import read
 from mha.conformance.reports.text import judged, shown, visible
@@ -32,8 +32,8 @@ WORDS: dict[str, Collection[str]] = {
     "mask": ("none", *EXTENTS),
     "inputs": SHARING,
     "layout": (*LAYOUTS, "mixed"),
-    "regime": REGIMES,
-    "path": MODES,
+    "values": VALUES,
+    "mode": MODES,
     "alignment": get_args(Alignment),
 }
 
@@ -100,8 +100,8 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> tuple[
         return "SILENT", domain
     try:
         with threads(1):
-            prop.check(Trial(implementation, case), case)
-    except Inapplicable as reason:
+            prop.check(Session(implementation, case), case)
+    except Discard as reason:
         return "SILENT", str(reason)
     except Violation as violation:
         if may_refuse(prop.clause, case, violation):

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import Refusal, Violation
-from mha.conformance.harness.recording import MODES, Build, Call, Derived, Step
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.recording import MODES, BuildStep, CallStep, DeriveStep, Step
+from mha.conformance.harness.session import Session
 from mha.spec import CLAUSES, Config, Implementation
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
@@ -23,9 +23,9 @@ READABLE = 64
 MODULES = ("base64", "copy", "io", "warnings", "zlib")
 
 
-def script(trial: Trial, clause: str, violation: Violation) -> str | None:
+def script(trial: Session, clause: str, violation: Violation) -> str | None:
     """Return a script that repeats a trial and fails as it did, or None where its steps do not show the failure."""
-    if not trial.scripted or not (violation.check or isinstance(violation, Refusal)):
+    if not trial.scripted or not (violation.check or isinstance(violation, CallRaised)):
         return None
     known = CLAUSES[clause]
     names: dict[int, str] = {}
@@ -54,17 +54,17 @@ def script(trial: Trial, clause: str, violation: Violation) -> str | None:
     return "\n".join(lines) + "\n"
 
 
-def _lines(step: Step, trial: Trial, names: dict[int, str]) -> list[str]:
+def _lines(step: Step, trial: Session, names: dict[int, str]) -> list[str]:
     match step:
-        case Build():
+        case BuildStep():
             return _build(step, trial, names)
-        case Derived():
+        case DeriveStep():
             return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
-        case Call():
+        case CallStep():
             return _call(step, trial, names)
 
 
-def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:
+def _build(build: BuildStep, trial: Session, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
     weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
@@ -78,9 +78,9 @@ def _build(build: Build, trial: Trial, names: dict[int, str]) -> list[str]:
     return lines
 
 
-def _call(call: Call, trial: Trial, names: dict[int, str]) -> list[str]:
+def _call(call: CallStep, trial: Session, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
-    problem, number, mode = call.problem, call.number, MODES[call.path]
+    problem, number, mode = call.problem, call.number, MODES[call.mode]
     inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in ("query", "key", "value")]
     if problem.mask is not None:
         inputs.append(f"mask={_name(problem.mask, f'mask_{number}', names, lines)}")

@@ -17,9 +17,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
 from mha.conformance.engine.preconditions import BASIC, plain_cases
-from mha.conformance.engine.sensitivity import Vacuity
-from mha.conformance.harness.errors import CALL, Inapplicable, Refusal, Violation
-from mha.conformance.harness.session import Trial
+from mha.conformance.engine.sensitivity import Sensitivity
+from mha.conformance.harness.errors import CALL, CallRaised, Discard, Violation
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.waivers import Waiver
 from mha.spec import Implementation
@@ -76,9 +76,12 @@ class Search:
         waivers: Collection[Waiver] = (),
     ) -> None:
         self.implementation, self.prop, self.waivers = implementation, prop, waivers
-        self.waived: dict[Waiver, tuple[Trial, Violation]] = {}
+        self.waived: dict[Waiver, tuple[Session, Violation]] = {}
         self.among = profile.again if dtype == "float64" and "float32" in implementation.claims.dtypes else 1
-        self.limit, self.drawn = min(prop.limit, profile.boundary), min(profile.examples, prop.limit - 1) // self.among
+        self.limit, self.drawn = (
+            min(prop.max_cases, profile.boundary),
+            min(profile.examples, prop.max_cases - 1) // self.among,
+        )
         self.where = (
             domain,
             implementation.claims,
@@ -87,9 +90,9 @@ class Search:
             profile.long if domain.scale == "long" else profile.longest,
         )
         self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.number}:{dtype}:{device}".encode())
-        self.failure: tuple[Trial, Violation] | None = None
+        self.failure: tuple[Session, Violation] | None = None
         self.tried: list[Case] = []
-        self.vacuity = Vacuity(prop, implementation.claims)
+        self.sensitivity = Sensitivity(prop, implementation.claims)
         self.remark = self.left_out = ""
         self.margin, self.first = 0.0, 0
 
@@ -121,14 +124,14 @@ class Search:
             except Violation as violation:
                 # What another family of clauses names is no use here, however small.
                 if shrink() and not violation.family:
-                    self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.prop.limit), shrink=True)
+                    self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.prop.max_cases), shrink=True)
                 return
         if self.drawn:
             self.draw(drawn_cases(*self.where), self.drawn, shrink=False)
         if self.settled:
             return
         if not self.failure:
-            self.vacuity.sample(self.tried)
+            self.sensitivity.sample(self.tried)
         elif shrink() and not self.failure[1].family:
             first = self.failure
             self.draw(drawn_cases(*self.where), self.drawn, shrink=True)
@@ -136,10 +139,10 @@ class Search:
 
     def attempt(self, case: Case) -> None:
         """Try one case; a violation is kept, with its trial, and raised, unless a waiver covers it."""
-        trial = Trial(self.implementation, case)
+        trial = Session(self.implementation, case)
         try:
             self.prop.check(trial, case)
-        except Inapplicable as reason:
+        except Discard as reason:
             self.left_out = str(reason)
             return
         except Violation as violation:
@@ -183,5 +186,5 @@ class Search:
 
 def may_refuse(clause: str, case: Case, violation: Violation) -> bool:
     """Whether a violation is a refusal that the contract allows: of a causal flag where L != S (CAU-3)."""
-    refused = isinstance(violation, Refusal) and violation.what == CALL
+    refused = isinstance(violation, CallRaised) and violation.what == CALL
     return refused and case.causal and case.L != case.S and clause != "CAU-3"

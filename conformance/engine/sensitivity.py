@@ -8,9 +8,9 @@ from functools import lru_cache
 from math import comb
 
 from mha.conformance.cases.case import Case
-from mha.conformance.harness.errors import Inapplicable, Refusal, Violation
-from mha.conformance.harness.known_bad import WrongImplementation
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.errors import CallRaised, Discard, Violation
+from mha.conformance.harness.known_bad import KnownBad
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.spec import Claims
 
@@ -19,7 +19,7 @@ from mha.spec import Claims
 SAMPLED, UNLIKELY, IMPROBABLE = 24, 0.05, 2e-3
 
 
-class Vacuity:
+class Sensitivity:
     """How many cases of a property reject the known wrong answers that it exists to reject.
 
     rejected: how often each known wrong answer was rejected ("zeros") and tried ("zeros tried"). missed: how many cases
@@ -32,38 +32,38 @@ class Vacuity:
 
     def sample(self, cases: Sequence[Case]) -> None:
         """Give some of the cases, from the smallest to the largest, to the known wrong answers in turn."""
-        twists, most = self.prop.rejects, min(SAMPLED, len(cases))
-        spread = [place for start in range(3) for place in range(start, most, 3)] if twists else []
+        defects, most = self.prop.must_reject, min(SAMPLED, len(cases))
+        spread = [place for start in range(3) for place in range(start, most, 3)] if defects else []
         for number, place in enumerate(spread):
-            twist = twists[number % len(twists)]
-            if twist == twists[0] and self._biting:
+            defect = defects[number % len(defects)]
+            if defect == defects[0] and self._biting:
                 break
-            rejected = rejects(self.prop, self.claims, cases[place * len(cases) // most], twist)
+            rejected = rejects(self.prop, self.claims, cases[place * len(cases) // most], defect)
             if rejected is not None:
-                self.rejected[twist] += rejected
-                self.rejected[f"{twist} tried"] += 1
-        for twist in twists:
-            for case in cases if not self.rejected[twist] else ():
-                rejected = rejects(self.prop, self.claims, case, twist)
-                self.missed[twist] += rejected is False
+                self.rejected[defect] += rejected
+                self.rejected[f"{defect} tried"] += 1
+        for defect in defects:
+            for case in cases if not self.rejected[defect] else ():
+                rejected = rejects(self.prop, self.claims, case, defect)
+                self.missed[defect] += rejected is False
                 if rejected:
-                    del self.missed[twist]
+                    del self.missed[defect]
                     break
 
     @property
     def found(self) -> str:
         """Why the cases prove too little, if they do: known wrong answers are rejected in too small a share of them."""
         rejected, tried = self._counts
-        floor = self.prop.floor
+        floor = self.prop.min_rejection_rate
         if tried and _chance(range(rejected + 1), tried, floor) <= IMPROBABLE:
-            wrong = ", ".join(self.prop.rejects)
+            wrong = ", ".join(self.prop.must_reject)
             return (
                 f"{rejected} of {tried} cases reject the known wrong answers {wrong}: a share of {floor} is the least"
             )
         right = () if self.claims.masks or self.claims.causal else ("unmasked",)
-        for twist, count in self.missed.items():
-            if twist not in right and (1 - floor / 2) ** count <= IMPROBABLE:
-                told = f"none of {count} cases rejects the known wrong answer {twist}"
+        for defect, count in self.missed.items():
+            if defect not in right and (1 - floor / 2) ** count <= IMPROBABLE:
+                told = f"none of {count} cases rejects the known wrong answer {defect}"
                 return f"{told}: a share of {floor / 2} is the least"
         return ""
 
@@ -76,7 +76,7 @@ class Vacuity:
     def _biting(self) -> bool:
         """Whether so many would be unlikely if the share of cases that reject were the least."""
         rejected, tried = self._counts
-        return _chance(range(rejected, tried + 1), tried, self.prop.floor) <= UNLIKELY
+        return _chance(range(rejected, tried + 1), tried, self.prop.min_rejection_rate) <= UNLIKELY
 
 
 def _chance(counts: range, tried: int, share: float) -> float:
@@ -86,11 +86,11 @@ def _chance(counts: range, tried: int, share: float) -> float:
 
 # Once for all implementations that claim alike.
 @lru_cache(maxsize=1 << 16)
-def rejects(prop: Property, claims: Claims, case: Case, twist: str) -> bool | None:
+def rejects(prop: Property, claims: Claims, case: Case, defect: str) -> bool | None:
     """Whether a case rejects a known wrong answer; None where it says nothing of it."""
     try:
-        prop.check(Trial(WrongImplementation(twist, claims), case), case)
-    except (Inapplicable, Refusal):
+        prop.check(Session(KnownBad(defect, claims), case), case)
+    except (Discard, CallRaised):
         return None
     except Violation:
         return True

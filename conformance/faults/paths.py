@@ -146,7 +146,7 @@ class NegativeHeads(Complete):
 
 
 class BiasAllTheSame(Complete):
-    """Built without biases, it has one for the output all the same."""
+    """Instance without biases, it has one for the output all the same."""
 
     only = "bias=False"
     source = "https://github.com/pytorch/pytorch/issues/52257"

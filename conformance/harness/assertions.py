@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import Inapplicable, Refusal, Violation
-from mha.conformance.harness.recording import Observed
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.errors import CallRaised, Discard, Violation
+from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.session import Session
 from mha.implementations import ImplementationError
 from mha.spec.bounds import Ball
 
@@ -22,13 +22,13 @@ def expect(condition: bool, message: str, *check: str) -> None:
         raise Violation(message, check)
 
 
-def need(condition: bool, why: str) -> None:
+def assume(condition: bool, why: str) -> None:
     """Leave a case out, uncounted, unless the condition holds: it says nothing of the clause."""
     if not condition:
-        raise Inapplicable(why)
+        raise Discard(why)
 
 
-def expect_shape(got: Observed, shape: tuple[int, ...]) -> None:
+def expect_shape(got: RecordedTensor, shape: tuple[int, ...]) -> None:
     """The shape is exactly this."""
     seen = tuple(got.tensor.shape)
     expect(
@@ -38,16 +38,16 @@ def expect_shape(got: Observed, shape: tuple[int, ...]) -> None:
     )
 
 
-def expect_equal(got: Observed, expected: Observed | float, *, because: str) -> None:
+def expect_equal(got: RecordedTensor, expected: RecordedTensor | float, *, because: str) -> None:
     """Every bit is equal (NaN equals NaN): the operations behind both are the same, so rounding is no excuse."""
-    value = expected.tensor if isinstance(expected, Observed) else torch.full_like(got.tensor, expected)
-    named = expected.code if isinstance(expected, Observed) else f"torch.full_like({got.code}, {expected!r})"
+    value = expected.tensor if isinstance(expected, RecordedTensor) else torch.full_like(got.tensor, expected)
+    named = expected.code if isinstance(expected, RecordedTensor) else f"torch.full_like({got.code}, {expected!r})"
     expect_shape(got, tuple(value.shape))
     same = (got.tensor == value) | (got.tensor.isnan() & value.isnan())
     if bool(same.all()):
         return
     error = (got.tensor.double() - value.double()).abs().nan_to_num(nan=float("inf")).masked_fill(same, -1.0)
-    wanted = f"exactly {{}}, as in {named}" if isinstance(expected, Observed) else "exactly {}"
+    wanted = f"exactly {{}}, as in {named}" if isinstance(expected, RecordedTensor) else "exactly {}"
     check = f"torch.testing.assert_close({got.code}, {named}, rtol=0, atol=0, equal_nan=True)"
     raise Violation(_told(got, value, _worst(error), wanted, because), (check,))
 
@@ -67,11 +67,11 @@ def _root_mean_square(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
 
 
-def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
+def expect_close(got: RecordedTensor, expected: Ball, *, because: str) -> None:
     """Every element is within the radius of the expected ball; NaN and infinity stand in the same places."""
     expect_shape(got, tuple(expected.mid.shape))
     value, seen = expected.mid, got.tensor.detach().double()
-    need(not seen.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
+    assume(not seen.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
     error = (seen - value).abs()
     ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
     if bool((error <= expected.rad).all()):  # and then no number is NaN
@@ -95,20 +95,20 @@ def expect_close(got: Observed, expected: Ball, *, because: str) -> None:
     raise Violation(message, tuple(check))
 
 
-def expect_agree(got: Observed, expected: Observed, *, bounds: tuple[Ball, Ball], because: str) -> None:
+def expect_agree(got: RecordedTensor, expected: RecordedTensor, *, bounds: tuple[Ball, Ball], because: str) -> None:
     """Two results agree within the sum of the bounds of both: neither needs to be near the oracle's value."""
     reach = bounds[0].rad + bounds[1].rad
     expect_close(got, Ball(expected.tensor.detach().double(), reach), because=f"{because} ({expected.code})")
 
 
 def expect_unchanged(
-    attention: Trial, got: Observed, expected: Observed, *, bound: Callable[[], Ball], because: str
+    session: Session, got: RecordedTensor, expected: RecordedTensor, *, bound: Callable[[], Ball], because: str
 ) -> None:
     """Two results of the same operations are equal to the bit.
 
     On other devices than the CPU, and for an implementation that retiles, they agree within twice the bound.
     """
-    if attention.case.device == "cpu" and not attention.claims.retiles:
+    if session.case.device == "cpu" and not session.claims.retiles:
         expect_equal(got, expected, because=because)
     else:
         reach = bound()
@@ -121,9 +121,9 @@ def expect_raises(call: Callable[[], Any], *, because: str) -> BaseException:
     try:
         call()
     except Violation as violation:
-        if isinstance(violation, Refusal) and not isinstance(violation.error, ImplementationError):
+        if isinstance(violation, CallRaised) and not isinstance(violation.error, ImplementationError):
             return violation.error
-        if isinstance(violation, Refusal):  # the implementation had accepted what its adapter could not load
+        if isinstance(violation, CallRaised):  # the implementation had accepted what its adapter could not load
             later = f" (only its adapter refused, afterwards: {violation.error})"
     raise Violation(f"no exception was raised, though {because}{later}", (f"raise AssertionError({because!r})",))
 
@@ -133,6 +133,6 @@ def _worst(error: Tensor) -> tuple[int, ...]:
     return tuple(int(index) for index in place)
 
 
-def _told(got: Observed, value: Tensor, at: tuple[int, ...], wanted: str, because: str) -> str:
+def _told(got: RecordedTensor, value: Tensor, at: tuple[int, ...], wanted: str, because: str) -> str:
     seen, expected = got.tensor[at].item(), value[at].item()
     return f"{got[at].code} is {seen:.9g}, but should be {wanted.format(f'{expected:.9g}')}: {because}"

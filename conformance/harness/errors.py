@@ -16,7 +16,7 @@ class Violation(Exception):
         self.message, self.check, self.family = message, check, family
 
 
-class Refusal(Violation):
+class CallRaised(Violation):
     """The implementation raised `error` in `what`, where the contract asks for a result."""
 
     def __init__(self, message: str, error: BaseException, what: str = "") -> None:
@@ -24,5 +24,5 @@ class Refusal(Violation):
         self.error, self.what = error, what
 
 
-class Inapplicable(Exception):
+class Discard(Exception):
     """A case that says nothing of the clause, for the reason given; it is not counted."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import Refusal, Violation
+from mha.conformance.harness.errors import CallRaised, Violation
 from mha.spec import Weights
 
 # What ends a run from outside, and is never the implementation's: Ctrl-C; the pytest plugin adds pytest's own.
@@ -31,7 +31,7 @@ def guarded(what: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, tuple(STOPS)):
             raise
-        raise Refusal(f"{what} raised {_told(error)}", error, what) from error
+        raise CallRaised(f"{what} raised {_told(error)}", error, what) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mha.spec import Claims, Config, Output, Weights, causal_mask
 
-TWISTS = {
+DEFECTS = {
     "zeros": "zeros, whatever the inputs are",
     "noise": "other random numbers at each call",
     "mean": "the mean of all values, without reading query, key or mask",
@@ -29,26 +29,26 @@ TWISTS = {
 
 
 @dataclass(eq=False)
-class WrongImplementation:
+class KnownBad:
     """Attention as `claims` have it, but for one of `TWISTS`."""
 
     name: str
     claims: Claims
     drawn: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> WrongAttention:
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> KnownBadAttention:
         """Build it; nothing is refused."""
-        return WrongAttention(self.name, self.claims, config, weights, self.drawn)
+        return KnownBadAttention(self.name, self.claims, config, weights, self.drawn)
 
 
-class WrongAttention(nn.Module):
+class KnownBadAttention(nn.Module):
     """The textbook's attention, twisted."""
 
     def __init__(
-        self, twist: str, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
+        self, defect: str, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.twist, self.claims, self.config = twist, claims, config
+        self.defect, self.claims, self.config = defect, claims, config
         for name, tensor in weights.named():
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
         self.names = [name for name, _ in weights.named()]
@@ -65,26 +65,26 @@ class WrongAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Attend, or not: see `TWISTS`."""
-        if self.twist in ("zeros", "noise"):
+        if self.defect in ("zeros", "noise"):
             return self._made_up(query, key, value, need_weights)
-        if self.twist in ("mean", "unmasked"):
+        if self.defect in ("mean", "unmasked"):
             mask, is_causal = None, False
-        if self.twist == "unchecked":
+        if self.defect == "unchecked":
             key, value = (_fit(x, query, self.config.d_model) for x in (key, value))
             query = _fit(query, query, self.config.d_model)
         q, k, v = (self._project(x, role) for x, role in ((query, "q"), (key, "k"), (value, "v")))
-        scale = 1.0 if self.twist == "unscaled" else 0.0 if self.twist == "mean" else self.config.head_dim**-0.5
-        k = k.detach() if self.twist == "detached" else k
+        scale = 1.0 if self.defect == "unscaled" else 0.0 if self.defect == "mean" else self.config.head_dim**-0.5
+        k = k.detach() if self.defect == "detached" else k
         scores = q @ k.mT * scale
-        if self.twist == "single":
+        if self.defect == "single":
             q, k, v, scores = q.float(), k.float(), v.float(), scores.float()
         weights = self._softmax(scores, *self._allowed(mask, is_causal, scores))
         drops = "output" if self.claims.dropout == "output" else "weights"
         dropped = F.dropout(weights, self.config.dropout, self.training and drops == "weights")
         output = self._linear((dropped @ v).transpose(1, 2).flatten(2).to(query), "o")
         output = F.dropout(output, self.config.dropout, self.training and drops == "output")
-        if self.twist in ("wild", "erratic") and output.requires_grad:
-            factor = math.nan if self.twist == "wild" else float(torch.rand((), generator=self.generator))
+        if self.defect in ("wild", "erratic") and output.requires_grad:
+            factor = math.nan if self.defect == "wild" else float(torch.rand((), generator=self.generator))
             output.register_hook(lambda gradient: gradient * factor)
         return Output(output, weights.to(query) if need_weights else None)
 
@@ -109,7 +109,7 @@ class WrongAttention(nn.Module):
 
         def made(size: Any) -> Tensor:
             drawn = torch.randn(size, generator=self.generator).to(query)
-            return drawn * (1 + value.abs().max()) if self.twist == "noise" else drawn * 0
+            return drawn * (1 + value.abs().max()) if self.defect == "noise" else drawn * 0
 
         touched = sum(x.sum() * 0 for x in (query, key, value, *self.parameters()))
         return Output(made(query.shape) + touched, made(shape) if need_weights else None)
@@ -140,7 +140,7 @@ class WrongAttention(nn.Module):
         empty = ~allowed.any(-1, keepdim=True)
         scores = (scores + bias).masked_fill(~(allowed | empty), -math.inf)
         weights = scores.softmax(-1)
-        if self.twist == "unsummed":
+        if self.defect == "unsummed":
             weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
             weights = weights / weights.sum(-1, keepdim=True).detach()
         policy = self.claims.empty_row

@@ -35,7 +35,7 @@ MODES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Observed:
+class RecordedTensor:
     """A tensor that the implementation gave; `code` is the expression that names it in a script.
 
     saw: told the largest error/bound of each comparison with a bound.
@@ -51,21 +51,21 @@ class Observed:
         """The name, and the index if it is a part."""
         return f"{self.name}[{', '.join(map(index_code, self.index))}]" if self.index else self.name
 
-    def __getitem__(self, index: Any) -> Observed:
+    def __getitem__(self, index: Any) -> RecordedTensor:
         part = index if isinstance(index, tuple) else (index,)
         if all(isinstance(place, int) for place in self.index):
             return replace(self, tensor=self.tensor[index], index=self.index + part)
-        return Observed(self.tensor[index], self.code, self.saw, part)
+        return RecordedTensor(self.tensor[index], self.code, self.saw, part)
 
-    def detached(self) -> Observed:
+    def detached(self) -> RecordedTensor:
         """The same without its history, for comparing."""
         return replace(self, tensor=self.tensor.detach())
 
-    def map(self, change: Callable[[Tensor], Tensor], code: str) -> Observed:
+    def map(self, change: Callable[[Tensor], Tensor], code: str) -> RecordedTensor:
         """The tensor changed; `code` is the change, with {} for the tensor."""
-        return Observed(change(self.tensor), code.format(self.code), self.saw)
+        return RecordedTensor(change(self.tensor), code.format(self.code), self.saw)
 
-    def row_sums(self) -> Observed:
+    def row_sums(self) -> RecordedTensor:
         """The sums over the last dimension, taken in float64."""
         return self.map(lambda x: x.double().sum(-1), "{}.double().sum(-1)")
 
@@ -75,15 +75,15 @@ class Observed:
 
 
 @dataclass(frozen=True, eq=False)
-class Observation:
+class RecordedOutput:
     """What one call gave; `weights` is None where none were asked for, or none came."""
 
-    output: Observed
-    weights: Observed | None
+    output: RecordedTensor
+    weights: RecordedTensor | None
 
 
 @dataclass(frozen=True, eq=False)
-class Build:
+class BuildStep:
     """One construction: what the implementation was built from."""
 
     number: int
@@ -92,7 +92,7 @@ class Build:
 
 
 @dataclass(frozen=True, eq=False)
-class Derived:
+class DeriveStep:
     """An attention made from another: `code` is the expression, with {} for the other."""
 
     number: int
@@ -101,7 +101,7 @@ class Derived:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class CallStep:
     """One call: of which attention, with what, in which mode.
 
     seed: set before the call, if any. upstream: what the output was multiplied by for `backward`, and wanted: the
@@ -112,14 +112,14 @@ class Call:
     build: int
     problem: Problem
     need_weights: bool
-    path: str
+    mode: str
     seed: int | None = None
     upstream: Tensor | None = None
     wanted: tuple[str, ...] = ()
     switches: bool = True
 
 
-Step = Build | Derived | Call
+Step = BuildStep | DeriveStep | CallStep
 
 
 def index_code(index: Any) -> str:

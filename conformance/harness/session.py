@@ -15,8 +15,16 @@ from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.harness.errors import CALL, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_plain, require_told
-from mha.conformance.harness.recording import MODES, Build, Call, Derived, Observation, Observed, Step
-from mha.spec import Answer, Attention, Config, Implementation, Problem, Weights, gradients, oracle, sum_shared
+from mha.conformance.harness.recording import (
+    MODES,
+    BuildStep,
+    CallStep,
+    DeriveStep,
+    RecordedOutput,
+    RecordedTensor,
+    Step,
+)
+from mha.spec import Attention, Config, Expected, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
@@ -29,14 +37,14 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
+class Instance:
     """An attention of the trial; `attention_1` in its script is that of number 1."""
 
     number: int
     attention: Attention
 
 
-class Trial:
+class Session:
     """The attention under test, bound to a case: its modes, its device, its dtype.
 
     Calling it with a problem gives an `Observation`. Whatever the implementation raises becomes a `Refusal`.
@@ -47,44 +55,46 @@ class Trial:
         self.implementation, self.claims, self.case = implementation, implementation.claims, case
         self._done: list[Step] = []
         self._last: Step | None = None
-        self._built: dict[tuple[Config, int], Built] = {}
+        self._built: dict[tuple[Config, int], Instance] = {}
         self._modes: dict[int, bool] = {}
         self.margin, self.scripted = 0.0, True
 
-    def build(self, config: Config, weights: Weights) -> Built:
+    def build(self, config: Config, weights: Weights) -> Instance:
         """Build the implementation; what it raises becomes a `Refusal`."""
-        dtype, step = getattr(torch, self.case.dtype), Build(len(self._done) + 1, config, weights)
+        dtype, step = getattr(torch, self.case.dtype), BuildStep(len(self._done) + 1, config, weights)
         with self._step(step), guarded(f"build({config})"):
-            return Built(step.number, self.implementation.build(config, weights, dtype=dtype, device=self.case.device))
+            return Instance(
+                step.number, self.implementation.build(config, weights, dtype=dtype, device=self.case.device)
+            )
 
-    def built(self, problem: Problem) -> Built:
+    def built(self, problem: Problem) -> Instance:
         """Return the attention with a problem's configuration and weights, building it if need be."""
         key = problem.config, id(problem.weights)
         if key not in self._built:
             self._built[key] = self.build(problem.config, problem.weights)
         return self._built[key]
 
-    def derive(self, origin: Built, change: Callable[[Any], Any], code: str) -> Built:
+    def derive(self, origin: Instance, change: Callable[[Any], Any], code: str) -> Instance:
         """Make another attention out of one; `code` is the change, with {} for the attention."""
-        step = Derived(len(self._done) + 1, origin.number, code)
+        step = DeriveStep(len(self._done) + 1, origin.number, code)
         with self._step(step), guarded(code.format("attention")):
-            return Built(step.number, change(origin.attention))
+            return Instance(step.number, change(origin.attention))
 
-    def aside(self, tensor: Tensor, name: str) -> Observed:
+    def aside(self, tensor: Tensor, name: str) -> RecordedTensor:
         """Return a tensor that came of no step of the trial as something to compare; no script shows it."""
         self.scripted = False
-        return Observed(tensor, name, self._saw)
+        return RecordedTensor(tensor, name, self._saw)
 
     def __call__(
         self,
         problem: Problem,
         *,
         need_weights: bool | None = None,
-        path: str | None = None,
-        via: Built | None = None,
+        mode: str | None = None,
+        via: Instance | None = None,
         seed: int | None = None,
         dtypes: tuple[torch.dtype, ...] = (),
-    ) -> Observation:
+    ) -> RecordedOutput:
         """Call the attention on the path of the case, with weights as in the case, unless told otherwise.
 
         via: the attention to call, that of the problem unless given. seed: set before the call.
@@ -92,10 +102,10 @@ class Trial:
         """
         wanted = self.case.need_weights if need_weights is None else need_weights
         built = via or self.built(problem)  # built as users build it, outside the modes of the call
-        step = Call(len(self._done) + 1, built.number, problem, wanted, path or self.case.path, seed)
-        with MODES[step.path].enter(self.case.device):
+        step = CallStep(len(self._done) + 1, built.number, problem, wanted, mode or self.case.mode, seed)
+        with MODES[step.mode].enter(self.case.device):
             seen = self._call(step, built, dtypes or (problem.query.dtype,))
-        return Observation(seen.output.detached(), seen.weights and seen.weights.detached())
+        return RecordedOutput(seen.output.detached(), seen.weights and seen.weights.detached())
 
     def gradients(
         self,
@@ -104,7 +114,7 @@ class Trial:
         wanted: Sequence[str] = (*INPUTS, "mask"),
         *,
         frozen: bool = False,
-    ) -> dict[str, Observed]:
+    ) -> dict[str, RecordedTensor]:
         """Return the gradients of the sum of output * upstream, by name.
 
         Those of `wanted` inputs (inputs that are one tensor have one gradient, under the first name), of the mask if it
@@ -123,8 +133,10 @@ class Trial:
         if frozen:
             built = self.derive(built, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
         number = len(self._done) + 1
-        step = Call(number, built.number, leaves, self.case.need_weights, self.case.path, None, upstream, tuple(chosen))
-        with MODES[step.path].enter(self.case.device):
+        step = CallStep(
+            number, built.number, leaves, self.case.need_weights, self.case.mode, None, upstream, tuple(chosen)
+        )
+        with MODES[step.mode].enter(self.case.device):
             output = self._call(step, built, (upstream.dtype,)).output.tensor
         with guarded("backward()"):
             if output.requires_grad:
@@ -137,7 +149,7 @@ class Trial:
             return seen
         return seen | self.told(built, problem.weights)
 
-    def told(self, built: Built, weights: Weights) -> dict[str, Observed]:
+    def told(self, built: Instance, weights: Weights) -> dict[str, RecordedTensor]:
         """Return the gradients of the weights, as an attention tells them."""
         code = f"attention_{built.number}.weight_gradients()"
         with guarded(code):
@@ -145,16 +157,16 @@ class Trial:
         require_told(code, found, weights)
         return {name: self.seen(found[name], f"{code}[{name!r}]") for name, _ in weights.named()}
 
-    def forward(self, problem: Problem, via: Built | None = None) -> Tensor:
+    def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
         """Return the output with its history, for others to differentiate; no script shows it."""
         self.scripted = False
         built = via or self.built(problem)
-        step = Call(len(self._done) + 1, built.number, problem, False, self.case.path)
+        step = CallStep(len(self._done) + 1, built.number, problem, False, self.case.mode)
         return self._call(step, built, (problem.query.dtype,)).output.tensor
 
-    def seen(self, tensor: Tensor, code: str) -> Observed:
+    def seen(self, tensor: Tensor, code: str) -> RecordedTensor:
         """Return a tensor as something to compare."""
-        return Observed(tensor, code, self._saw)
+        return RecordedTensor(tensor, code, self._saw)
 
     def upstream(self, problem: Problem, rows: Tensor | None = None) -> Tensor:
         """Return numbers to multiply the output by, (B, L, D): small integers, and 0 outside `rows`, (B, L).
@@ -173,12 +185,12 @@ class Trial:
         drawn = drawn if rows is None else drawn * rows.unsqueeze(-1).to(drawn)
         return lay_out(("contiguous", "transposed", "column_major", "sliced")[self.case.seed % 4], drawn)
 
-    def answer(self, problem: Problem) -> Answer:
+    def expected(self, problem: Problem) -> Expected:
         """Return the right answer and its bound."""
         with torch.inference_mode():
             return oracle(problem, self.claims)
 
-    def right_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
+    def expected_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
         """Return the right gradients and their bounds, under the names of `gradients`."""
         with torch.inference_mode():
             return sum_shared(problem, gradients(problem, self.claims, upstream))
@@ -186,8 +198,8 @@ class Trial:
     def _saw(self, margin: float) -> None:
         self.margin = max(self.margin, margin)
 
-    def _call(self, step: Call, built: Built, dtypes: tuple[torch.dtype, ...]) -> Observation:
-        problem, number, training = step.problem, step.number, MODES[step.path].training
+    def _call(self, step: CallStep, built: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+        problem, number, training = step.problem, step.number, MODES[step.mode].training
         # Not where it is in that mode already: what it keeps until the mode changes must be right until then.
         kept = self._modes.get(built.number) is training and getattr(built.attention, "training", None) is training
         step = replace(step, switches=not kept)
@@ -229,11 +241,11 @@ class Trial:
         require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
         seen = self.seen(output, f"output_{number}")
         if not step.need_weights or weights is None:
-            return Observation(seen, None)
+            return RecordedOutput(seen, None)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
             require_plain(f"weights_{number}", weights, dtypes, problem.query.device, shape)
-        return Observation(seen, self.seen(weights, f"weights_{number}"))
+        return RecordedOutput(seen, self.seen(weights, f"weights_{number}"))
 
     @property
     def steps(self) -> list[Step]:

@@ -13,24 +13,24 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import COMMON, FEW
-from mha.conformance.harness.assertions import expect_close, expect_unchanged, need
-from mha.conformance.harness.errors import Refusal, Violation
-from mha.conformance.harness.recording import Observation
-from mha.conformance.harness.session import Trial
-from mha.conformance.properties.registry import checks
+from mha.conformance.harness.assertions import assume, expect_close, expect_unchanged
+from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.recording import RecordedOutput
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_slopes, refuses
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
 
-SERVED = Domain(masks=("none", *FEW), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED)
+SERVED = Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED)
 
 
-@checks("STA-3", Domain(masks=COMMON, causal=BOTH))
-def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
+@property_of("STA-3", Domain(masks=COMMON, causal=BOTH))
+def calls_do_not_depend_on_calls_before(session: Session, case: Case) -> None:
     problem = case.problem()
-    first, again = attention(problem), attention(problem)
-    _expect_same(attention, problem, again, first, "the call is the same")
+    first, again = session(problem), session(problem)
+    _expect_same(session, problem, again, first, "the call is the same")
     generator = case.generator
     between = [
         problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
@@ -42,102 +42,111 @@ def calls_do_not_depend_on_calls_before(attention: Trial, case: Case) -> None:
     ]
     for other in between:
         with suppress(Violation):  # the last of them should raise; only what comes after counts
-            attention(other)
-    _expect_same(attention, problem, attention(problem), first, "the call is the same, with others between")
+            session(other)
+    _expect_same(session, problem, session(problem), first, "the call is the same, with others between")
     because = "what an attention gives that has not been called before"
     for other in between[:2]:
-        fresh = attention.build(problem.config, problem.weights)
-        _expect_same(attention, other, attention(other), attention(other, via=fresh), because)
+        fresh = session.build(problem.config, problem.weights)
+        _expect_same(session, other, session(other), session(other, via=fresh), because)
 
 
-def _expect_same(attention: Trial, problem: Problem, seen: Observation, first: Observation, because: str) -> None:
-    answer = cache(partial(attention.answer, problem))
-    expect_unchanged(attention, seen.output, first.output, bound=lambda: answer().output, because=because)
+def _expect_same(session: Session, problem: Problem, seen: RecordedOutput, first: RecordedOutput, because: str) -> None:
+    answer = cache(partial(session.expected, problem))
+    expect_unchanged(session, seen.output, first.output, bound=lambda: answer().output, because=because)
     if seen.weights is not None and first.weights is not None:
-        expect_unchanged(attention, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
+        expect_unchanged(session, seen.weights, first.weights, bound=lambda: answer().weights, because=because)
 
 
-@checks("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE), number=2)
-def tensors_may_change_between_calls(attention: Trial, case: Case) -> None:
+@property_of("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE), number=2)
+def tensors_may_change_between_calls(session: Session, case: Case) -> None:
     problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
-    attention.scripted = False  # which would name each tensor once
-    attention(problem)
+    session.scripted = False  # which would name each tensor once
+    session(problem)
     for name in (*INPUTS, "mask"):
         if getattr(problem, name) is not None:
             getattr(problem, name).copy_(getattr(other, name))
-    fresh = attention.build(problem.config, problem.weights)
+    fresh = session.build(problem.config, problem.weights)
     copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
     because = "what an attention gives that has not seen what was in these tensors before"
-    _expect_same(attention, problem, attention(problem), attention(copied, via=fresh), because)
+    _expect_same(session, problem, session(problem), session(copied, via=fresh), because)
 
 
-@checks(
+@property_of(
     "STA-3",
     replace(SERVED, masks=COMMON),
     needs="gradients",
-    after="HED-1",
-    rejects=("noise", "wild"),
-    limit=20,
+    requires="HED-1",
+    must_reject=("noise", "wild"),
+    max_cases=20,
     number=3,
 )
-def calls_between_change_no_gradient(attention: Trial, case: Case) -> None:
+def calls_between_change_no_gradient(session: Session, case: Case) -> None:
     leaves = case.problem().map_inputs(leaf_of)
-    output = attention.forward(leaves)
-    attention.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
-    expect_slopes(attention, leaves, output, "with another call before the backward pass")
+    output = session.forward(leaves)
+    session.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
+    expect_slopes(session, leaves, output, "with another call before the backward pass")
 
 
-@checks("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), regimes=MODERATE), number=4)
-def keys_may_be_more_in_the_next_causal_call(attention: Trial, case: Case) -> None:
+@property_of("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), values=MODERATE), number=4)
+def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> None:
     problem = case.problem()
     longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
-    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     try:
-        expected = attention(longer, via=attention.build(problem.config, problem.weights)).output
-        attention(problem)
-    except Refusal:
-        need(False, "L != S is refused, which CAU-3 allows")
+        expected = session(longer, via=session.build(problem.config, problem.weights)).output
+        session(problem)
+    except CallRaised:
+        assume(False, "L != S is refused, which CAU-3 allows")
     because = "what an attention gives that has not seen as many queries on fewer keys"
-    seen = attention(longer).output
-    expect_unchanged(attention, seen, expected, bound=lambda: attention.answer(longer).output, because=because)
+    seen = session(longer).output
+    expect_unchanged(session, seen, expected, bound=lambda: session.expected(longer).output, because=because)
 
 
-@checks("STA-3", SERVED, needs="gradients", after="HED-1", rejects=("noise", "wild"), limit=20, number=5)
-def one_module_serves_all_its_life(attention: Trial, case: Case) -> None:
-    _expect_served(attention, case.problem())
+@property_of(
+    "STA-3", SERVED, needs="gradients", requires="HED-1", must_reject=("noise", "wild"), max_cases=20, number=5
+)
+def one_module_serves_all_its_life(session: Session, case: Case) -> None:
+    _expect_served(session, case.problem())
 
 
-@checks("GQA-1", replace(SERVED, min_heads=2), needs="grouped_query", after="HED-1", rejects=("noise", "wild"), limit=6)
-def one_module_with_grouped_heads_serves_all_its_life(attention: Trial, case: Case) -> None:
-    need(attention.claims.gradients, "needs the claim gradients")
-    _expect_served(attention, rebuilt(case, grouped(case)))
+@property_of(
+    "GQA-1",
+    replace(SERVED, min_heads=2),
+    needs="grouped_query",
+    requires="HED-1",
+    must_reject=("noise", "wild"),
+    max_cases=6,
+)
+def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Case) -> None:
+    assume(session.claims.gradients, "needs the claim gradients")
+    _expect_served(session, rebuilt(case, grouped(case)))
 
 
-def _expect_served(attention: Trial, problem: Problem) -> None:
+def _expect_served(session: Session, problem: Problem) -> None:
     """Inference, two steps of training, other weights in the same parameters, and inference again."""
-    built = attention.built(problem)
+    built = session.built(problem)
     module = built.attention
-    for path in ("inference", "no_grad"):
-        attention(problem, path=path)
+    for mode in ("inference", "no_grad"):
+        session(problem, mode=mode)
     whose = built if isinstance(module, nn.Module) else None  # only its gradients can be cleared
     for step in ("first", "second"):
         if isinstance(module, nn.Module):
             module.zero_grad()
         leaves = problem.map_inputs(leaf_of)
-        expect_slopes(attention, leaves, attention.forward(leaves), f"in the {step} step of one module", whose)
-    need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
+        expect_slopes(session, leaves, session.forward(leaves), f"in the {step} step of one module", whose)
+    assume(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
     assert isinstance(module, nn.Module)
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
-    other = attention.built(halved).attention
+    other = session.built(halved).attention
     assert isinstance(other, nn.Module)
-    if attention.claims.weight_gradients:
+    if session.claims.weight_gradients:
         with torch.no_grad():
             for parameter, new in zip(module.parameters(), other.parameters(), strict=True):
                 parameter.copy_(new)
     else:  # the weights need not be parameters
         module.load_state_dict(other.state_dict(), strict=False)
-    for path in ("eval", "inference"):
-        seen = attention(problem, path=path, via=built).output
+    for mode in ("eval", "inference"):
+        seen = session(problem, mode=mode, via=built).output
         expect_close(
-            seen, attention.answer(halved).output, because="the oracle's value for the weights as they are now"
+            seen, session.expected(halved).output, because="the oracle's value for the weights as they are now"
         )

@@ -22,17 +22,17 @@ from torch import Tensor, nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
-from mha.conformance.harness.assertions import expect_agree, expect_close, need
+from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.isolation import guarded
-from mha.conformance.harness.session import Built, Trial
+from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.dropout import dropping
-from mha.conformance.properties.registry import checks
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_slopes
 from mha.spec import Weights
 
 MASKS = ("none", "padding", "queries")
-SMALL = Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
-EVALUATED = replace(SMALL, paths=("eval",))
+SMALL = Domain(masks=MASKS, causal=BOTH, values=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
+EVALUATED = replace(SMALL, modes=("eval",))
 WRONGS = ("zeros", "mean", "noise")
 
 
@@ -41,9 +41,9 @@ WRONGS = ("zeros", "mean", "noise")
 # 16 bytes that a part of a tensor does not have, which is no fault of the attention.
 PLAIN = Domain(
     inputs=("cross",),
-    regimes=("normal",),
+    values=("normal",),
     layouts=DENSE,
-    paths=("eval",),
+    modes=("eval",),
     need_weights=(False,),
     min_heads=2,
     min_head_dim=16,
@@ -69,23 +69,23 @@ def _generated_code_apart() -> Iterator[None]:
         yield
 
 
-def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
+def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
     """Compiled, it gives the results that it gives otherwise, and the right gradients.
 
     generate: whether to generate code, if possible, which takes ten seconds; else the graph is captured alone.
     """
     problem = case.problem()
-    if attention.claims.dropout and case.mask != "none":  # none of it in evaluation
+    if session.claims.dropout and case.mask != "none":  # none of it in evaluation
         problem = dropping(problem, 0.5)
-    bound, base = attention.answer(problem).output, attention(problem).output
+    bound, base = session.expected(problem).output, session(problem).output
     able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
     backend = "inductor" if able and generate and case.dtype != "float64" else "aot_eager"
     torch.compiler.reset()
-    differentiable = attention.claims.gradients and case.dtype in BOUNDED
+    differentiable = session.claims.gradients and case.dtype in BOUNDED
 
-    def compiled(chosen: str) -> Built:
-        return attention.derive(
-            attention.built(problem),
+    def compiled(chosen: str) -> Instance:
+        return session.derive(
+            session.built(problem),
             lambda module: torch.compile(module, backend=chosen, fullgraph=True),
             f"torch.compile({{}}, backend={chosen!r}, fullgraph=True)",
         )
@@ -93,25 +93,25 @@ def _expect_compiled(attention: Trial, case: Case, generate: bool) -> None:
     with _generated_code_apart():
         # Inputs with a gradient are compiled anew: code is generated for these, if any, as both passes come of it.
         plain = "aot_eager" if differentiable else backend
-        seen = attention(problem, via=compiled(plain), path="no_grad").output
+        seen = session(problem, via=compiled(plain), mode="no_grad").output
         because = f"what it gives uncompiled, under no_grad (backend {plain!r})"
         expect_agree(seen, base, bounds=(bound, bound), because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
-            output = attention.forward(leaves, via=compiled(backend))
+            output = session.forward(leaves, via=compiled(backend))
             because = f"what it gives uncompiled, with inputs that require gradients (backend {backend!r})"
-            expect_agree(attention.aside(output.detach(), "compiled"), base, bounds=(bound, bound), because=because)
-            expect_slopes(attention, leaves, output, f"compiled (backend {backend!r})", attention.built(problem))
+            expect_agree(session.aside(output.detach(), "compiled"), base, bounds=(bound, bound), because=because)
+            expect_slopes(session, leaves, output, f"compiled (backend {backend!r})", session.built(problem))
 
 
-@checks("CMP-1", PLAIN, needs="composes:compile", after="HED-1", rejects=(), limit=1)
-def compiled_agrees_with_eager(attention: Trial, case: Case) -> None:
-    _expect_compiled(attention, case, generate=not attention.claims.masks)
+@property_of("CMP-1", PLAIN, needs="composes:compile", requires="HED-1", must_reject=(), max_cases=1)
+def compiled_agrees_with_eager(session: Session, case: Case) -> None:
+    _expect_compiled(session, case, generate=not session.claims.masks)
 
 
-@checks("CMP-1", FULL, needs="composes:compile", after="HED-1", rejects=(), limit=1, number=2)
-def compiled_mask_agrees(attention: Trial, case: Case) -> None:
-    _expect_compiled(attention, replace(case, causal=attention.claims.causal is not None), generate=True)
+@property_of("CMP-1", FULL, needs="composes:compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
+def compiled_mask_agrees(session: Session, case: Case) -> None:
+    _expect_compiled(session, replace(case, causal=session.claims.causal is not None), generate=True)
 
 
 class _Positional(nn.Module):
@@ -139,15 +139,15 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _expect_exported(attention: Trial, case: Case) -> None:
+def _expect_exported(session: Session, case: Case) -> None:
     """The program that is captured gives the right results for sizes other than those it was captured with."""
     problem = case.problem()
     B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
     sizes: Any = ({0: B, 1: L}, {0: B, 1: S}, {0: B, 1: S}, None if problem.mask is None else {0: B, 2: L, 3: S})
     inputs = problem.query, problem.key, problem.value, problem.mask
     with _quiet():
-        wrapped = attention.derive(
-            attention.built(problem),
+        wrapped = session.derive(
+            session.built(problem),
             lambda module: torch.export.export(
                 _Positional(module.eval(), problem.is_causal), inputs, dynamic_shapes=sizes
             ),
@@ -158,32 +158,38 @@ def _expect_exported(attention: Trial, case: Case) -> None:
     for each in (problem, longer):
         with guarded("the exported program"):
             result = program.module()(each.query, each.key, each.value, each.mask)
-        seen = attention.aside(result, "exported")
+        seen = session.aside(result, "exported")
         because = f"what the exported program should give for (B, L, S) = {(*each.query.shape[:2], each.key.shape[1])}"
-        expect_close(seen, attention.answer(each).output, because=because)
+        expect_close(seen, session.expected(each).output, because=because)
 
 
-@checks("CMP-2", PLAIN, needs="composes:export", after="HED-1", rejects=(), limit=1)
-def exported_program_agrees(attention: Trial, case: Case) -> None:
-    _expect_exported(attention, case)
+@property_of("CMP-2", PLAIN, needs="composes:export", requires="HED-1", must_reject=(), max_cases=1)
+def exported_program_agrees(session: Session, case: Case) -> None:
+    _expect_exported(session, case)
 
 
-@checks(
-    "CMP-2", replace(FULL, inputs=("cross",)), needs="composes:export", after="HED-1", rejects=(), limit=1, number=2
+@property_of(
+    "CMP-2",
+    replace(FULL, inputs=("cross",)),
+    needs="composes:export",
+    requires="HED-1",
+    must_reject=(),
+    max_cases=1,
+    number=2,
 )
-def exported_mask_agrees(attention: Trial, case: Case) -> None:
-    _expect_exported(attention, replace(case, causal=attention.claims.causal is not None))
+def exported_mask_agrees(session: Session, case: Case) -> None:
+    _expect_exported(session, replace(case, causal=session.claims.causal is not None))
 
 
-@checks("CMP-3", replace(EVALUATED, dtypes=BOUNDED), needs="composes:func", after="HED-1", limit=12)
-def functional_transforms_agree(attention: Trial, case: Case) -> None:
+@property_of("CMP-3", replace(EVALUATED, dtypes=BOUNDED), needs="composes:func", requires="HED-1", max_cases=12)
+def functional_transforms_agree(session: Session, case: Case) -> None:
     problem = case.problem()
-    module = attention.built(problem).attention
-    need(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
+    module = session.built(problem).attention
+    assume(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
     assert isinstance(module, nn.Module)
     others = Weights.random(problem.config, case.seed + 1).to(problem.query.dtype, case.device)
     other = problem.change(weights=others)
-    second = attention.built(other).attention
+    second = session.built(other).attention
     assert isinstance(second, nn.Module)
     held, new = ({name: p.detach() for name, p in each.named_parameters()} for each in (module.eval(), second))
     options = {"mask": problem.mask, "is_causal": problem.is_causal}
@@ -194,17 +200,17 @@ def functional_transforms_agree(attention: Trial, case: Case) -> None:
         output: Tensor = result.output
         return output
 
-    upstream = attention.upstream(problem)
+    upstream = session.upstream(problem)
     with guarded("torch.func"):
         replaced = call(new, problem.query)
         both = {name: torch.stack([held[name], new[name]]) for name in held}
         many = torch.func.vmap(call, in_dims=(0, None))(both, problem.query)
         slope = torch.func.grad(lambda query: (call(new, query) * upstream).sum())(problem.query)
-    answers = attention.answer(problem).output, attention.answer(other).output
+    answers = session.expected(problem).output, session.expected(other).output
     because = "the oracle's value for other weights, given by functional_call"
-    expect_close(attention.aside(replaced, "functional"), answers[1], because=because)
+    expect_close(session.aside(replaced, "functional"), answers[1], because=because)
     for index, answer in enumerate(answers):
         because = "the oracle's value under vmap over two sets of weights"
-        expect_close(attention.aside(many[index], f"many[{index}]"), answer, because=because)
-    right = attention.right_gradients(other, upstream)["query"]
-    expect_close(attention.aside(slope, "slope"), right, because="the gradient, by torch.func.grad")
+        expect_close(session.aside(many[index], f"many[{index}]"), answer, because=because)
+    right = session.expected_gradients(other, upstream)["query"]
+    expect_close(session.aside(slope, "slope"), right, because="the gradient, by torch.func.grad")

@@ -10,21 +10,21 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, Domain
-from mha.conformance.harness.assertions import expect, expect_close, need
+from mha.conformance.harness.assertions import assume, expect, expect_close
 from mha.conformance.harness.isolation import guarded
-from mha.conformance.harness.session import Built, Trial
+from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.dropout import dropping
 from mha.conformance.properties.paths import extra_keys, with_extra
-from mha.conformance.properties.registry import checks
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.spec import Problem
 
 STEPS = Domain(
     causal=(True,),
     square=True,
-    regimes=MODERATE,
+    values=MODERATE,
     layouts=DENSE,
-    paths=("eval",),
+    modes=("eval",),
     need_weights=(False,),
     max_length=65,
 )
@@ -33,10 +33,10 @@ STEPS = Domain(
 class Sequence:
     """A batch on its way through a decoder; its cache is what the last step gave back."""
 
-    def __init__(self, attention: Trial, problem: Problem, via: Built | None = None) -> None:
-        attention.scripted = False
-        self.decoder: Any = (via or attention.built(problem)).attention.eval()
-        self.attention, self.problem, self.cache = attention, problem, None
+    def __init__(self, session: Session, problem: Problem, via: Instance | None = None) -> None:
+        session.scripted = False
+        self.decoder: Any = (via or session.built(problem)).attention.eval()
+        self.attention, self.problem, self.cache = session, problem, None
 
     def step(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
         """Decode one position of query, key and value; return its output (B, 1, D)."""
@@ -56,25 +56,27 @@ class Sequence:
     def expect_one_pass(self, decoded: Tensor) -> None:
         """What was decoded is what one causal pass gives."""
         seen = self.attention.aside(decoded, "decoded")
-        expect_close(seen, self.attention.answer(self.problem).output, because="one causal pass over all positions")
+        expect_close(seen, self.attention.expected(self.problem).output, because="one causal pass over all positions")
 
 
-@checks("INC-1", STEPS, needs="decodes", after="HED-1")
-def decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
-    _expect_decoded(attention, case, case.problem())
+@property_of("INC-1", STEPS, needs="decodes", requires="HED-1")
+def decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
+    _expect_decoded(session, case, case.problem())
 
 
-@checks("INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", after="HED-1", limit=20, number=2)
-def grouped_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
-    need(attention.claims.grouped_query, "needs the claim grouped_query")
-    _expect_decoded(attention, case, rebuilt(case, grouped(case)))
+@property_of(
+    "INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", requires="HED-1", max_cases=20, number=2
+)
+def grouped_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
+    assume(session.claims.grouped_query, "needs the claim grouped_query")
+    _expect_decoded(session, case, rebuilt(case, grouped(case)))
 
 
-def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
+def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
     """Position by position, two sequences in turn, so that a cache is not the module's but the sequence's."""
-    if attention.claims.dropout and case.seed % 2:  # none of it in evaluation
+    if session.claims.dropout and case.seed % 2:  # none of it in evaluation
         problem = dropping(problem, 0.5)
-    sequences = [Sequence(attention, each) for each in (problem, problem.map_inputs(lambda x: x.flip(1)))]
+    sequences = [Sequence(session, each) for each in (problem, problem.map_inputs(lambda x: x.flip(1)))]
     outputs: tuple[list[Tensor], list[Tensor]] = [], []
     for place in range(problem.query.shape[1]):
         for sequence, found in zip(sequences, outputs, strict=True):
@@ -83,35 +85,39 @@ def _expect_decoded(attention: Trial, case: Case, problem: Problem) -> None:
         sequence.expect_one_pass(torch.cat(found, 1))
 
 
-@checks("INC-1", replace(STEPS, max_length=2), needs="decodes", after="HED-1", limit=1, number=3)
-def long_decoding_equals_one_causal_pass(attention: Trial, case: Case) -> None:
+@property_of("INC-1", replace(STEPS, max_length=2), needs="decodes", requires="HED-1", max_cases=1, number=3)
+def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
     """Longer than a cache often is at first, in heads of an everyday width."""
-    _expect_decoded(attention, case, replace(case, head_dim=64, L=260, S=260).problem())
+    _expect_decoded(session, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
-@checks("INC-1", replace(STEPS, max_length=9), needs="decodes", after="HED-1", limit=10, number=4)
-def extra_keys_are_not_decoded_anew(attention: Trial, case: Case) -> None:
+@property_of("INC-1", replace(STEPS, max_length=9), needs="decodes", requires="HED-1", max_cases=10, number=4)
+def extra_keys_are_not_decoded_anew(session: Session, case: Case) -> None:
     """They are there from the first position on, and once."""
-    keys = extra_keys(attention.claims)
-    need(bool(keys), "needs the claim extras, of those that add a key")
-    _expect_decoded(attention, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))
+    keys = extra_keys(session.claims)
+    assume(bool(keys), "needs the claim extras, of those that add a key")
+    _expect_decoded(session, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))
 
 
-@checks("INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", after="HED-1", limit=40, number=5)
-def items_of_different_lengths_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
-    _expect_ragged(attention, case)
+@property_of(
+    "INC-1", replace(STEPS, min_B=2, max_length=17), needs="decodes_ragged", requires="HED-1", max_cases=40, number=5
+)
+def items_of_different_lengths_are_decoded_each_for_itself(session: Session, case: Case) -> None:
+    _expect_ragged(session, case)
 
 
-@checks("INC-1", replace(STEPS, min_B=3, max_length=2), needs="decodes_ragged", after="HED-1", limit=1, number=6)
-def long_items_are_decoded_each_for_itself(attention: Trial, case: Case) -> None:
+@property_of(
+    "INC-1", replace(STEPS, min_B=3, max_length=2), needs="decodes_ragged", requires="HED-1", max_cases=1, number=6
+)
+def long_items_are_decoded_each_for_itself(session: Session, case: Case) -> None:
     """Longer than a page of a cache often is."""
-    _expect_ragged(attention, replace(case, L=70, S=70))
+    _expect_ragged(session, replace(case, L=70, S=70))
 
 
-def _expect_ragged(attention: Trial, case: Case) -> None:
+def _expect_ragged(session: Session, case: Case) -> None:
     """In each step some items have a position, and the others numbers that must not matter."""
     problem, generator = case.problem(), case.generator
-    sequence, decoded = Sequence(attention, problem), torch.zeros_like(problem.query)
+    sequence, decoded = Sequence(session, problem), torch.zeros_like(problem.query)
     done, items = torch.zeros(case.B, dtype=torch.long), torch.arange(case.B)
     pace = 0.8 / (1 + torch.randperm(case.B, generator=generator))
     while (done < case.L).any():

@@ -19,10 +19,10 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads, zeroed
-from mha.conformance.harness.assertions import expect, expect_close, expect_equal, need
-from mha.conformance.harness.recording import Observed
-from mha.conformance.harness.session import Trial
-from mha.conformance.properties.registry import checks
+from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
+from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
 from mha.spec import Problem
 from mha.spec.bounds import Ball
@@ -38,9 +38,9 @@ DRAWN = Domain(
     masks=COMMON,
     causal=BOTH,
     inputs=("cross", "self"),
-    regimes=("normal",),
+    values=("normal",),
     layouts=DENSE,
-    paths=("train", "train_no_grad"),
+    modes=("train", "train_no_grad"),
     max_heads=3,
     max_B=2,
 )
@@ -50,35 +50,35 @@ def dropping(problem: Problem, dropout: float) -> Problem:
     return problem.change(config=replace(problem.config, dropout=dropout))
 
 
-@checks(
+@property_of(
     "DRP-1",
     Domain(masks=COMMON, causal=BOTH),
     needs="dropout",
-    after="HED-1",
-    rejects=("zeros", "noise"),
+    requires="HED-1",
+    must_reject=("zeros", "noise"),
 )
-def evaluation_and_zero_drop_nothing(attention: Trial, case: Case) -> None:
-    training = case.path.startswith("train")
+def evaluation_and_zero_drop_nothing(session: Session, case: Case) -> None:
+    training = case.mode.startswith("train")
     dropout = 0.0 if training else PROBABILITIES[case.seed % 3]
     problem = dropping(case.problem(), dropout)
-    told = f"the oracle's value without dropout, on the path {case.path!r} with p = {dropout}"
-    expect_close(attention(problem).output, attention.answer(problem).output, because=told)
+    told = f"the oracle's value without dropout, on the path {case.mode!r} with p = {dropout}"
+    expect_close(session(problem).output, session.expected(problem).output, because=told)
 
 
-def expect_dropped(attention: Trial, problem: Problem, dropout: float, seed: int) -> None:
+def expect_dropped(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is 0 with probability p, alone, and 1/(1-p) times as large otherwise.
 
     problem: of which d_k is 2 S; its weights and values are changed to those of `_shown`.
     """
     problem = dropping(_shown(problem), dropout)
     batch, heads, _, length = problem.shape
-    seen, answer = attention(problem, seed=seed).output, attention.answer(problem).output
-    allowed, parts = problem.allowed(attention.claims.causal), list[Observed]()
+    seen, answer = session(problem, seed=seed).output, session.expected(problem).output
+    allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
     for item in range(batch):
         for head in range(heads):
             first, second = (slice(start, start + length) for start in (2 * head * length, (2 * head + 1) * length))
             own, right = seen[item, slice(None), first], answer[item, :, first]
-            expect_zero_or_rescaled(attention, own, right, dropout, "the weight of key")
+            expect_zero_or_rescaled(session, own, right, dropout, "the weight of key")
             twice = seen[item, slice(None), second]
             expect_equal(twice, own, because="a weight is dropped for all columns of its value, or for none")
             expect_share(own, allowed[item, head], dropout, ("queries", "keys"))
@@ -104,11 +104,11 @@ def _shown(problem: Problem) -> Problem:
     return zeroed(passing_heads(problem), "w_q", "b_q", "b_v").change(w_v=column)
 
 
-def expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropout: float, what: str) -> None:
+def expect_zero_or_rescaled(session: Session, own: RecordedTensor, right: Ball, dropout: float, what: str) -> None:
     """Each number of two dimensions is 0, or 1/(1 - p) times what it is without dropout."""
     found, kept = own.tensor.double(), 1 / (1 - dropout)
     # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without dropout.
-    single = attention.claims.rounding.softmax_in_float32
+    single = session.claims.rounding.softmax_in_float32
     roundoff = torch.finfo(torch.float32 if single else own.tensor.dtype).eps / 2
     reach = kept * (right.rad + (kept + 2) * roundoff * right.mid.abs())
     wrong = ((found != 0) & ~((found - kept * right.mid).abs() <= reach)).nonzero()
@@ -120,7 +120,7 @@ def expect_zero_or_rescaled(attention: Trial, own: Observed, right: Ball, dropou
         expect(False, f"{told}be 0 or 1/(1 - p) times what it is without dropout, {value:.6g}", check)
 
 
-def expect_share(own: Observed, allowed: Tensor, dropout: float, names: tuple[str, str]) -> None:
+def expect_share(own: RecordedTensor, allowed: Tensor, dropout: float, names: tuple[str, str]) -> None:
     """As many of the allowed numbers are dropped as p says, and no two rows, nor columns, alike but by chance.
 
     names: what the rows are, and the columns.
@@ -140,24 +140,28 @@ def expect_share(own: Observed, allowed: Tensor, dropout: float, names: tuple[st
             expect(apart, f"with p = {dropout}, two {what} drop the same in {own.code}", check)
 
 
-@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12)
-def each_weight_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
-    need(attention.claims.dropout != "output", "needs the claim dropout=True")
+@property_of("DRP-2", DRAWN, needs="dropout", must_reject=("zeros", "noise"), max_cases=12)
+def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> None:
+    assume(session.claims.dropout != "output", "needs the claim dropout=True")
     length = 65 if case.seed % 2 else 17
     queries = length if case.inputs == "self" else length - 1
     for dropout in PROBABILITIES:
         problem = replace(case, L=queries, S=length, head_dim=2 * length).problem()
-        expect_dropped(attention, problem, dropout, case.seed)
+        expect_dropped(session, problem, dropout, case.seed)
 
 
-@checks(
-    "DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1, number=2
+@property_of(
+    "DRP-2",
+    replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1),
+    needs="dropout",
+    max_cases=1,
+    number=2,
 )
-def the_share_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
-    need(attention.claims.dropout != "output", "needs the claim dropout=True")
+def the_share_that_is_dropped_is_p(session: Session, case: Case) -> None:
+    assume(session.claims.dropout != "output", "needs the claim dropout=True")
     for dropout in PROBABILITIES:
         problem = replace(case, L=LONGEST, S=LONGEST, head_dim=2 * LONGEST).problem()
-        expect_dropped(attention, problem, dropout, case.seed)
+        expect_dropped(session, problem, dropout, case.seed)
 
 
 @cache
@@ -171,17 +175,17 @@ def accepted(trials: int, p: float) -> tuple[int, int]:
 
 
 # 64 keys, or outputs, are never dropped alike by two seeds but with probability 2^-64, if all rows share a pattern too.
-SEEDED = Domain(regimes=("normal",), layouts=DENSE, paths=TRAINING, min_L=8, min_S=64, min_head_dim=8)
+SEEDED = Domain(values=("normal",), layouts=DENSE, modes=TRAINING, min_L=8, min_S=64, min_head_dim=8)
 
 
-@checks("DRP-3", SEEDED, needs="dropout")
-def the_seed_decides_what_is_dropped(attention: Trial, case: Case) -> None:
+@property_of("DRP-3", SEEDED, needs="dropout")
+def the_seed_decides_what_is_dropped(session: Session, case: Case) -> None:
     problem = dropping(case.problem(), 0.5)
-    first, again, other = (attention(problem, seed=seed).output for seed in (1, 1, 2))
+    first, again, other = (session(problem, seed=seed).output for seed in (1, 1, 2))
     expect_equal(again, first, because="the seed is the same")
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        one, next_one = attention(problem).output, attention(problem).output
+        one, next_one = session(problem).output, session(problem).output
     told = f"{next_one.code} is {one.code}: two calls of one run drop the same"
     expect(not torch.equal(one.tensor, next_one.tensor), told, f"assert not {one.code}.equal({next_one.code})")
     moved = not torch.equal(first.tensor, other.tensor)
@@ -192,25 +196,27 @@ def the_seed_decides_what_is_dropped(attention: Trial, case: Case) -> None:
     )
 
 
-@checks("DRP-3", Domain(masks=("none", *FEW), regimes=MODERATE, paths=TRAINING), needs="dropout", rejects=(), number=2)
-def dropping_everything_is_not_nan(attention: Trial, case: Case) -> None:
+@property_of(
+    "DRP-3", Domain(masks=("none", *FEW), values=MODERATE, modes=TRAINING), needs="dropout", must_reject=(), number=2
+)
+def dropping_everything_is_not_nan(session: Session, case: Case) -> None:
     problem = dropping(case.problem(), 1.0)
-    seen = attention(problem, seed=1).output
-    told = attention.gradients(problem, attention.upstream(problem)) if attention.claims.gradients else {}
+    seen = session(problem, seed=1).output
+    told = session.gradients(problem, session.upstream(problem)) if session.claims.gradients else {}
     for each in (seen, *told.values()):
         nan = bool(each.tensor.isnan().any())
         expect(not nan, f"{each.code} has NaN with p = 1", f"assert not {each.code}.isnan().any()")
 
 
-@checks(
+@property_of(
     "DRP-4",
-    Domain(masks=("none", *BOOLEAN, *FLOAT), regimes=MODERATE, paths=TRAINING, need_weights=(True,)),
+    Domain(masks=("none", *BOOLEAN, *FLOAT), values=MODERATE, modes=TRAINING, need_weights=(True,)),
     needs="dropout",
-    after="HED-1",
-    rejects=("zeros", "mean", "noise"),
+    requires="HED-1",
+    must_reject=("zeros", "mean", "noise"),
 )
-def returned_weights_are_those_before_dropout(attention: Trial, case: Case) -> None:
-    need(attention.claims.returns_weights, "needs the claim returns_weights")
+def returned_weights_are_those_before_dropout(session: Session, case: Case) -> None:
+    assume(session.claims.returns_weights, "needs the claim returns_weights")
     problem = dropping(case.problem(), 0.5)
-    weights = weights_of(attention(problem, seed=1))
-    expect_close(weights, attention.answer(problem).weights, because="the weights before dropout")
+    weights = weights_of(session(problem, seed=1))
+    expect_close(weights, session.expected(problem).weights, because="the weights before dropout")

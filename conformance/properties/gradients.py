@@ -12,12 +12,12 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, EVERYDAY, HALF, M
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
 from mha.conformance.cases.reference import plain_formula
-from mha.conformance.harness.assertions import expect, expect_close, expect_equal, expect_no_worse, need
+from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal, expect_no_worse
 from mha.conformance.harness.isolation import guarded
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY
 from mha.conformance.properties.dropout import dropping
-from mha.conformance.properties.registry import checks
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_finite, expect_gradients
 from mha.spec.problem import INPUTS
 
@@ -27,124 +27,124 @@ WRONGS = ("mean", "unmasked", "unscaled", "detached", "unsummed")
 STEADY = ("normal", "integers", "large", "offset", "duplicates", "heavy", "selection", "uniform")
 
 
-@checks(
+@property_of(
     "GRD-1",
-    Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(masks=MASKS, causal=BOTH, values=EVERYDAY, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    after="HED-1",
-    rejects=WRONGS,
-    floor=0.3,
+    requires="HED-1",
+    must_reject=WRONGS,
+    min_rejection_rate=0.3,
 )
-def gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
-    expect_gradients(attention, case.problem(), None, "as the formulas have it")
+def gradients_are_within_the_bound(session: Session, case: Case) -> None:
+    expect_gradients(session, case.problem(), None, "as the formulas have it")
 
 
-@checks(
+@property_of(
     "GRD-1",
-    replace(EVERYDAY_SIZES, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    after="HED-1",
-    rejects=WRONGS,
-    floor=0.3,
-    limit=4,
+    requires="HED-1",
+    must_reject=WRONGS,
+    min_rejection_rate=0.3,
+    max_cases=4,
     number=2,
 )
-def gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
-    expect_gradients(attention, case.problem(), None, "as the formulas have it")
+def gradients_of_everyday_sizes_are_within_the_bound(session: Session, case: Case) -> None:
+    expect_gradients(session, case.problem(), None, "as the formulas have it")
 
 
-@checks(
+@property_of(
     "GRD-1",
-    Domain(masks=MASKS, causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=HALF),
+    Domain(masks=MASKS, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF),
     needs="gradients",
-    after="HED-1",
-    rejects=("wild", "noise"),
+    requires="HED-1",
+    must_reject=("wild", "noise"),
     number=3,
 )
-def half_gradients_are_within_the_bound(attention: Trial, case: Case) -> None:
-    expect_gradients(attention, case.problem(), None, "as the formulas have it")
+def half_gradients_are_within_the_bound(session: Session, case: Case) -> None:
+    expect_gradients(session, case.problem(), None, "as the formulas have it")
 
 
-@checks(
+@property_of(
     "GRD-1",
-    replace(EVERYDAY_SIZES, paths=WITH_GRADIENT, dtypes=HALF),
+    replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=HALF),
     needs="gradients",
-    after="HED-1",
-    rejects=("wild", "noise"),
-    limit=3,
+    requires="HED-1",
+    must_reject=("wild", "noise"),
+    max_cases=3,
     number=4,
 )
-def half_gradients_of_everyday_sizes_are_within_the_bound(attention: Trial, case: Case) -> None:
-    expect_gradients(attention, case.problem(), None, "as the formulas have it")
+def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case: Case) -> None:
+    expect_gradients(session, case.problem(), None, "as the formulas have it")
 
 
-@checks(
+@property_of(
     "GRD-1",
-    replace(MANY, masks=COMMON, causal=BOTH, paths=WITH_GRADIENT, min_B=3, min_L=16),
+    replace(MANY, masks=COMMON, causal=BOTH, modes=WITH_GRADIENT, min_B=3, min_L=16),
     needs="gradients",
-    after="HED-1",
+    requires="HED-1",
     level="SHOULD",
-    rejects=("wild", "noise"),
+    must_reject=("wild", "noise"),
     number=5,
 )
-def half_gradients_are_no_worse_than_plain(attention: Trial, case: Case) -> None:
+def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None:
     problem = case.problem()
-    need(bool(attention.answer(problem).empty.logical_not().all()), "a row is empty")
-    upstream = attention.upstream(problem)
-    seen, right = attention.gradients(problem, upstream), attention.right_gradients(problem, upstream)
+    assume(bool(session.expected(problem).empty.logical_not().all()), "a row is empty")
+    upstream = session.upstream(problem)
+    seen, right = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
     copied = problem.map_inputs(leaf_of)
     copied = copied.change(**{name: leaf_of(x) for name, x in problem.weights.named()})
-    plain_formula(copied, problem.allowed(attention.claims.causal)).backward(upstream)
+    plain_formula(copied, problem.allowed(session.claims.causal)).backward(upstream)
     leaves = {name: getattr(copied, name) for name in INPUTS} | dict(copied.weights.named())
     # Of the few numbers of a bias, the root mean square is a matter of luck.
     for name in (name for name in leaves if name in seen and leaves[name].ndim > 1):
         expect_no_worse(seen[name].code, seen[name].tensor, leaves[name].grad, right[name].mid)
 
 
-@checks(
+@property_of(
     "GRD-1",
-    Domain(regimes=("normal",), layouts=DENSE, paths=("train",)),
+    Domain(values=("normal",), layouts=DENSE, modes=("train",)),
     needs="weight_gradients",
-    limit=4,
-    rejects=(),
+    max_cases=4,
+    must_reject=(),
     number=6,
 )
-def the_gradients_of_all_weights_are_told(attention: Trial, case: Case) -> None:
-    need(attention.claims.gradients, "needs the claim gradients")
+def the_gradients_of_all_weights_are_told(session: Session, case: Case) -> None:
+    assume(session.claims.gradients, "needs the claim gradients")
     problem = case.problem()
-    built = attention.built(problem)
+    built = session.built(problem)
     told = "it has no method weight_gradients (see mha.spec.Differentiable): give it one, or claim that it has none "
     check = f"assert hasattr(attention_{built.number}, 'weight_gradients')"
     expect(hasattr(built.attention, "weight_gradients"), f"{told}with weight_gradients=False", check)
-    attention.gradients(problem, attention.upstream(problem))  # which looks for each of them
+    session.gradients(problem, session.upstream(problem))  # which looks for each of them
 
 
-@checks(
+@property_of(
     "GRD-2",
     Domain(
         masks=("none", "queries", "bias"),
         causal=BOTH,
-        regimes=("normal",),
+        values=("normal",),
         layouts=DENSE,
         inputs=("cross", "self"),
-        paths=WITH_GRADIENT,
+        modes=WITH_GRADIENT,
         dtypes=("float64",),
         min_S=2,
         max_length=3,
         max_heads=2,
     ),
     needs="gradients",
-    rejects=("detached", "unsummed"),
-    limit=12,
+    must_reject=("detached", "unsummed"),
+    max_cases=12,
 )
-def gradcheck_passes(attention: Trial, case: Case) -> None:
-    need(not attention.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")
+def gradcheck_passes(session: Session, case: Case) -> None:
+    assume(not session.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")
     # One time in four with a row longer than a tile; each number takes two calls.
     problem = (replace(case, n_heads=1, head_dim=1, B=1, L=17, S=17) if case.seed % 4 == 3 else case).problem()
-    if attention.claims.dropout and case.path == "train":
+    if session.claims.dropout and case.mode == "train":
         problem = dropping(problem, 0.5)
     drops = problem.config.dropout > 0
-    attention.built(problem)  # now, since a construction may draw random numbers
+    session.built(problem)  # now, since a construction may draw random numbers
     inputs = [leaf_of(x) for x in (problem.query, problem.key, problem.value)]
     if case.inputs == "self":
         inputs = inputs[:1]
@@ -154,24 +154,24 @@ def gradcheck_passes(attention: Trial, case: Case) -> None:
         with torch.random.fork_rng(enabled=drops):
             if drops:  # the same in each call
                 torch.manual_seed(case.seed)
-            return attention.forward(problem.change(**dict(zip(INPUTS, parts, strict=True))))
+            return session.forward(problem.change(**dict(zip(INPUTS, parts, strict=True))))
 
     with guarded("torch.autograd.gradcheck"):
         right = torch.autograd.gradcheck(output, inputs, fast_mode=False, raise_exception=False)
     expect(right, "torch.autograd.gradcheck fails: numerical and analytical Jacobians differ")
 
 
-@checks(
+@property_of(
     "GRD-3",
-    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, regimes=EVERYDAY, inputs=("cross", "memory"), paths=WITH_GRADIENT),
+    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, values=EVERYDAY, inputs=("cross", "memory"), modes=WITH_GRADIENT),
     needs="gradients",
-    rejects=("unmasked",),
+    must_reject=("unmasked",),
 )
-def masked_keys_have_no_gradient(attention: Trial, case: Case) -> None:
+def masked_keys_have_no_gradient(session: Session, case: Case) -> None:
     problem = case.problem()
     gone = (~problem.allowed(None)).all(1).all(1)
-    need(bool(gone.any()), "no key is masked for every query")
-    seen = attention.gradients(problem, attention.upstream(problem))
+    assume(bool(gone.any()), "no key is masked for every query")
+    seen = session.gradients(problem, session.upstream(problem))
     for name in (name for name in ("key", "value") if name in seen):
         for index in range(case.B):
             keys = gone[index].nonzero().flatten()
@@ -180,66 +180,66 @@ def masked_keys_have_no_gradient(attention: Trial, case: Case) -> None:
                 expect_equal(seen[name][index, keys], 0.0, because=because)
 
 
-@checks(
+@property_of(
     "GRD-4",
-    Domain(masks=("none", *EMPTY, *FEW, *FLOAT), causal=BOTH, regimes=STEADY, paths=WITH_GRADIENT),
+    Domain(masks=("none", *EMPTY, *FEW, *FLOAT), causal=BOTH, values=STEADY, modes=WITH_GRADIENT),
     needs="gradients",
-    rejects=("wild",),
+    must_reject=("wild",),
 )
-def gradients_are_finite_where_outputs_are(attention: Trial, case: Case) -> None:
+def gradients_are_finite_where_outputs_are(session: Session, case: Case) -> None:
     problem = case.problem()
-    need(case.dtype not in HALF or case.regime in MODERATE, "a gradient may be out of the dtype's range")
-    need(
-        attention.claims.empty_row in ("zeros", "uniform") or not bool(attention.answer(problem).empty.any()),
+    assume(case.dtype not in HALF or case.values in MODERATE, "a gradient may be out of the dtype's range")
+    assume(
+        session.claims.empty_row in ("zeros", "uniform") or not bool(session.expected(problem).empty.any()),
         "a row is empty, and its output is not finite",
     )
-    need(bool(attention(problem).output.tensor.isfinite().all()), "an output is not finite")
+    assume(bool(session(problem).output.tensor.isfinite().all()), "an output is not finite")
     every = torch.ones(case.B, case.L, device=problem.query.device)
-    for gradient in attention.gradients(problem, attention.upstream(problem, every)).values():
+    for gradient in session.gradients(problem, session.upstream(problem, every)).values():
         expect_finite(gradient, "though every output is finite")
 
 
-@checks(
+@property_of(
     "GRD-6",
-    Domain(masks=FLOAT, causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(masks=FLOAT, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    after="HED-1",
-    rejects=("unmasked", "zeros", "unscaled"),
+    requires="HED-1",
+    must_reject=("unmasked", "zeros", "unscaled"),
 )
-def an_additive_mask_has_the_right_gradient(attention: Trial, case: Case) -> None:
+def an_additive_mask_has_the_right_gradient(session: Session, case: Case) -> None:
     problem = case.problem()
-    upstream = attention.upstream(problem)
-    gradient = attention.gradients(problem, upstream)["mask"]
-    expected = attention.right_gradients(problem, upstream)["mask"]
+    upstream = session.upstream(problem)
+    gradient = session.gradients(problem, upstream)["mask"]
+    expected = session.expected_gradients(problem, upstream)["mask"]
     expect_close(gradient, expected, because="the gradient of the scores, summed over what the mask is broadcast to")
 
 
-@checks(
+@property_of(
     "GRD-7",
-    Domain(masks=("none", *FEW), causal=BOTH, bias=(True,), regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(masks=("none", *FEW), causal=BOTH, bias=(True,), values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    after="HED-1",
-    rejects=("unsummed",),
+    requires="HED-1",
+    must_reject=("unsummed",),
 )
-def the_key_bias_has_no_gradient(attention: Trial, case: Case) -> None:
-    need(attention.claims.weight_gradients, "needs the claim weight_gradients")
+def the_key_bias_has_no_gradient(session: Session, case: Case) -> None:
+    assume(session.claims.weight_gradients, "needs the claim weight_gradients")
     problem = case.problem()
-    upstream = attention.upstream(problem)
-    seen = attention.gradients(problem, upstream)
-    expected = attention.right_gradients(problem, upstream)["b_k"]
+    upstream = session.upstream(problem)
+    seen = session.gradients(problem, upstream)
+    expected = session.expected_gradients(problem, upstream)["b_k"]
     expect_close(seen["b_k"], expected, because="it adds the same to every score of a row, which the softmax cancels")
 
 
-@checks(
+@property_of(
     "GRD-7",
-    Domain(masks=("full_bias",), causal=BOTH, regimes=MODERATE, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(masks=("full_bias",), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    rejects=("unsummed",),
+    must_reject=("unsummed",),
     number=2,
 )
-def the_gradients_of_a_row_sum_to_zero(attention: Trial, case: Case) -> None:
+def the_gradients_of_a_row_sum_to_zero(session: Session, case: Case) -> None:
     problem = case.problem()
-    upstream = attention.upstream(problem)
-    gradient = attention.gradients(problem, upstream)["mask"]
-    bound = attention.right_gradients(problem, upstream)["mask"].sum(-1)
+    upstream = session.upstream(problem)
+    gradient = session.gradients(problem, upstream)["mask"]
+    bound = session.expected_gradients(problem, upstream)["mask"].sum(-1)
     expect_close(gradient.row_sums(), bound, because="what all scores of a row share, the softmax cancels")

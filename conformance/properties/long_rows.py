@@ -10,16 +10,16 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, HALF, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.transforms import select_queries
 from mha.conformance.harness.assertions import expect_close
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.accuracy import expect_no_worse_than_plain
-from mha.conformance.properties.registry import checks
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients
 
 SAMPLED_ROWS = 4
 LONG = Domain(
     masks=("none", "padding", "blocks", "queries", "full", "key_bias", "query_bias", "full_bias"),
     causal=BOTH,
-    regimes=MODERATE,
+    values=MODERATE,
     layouts=("contiguous", "sliced"),
     inputs=("cross", "self"),
     scale="long",
@@ -30,61 +30,65 @@ LONG = Domain(
 FEW_QUERIES = replace(LONG, inputs=("cross",), causal=(False,))
 
 
-@checks(
-    "NUM-5", replace(LONG, regimes=(*MODERATE, "large")), after="HED-1", rejects=("mean", "zeros", "unscaled"), limit=12
+@property_of(
+    "NUM-5",
+    replace(LONG, values=(*MODERATE, "large")),
+    requires="HED-1",
+    must_reject=("mean", "zeros", "unscaled"),
+    max_cases=12,
 )
-def long_rows_are_within_the_bound(attention: Trial, case: Case) -> None:
-    problem = _either_way(attention, case).problem()
+def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
+    problem = _either_way(session, case).problem()
     queries = problem.query.shape[1]
     rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values
     rows[-1] = queries - 1
-    seen, answer = attention(problem), attention.answer(select_queries(problem, rows, attention.claims.causal))
+    seen, answer = session(problem), session.expected(select_queries(problem, rows, session.claims.causal))
     because = f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys"
     expect_close(seen.output[:, rows], answer.output, because=because)
     if seen.weights is not None:
         expect_close(seen.weights[:, :, rows], answer.weights, because=because)
 
 
-@checks(
+@property_of(
     "GRD-1",
-    replace(FEW_QUERIES, paths=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(FEW_QUERIES, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    after="HED-1",
-    rejects=("mean", "zeros", "detached"),
-    limit=8,
+    requires="HED-1",
+    must_reject=("mean", "zeros", "detached"),
+    max_cases=8,
     number=8,
 )
-def long_rows_have_gradients(attention: Trial, case: Case) -> None:
-    case = _either_way(attention, replace(case, L=min(case.L, 2)))
-    expect_gradients(attention, case.problem(), None, f"of {case.L} queries over {case.S} keys")
+def long_rows_have_gradients(session: Session, case: Case) -> None:
+    case = _either_way(session, replace(case, L=min(case.L, 2)))
+    expect_gradients(session, case.problem(), None, f"of {case.L} queries over {case.S} keys")
 
 
-@checks(
+@property_of(
     "GRD-1",
-    replace(LONG, masks=("none", "padding"), inputs=("self",), paths=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(LONG, masks=("none", "padding"), inputs=("self",), modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
-    after="HED-1",
-    rejects=("mean", "zeros", "detached"),
-    limit=1,
+    requires="HED-1",
+    must_reject=("mean", "zeros", "detached"),
+    max_cases=1,
     number=9,
 )
-def many_queries_on_many_keys_have_gradients(attention: Trial, case: Case) -> None:
-    case = replace(case, L=520, S=520, n_heads=1, causal=attention.claims.causal is not None)
-    expect_gradients(attention, case.problem(), None, "of 520 queries over 520 keys")
+def many_queries_on_many_keys_have_gradients(session: Session, case: Case) -> None:
+    case = replace(case, L=520, S=520, n_heads=1, causal=session.claims.causal is not None)
+    expect_gradients(session, case.problem(), None, "of 520 queries over 520 keys")
 
 
-@checks(
+@property_of(
     "NUM-3",
-    replace(FEW_QUERIES, masks=("none",), regimes=("normal",), dtypes=HALF, max_heads=2),
-    after="HED-1",
-    rejects=("zeros", "noise"),
-    limit=6,
+    replace(FEW_QUERIES, masks=("none",), values=("normal",), dtypes=HALF, max_heads=2),
+    requires="HED-1",
+    must_reject=("zeros", "noise"),
+    max_cases=6,
     number=2,
 )
-def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(attention: Trial, case: Case) -> None:
-    expect_no_worse_than_plain(attention, replace(case, L=33))
+def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(session: Session, case: Case) -> None:
+    expect_no_worse_than_plain(session, replace(case, L=33))
 
 
-def _either_way(attention: Trial, case: Case) -> Case:
+def _either_way(session: Session, case: Case) -> Case:
     """Return the case, or, one time in four, that of many queries on few keys."""
-    return replace(case, L=case.S, S=case.L, causal=attention.claims.always_causal) if case.seed % 4 == 3 else case
+    return replace(case, L=case.S, S=case.L, causal=session.claims.always_causal) if case.seed % 4 == 3 else case

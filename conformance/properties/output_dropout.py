@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mha.conformance.cases.case import Case
-from mha.conformance.harness.assertions import need
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.assertions import assume
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.dropout import (
     DRAWN,
     LONGEST,
@@ -15,29 +15,33 @@ from mha.conformance.properties.dropout import (
     expect_share,
     expect_zero_or_rescaled,
 )
-from mha.conformance.properties.registry import checks
+from mha.conformance.properties.registry import property_of
 
 
-@checks("DRP-2", DRAWN, needs="dropout", rejects=("zeros", "noise"), limit=12, number=3)
-def each_output_is_dropped_alone_or_rescaled(attention: Trial, case: Case) -> None:
+@property_of("DRP-2", DRAWN, needs="dropout", must_reject=("zeros", "noise"), max_cases=12, number=3)
+def each_output_is_dropped_alone_or_rescaled(session: Session, case: Case) -> None:
     for dropout in PROBABILITIES:
-        _expect_outputs_dropped(attention, case, 65 if case.seed % 2 else 17, dropout)
+        _expect_outputs_dropped(session, case, 65 if case.seed % 2 else 17, dropout)
 
 
-@checks(
-    "DRP-2", replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1), needs="dropout", limit=1, number=4
+@property_of(
+    "DRP-2",
+    replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1),
+    needs="dropout",
+    max_cases=1,
+    number=4,
 )
-def the_share_of_outputs_that_is_dropped_is_p(attention: Trial, case: Case) -> None:
+def the_share_of_outputs_that_is_dropped_is_p(session: Session, case: Case) -> None:
     for dropout in PROBABILITIES:
-        _expect_outputs_dropped(attention, case, LONGEST, dropout)
+        _expect_outputs_dropped(session, case, LONGEST, dropout)
 
 
-def _expect_outputs_dropped(attention: Trial, case: Case, length: int, dropout: float) -> None:
+def _expect_outputs_dropped(session: Session, case: Case, length: int, dropout: float) -> None:
     """Each of L outputs of a width of at least L is 0 with probability p, alone, and rescaled otherwise."""
-    need(attention.claims.dropout == "output", "needs the claim dropout='output'")
+    assume(session.claims.dropout == "output", "needs the claim dropout='output'")
     problem = dropping(replace(case, L=length, S=length, head_dim=length).problem(), dropout)
-    seen, answer = attention(problem, seed=case.seed).output, attention.answer(problem).output
+    seen, answer = session(problem, seed=case.seed).output, session.expected(problem).output
     for item in range(case.B):
         own, right = seen[item], answer[item]
-        expect_zero_or_rescaled(attention, own, right, dropout, "the output in column")
+        expect_zero_or_rescaled(session, own, right, dropout, "the output in column")
         expect_share(own, right.mid != 0, dropout, ("rows", "columns"))

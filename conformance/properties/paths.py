@@ -9,50 +9,50 @@ from itertools import combinations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, PATHS, USUAL, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, MODERATE, TYPICAL, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import as_wide_as_claimed
-from mha.conformance.harness.assertions import expect_agree, expect_close, need
-from mha.conformance.harness.errors import Refusal
-from mha.conformance.harness.recording import Observed
-from mha.conformance.harness.session import Trial
-from mha.conformance.properties.registry import checks
+from mha.conformance.harness.assertions import assume, expect_agree, expect_close
+from mha.conformance.harness.errors import CallRaised
+from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_answer, expect_gradients, refuses, weights_of
 from mha.spec import Claims, Problem, Weights, causal_mask, join_causal, to_convention
 
 ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)
-ONE_PATH = ("eval",)
+ONE_MODE = ("eval",)
 
 
-@checks("PTH-1", Domain(masks=ANY_MASK, causal=BOTH, need_weights=(False,)), needs="returns_weights")
-def asking_for_weights_changes_no_output(attention: Trial, case: Case) -> None:
+@property_of("PTH-1", Domain(masks=ANY_MASK, causal=BOTH, need_weights=(False,)), needs="returns_weights")
+def asking_for_weights_changes_no_output(session: Session, case: Case) -> None:
     problem = case.problem()
-    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
-    bound = attention.answer(problem).output
-    without, with_weights = (attention(problem, need_weights=asked).output for asked in (False, True))
-    because = f"what the call with need_weights=True gives on the path {case.path!r}"
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    bound = session.expected(problem).output
+    without, with_weights = (session(problem, need_weights=asked).output for asked in (False, True))
+    because = f"what the call with need_weights=True gives on the path {case.mode!r}"
     expect_agree(without, with_weights, bounds=(bound, bound), because=because)
 
 
-def _expect_one_result(attention: Trial, case: Case) -> None:
+def _expect_one_result(session: Session, case: Case) -> None:
     problem = case.problem()
-    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
-    bound, base = attention.answer(problem).output, attention(problem).output
-    for path in PATHS[1:]:
-        seen = attention(problem, path=path).output
-        expect_agree(seen, base, bounds=(bound, bound), because=f"{path!r} against what {case.path!r} gives")
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    bound, base = session.expected(problem).output, session(problem).output
+    for mode in ALL_MODES[1:]:
+        seen = session(problem, mode=mode).output
+        expect_agree(seen, base, bounds=(bound, bound), because=f"{mode!r} against what {case.mode!r} gives")
 
 
-@checks("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, paths=ONE_PATH))
-def modes_change_no_output(attention: Trial, case: Case) -> None:
-    _expect_one_result(attention, case)
+@property_of("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, modes=ONE_MODE))
+def modes_change_no_output(session: Session, case: Case) -> None:
+    _expect_one_result(session, case)
 
 
 # Where libraries take another way without gradients: one tensor for all three inputs, and no weights wanted.
 FAST = Domain(
     masks=("none", "padding", "queries", *EMPTY),
     causal=BOTH,
-    paths=ONE_PATH,
+    modes=ONE_MODE,
     inputs=("self",),
     need_weights=(False,),
     bias=(True,),
@@ -60,14 +60,14 @@ FAST = Domain(
 )
 
 
-@checks("PTH-2", FAST, number=2)
-def modes_change_no_output_of_self_attention(attention: Trial, case: Case) -> None:
-    _expect_one_result(attention, case)
+@property_of("PTH-2", FAST, number=2)
+def modes_change_no_output_of_self_attention(session: Session, case: Case) -> None:
+    _expect_one_result(session, case)
 
 
-@checks("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), regimes=USUAL))
-def forms_of_one_mask_agree(attention: Trial, case: Case) -> None:
-    problem, claims = case.problem(), attention.claims
+@property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), values=TYPICAL))
+def forms_of_one_mask_agree(session: Session, case: Case) -> None:
+    problem, claims = case.problem(), session.claims
     assert problem.mask is not None
     items = case.B if claims.per_item_mask else 1
     padding = torch.arange(case.S) < 1 + torch.randint(case.S, (items, 1, 1, 1), generator=case.generator)
@@ -91,30 +91,30 @@ def forms_of_one_mask_agree(attention: Trial, case: Case) -> None:
                 for form, same in list(forms.items())
                 if same.mask is not None
             }
-        bound = attention.answer(forms["boolean"]).output
-        base = attention(forms.pop("boolean")).output
+        bound = session.expected(forms["boolean"]).output
+        base = session(forms.pop("boolean")).output
         for form, same in forms.items():
-            seen = attention(same).output
+            seen = session(same).output
             expect_agree(seen, base, bounds=(bound, bound), because=f"the mask {form} is the same mask")
 
 
-@checks(
+@property_of(
     "PTH-4",
-    Domain(masks=(*BOOLEAN, *FLOAT), causal=(True,), square=True, min_L=2, min_S=2, regimes=MODERATE),
-    after="HED-1",
-    rejects=("unmasked", "noise"),
+    Domain(masks=(*BOOLEAN, *FLOAT), causal=(True,), square=True, min_L=2, min_S=2, values=MODERATE),
+    requires="HED-1",
+    must_reject=("unmasked", "noise"),
 )
-def a_hint_never_overrides_the_mask(attention: Trial, case: Case) -> None:
+def a_hint_never_overrides_the_mask(session: Session, case: Case) -> None:
     problem = case.problem()
     try:
-        seen = attention(problem).output
-    except Refusal:
+        seen = session(problem).output
+    except CallRaised:
         return  # the clause allows the two together to be refused
-    expect_close(seen, attention.answer(problem).output, because="both the mask and the causal flag count")
+    expect_close(seen, session.expected(problem).output, because="both the mask and the causal flag count")
 
 
 EXTRA = Domain(
-    regimes=MODERATE,
+    values=MODERATE,
     layouts=DENSE,
     masks=("none", *BOOLEAN, *FLOAT),
     causal=BOTH,
@@ -139,33 +139,39 @@ def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
     return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
 
 
-def _call_with_extras(attention: Trial, problem: Problem, extras: Sequence[str]) -> Observed:
+def _call_with_extras(session: Session, problem: Problem, extras: Sequence[str]) -> RecordedTensor:
     """Call it in the form that the extras have; return the output in the usual one."""
     if "unbatched" in extras:
         mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
         called = problem.map_inputs(lambda x: x[0]).change(mask=mask)
-        return attention(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
+        return session(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
     if "length_first" in extras:
         called = problem.map_inputs(lambda x: x.transpose(0, 1))
-        return attention(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
-    return attention(problem).output
+        return session(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
+    return session(problem).output
 
 
-@checks("PTH-5", EXTRA, needs="extras", after="HED-1", rejects=("zeros", "noise"))
-def extras_match_the_oracle(attention: Trial, case: Case) -> None:
-    _expect_extras(attention, case)
+@property_of("PTH-5", EXTRA, needs="extras", requires="HED-1", must_reject=("zeros", "noise"))
+def extras_match_the_oracle(session: Session, case: Case) -> None:
+    _expect_extras(session, case)
 
 
-@checks(
-    "PTH-5", replace(EXTRA, masks=EMPTY), needs="extras", after="HED-1", rejects=("zeros", "noise"), limit=12, number=2
+@property_of(
+    "PTH-5",
+    replace(EXTRA, masks=EMPTY),
+    needs="extras",
+    requires="HED-1",
+    must_reject=("zeros", "noise"),
+    max_cases=12,
+    number=2,
 )
-def extra_keys_are_left_to_rows_without_others(attention: Trial, case: Case) -> None:
-    _expect_extras(attention, case)
+def extra_keys_are_left_to_rows_without_others(session: Session, case: Case) -> None:
+    _expect_extras(session, case)
 
 
-def _expect_extras(attention: Trial, case: Case) -> None:
+def _expect_extras(session: Session, case: Case) -> None:
     """With each extra that is claimed, and with two at once, the results are the oracle's."""
-    claimed = sorted(attention.claims.extras)
+    claimed = sorted(session.claims.extras)
     pairs = [pair for pair in combinations(claimed, 2) if pair != ("length_first", "unbatched")]
     several = pairs[case.seed % max(1, len(pairs)) :][:1]
     judged = False
@@ -173,31 +179,31 @@ def _expect_extras(attention: Trial, case: Case) -> None:
         problem = case.problem()
         for extra in extras:
             problem = with_extra(problem, case, extra)
-        if refuses(attention, problem):
+        if refuses(session, problem):
             continue
         judged = True
-        answer, because = attention.answer(problem), f"the oracle's value with {' and '.join(extras)}"
-        expect_close(_call_with_extras(attention, problem, extras), answer.output, because=because)
-        if problem.config.extra_keys and not problem.config.length_first and attention.claims.returns_weights:
-            seen = attention(problem, need_weights=True)
+        answer, because = session.expected(problem), f"the oracle's value with {' and '.join(extras)}"
+        expect_close(_call_with_extras(session, problem, extras), answer.output, because=because)
+        if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
+            seen = session(problem, need_weights=True)
             weights_of(seen)
             expect_answer(seen, answer, because)
-    need(judged, "a row is empty, and the declared policy is 'error'")
+    assume(judged, "a row is empty, and the declared policy is 'error'")
 
 
-@checks(
+@property_of(
     "PTH-5",
-    replace(EXTRA, paths=WITH_GRADIENT),
+    replace(EXTRA, modes=WITH_GRADIENT),
     needs="extras",
-    after="HED-1",
-    rejects=("wild", "detached"),
-    floor=0.3,
+    requires="HED-1",
+    must_reject=("wild", "detached"),
+    min_rejection_rate=0.3,
     number=3,
 )
-def extra_keys_have_gradients(attention: Trial, case: Case) -> None:
-    keys = extra_keys(attention.claims)
-    need(attention.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
+def extra_keys_have_gradients(session: Session, case: Case) -> None:
+    keys = extra_keys(session.claims)
+    assume(session.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
     problem = case.problem()
     for extra in keys:
-        expect_gradients(attention, with_extra(problem, case, extra), None, f"with the extra {extra!r}")
+        expect_gradients(session, with_extra(problem, case, extra), None, f"with the extra {extra!r}")
         problem = with_extra(problem, case, extra)  # the last has all that are claimed

@@ -11,10 +11,10 @@ from pkgutil import iter_modules
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.session import Session
 from mha.spec import CLAUSES, Claims, Level
 
-Check = Callable[[Trial, Case], None]
+PropertyFunction = Callable[[Session, Case], None]
 _registered: dict[tuple[str, int], Property] = {}
 
 
@@ -36,13 +36,13 @@ class Property:
     number: int
     level: Level
     domain: Domain
-    check: Check
+    check: PropertyFunction
     module: str
     needs: str | None
-    after: str | None
-    rejects: tuple[str, ...]
-    floor: float
-    limit: int
+    requires: str | None
+    must_reject: tuple[str, ...]
+    min_rejection_rate: float
+    max_cases: int
 
     def within(self, claims: Claims, dtype: str) -> Domain | str:
         """Return the cases that the claims leave, or why there are none."""
@@ -56,23 +56,23 @@ class Property:
         return self.domain.within(claims)
 
 
-def checks(
+def property_of(
     clause: str,
     domain: Domain | None = None,
     *,
     number: int = 1,
     needs: str | None = None,
     level: Level | None = None,
-    after: str | None = "SHP-1",
-    rejects: tuple[str, ...] = ("noise",),
-    floor: float = 0.5,
-    limit: int = 1 << 16,
-) -> Callable[[Check], Check]:
+    requires: str | None = "SHP-1",
+    must_reject: tuple[str, ...] = ("noise",),
+    min_rejection_rate: float = 0.5,
+    max_cases: int = 1 << 16,
+) -> Callable[[PropertyFunction], PropertyFunction]:
     """Register a function as a property of a clause; see `Property`."""
     assert clause in CLAUSES, f"{clause} is no clause of the contract"
     known = CLAUSES[clause]
 
-    def register(check: Check) -> Check:
+    def register(check: PropertyFunction) -> PropertyFunction:
         found = Property(
             name=check.__name__,
             clause=clause,
@@ -82,10 +82,10 @@ def checks(
             check=check,
             module=check.__module__.rpartition(".")[2],
             needs=needs,
-            after=None if known.family in ("CFG", "SHP") else after,
-            rejects=rejects,
-            floor=floor,
-            limit=limit,
+            requires=None if known.family in ("CFG", "SHP") else requires,
+            must_reject=must_reject,
+            min_rejection_rate=min_rejection_rate,
+            max_cases=max_cases,
         )
         known_as = _registered.setdefault((clause, number), found).name
         assert known_as == found.name, f"{clause} has a property {number} already: {known_as}"

@@ -12,8 +12,8 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.harness.assertions import expect_agree, expect_close, expect_raises, expect_shape
-from mha.conformance.harness.session import Trial
-from mha.conformance.properties.registry import checks
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
 from mha.spec import Problem
 
@@ -24,61 +24,65 @@ SOME_MASKS = ("none", "all", *FEW, "bias")
 ANY_MASK = ("none", "all", *BOOLEAN, *FLOAT)
 
 
-@checks("SHP-1", Domain(masks=SOME_MASKS, regimes=PLAIN), rejects=())
-def output_has_the_shape_of_the_query(attention: Trial, case: Case) -> None:
-    expect_shape(attention(case.problem()).output, (case.B, case.L, case.config.d_model))
+@property_of("SHP-1", Domain(masks=SOME_MASKS, values=PLAIN), must_reject=())
+def output_has_the_shape_of_the_query(session: Session, case: Case) -> None:
+    expect_shape(session(case.problem()).output, (case.B, case.L, case.config.d_model))
 
 
-@checks("SHP-2", Domain(masks=SOME_MASKS, regimes=PLAIN, need_weights=(True,)), needs="returns_weights", rejects=())
-def weights_are_per_head(attention: Trial, case: Case) -> None:
-    expect_shape(weights_of(attention(case.problem())), (case.B, case.n_heads, case.L, case.S))
+@property_of(
+    "SHP-2", Domain(masks=SOME_MASKS, values=PLAIN, need_weights=(True,)), needs="returns_weights", must_reject=()
+)
+def weights_are_per_head(session: Session, case: Case) -> None:
+    expect_shape(weights_of(session(case.problem())), (case.B, case.n_heads, case.L, case.S))
 
 
-@checks("SHP-3", Domain(masks=ANY_MASK, causal=BOTH, regimes=PLAIN), rejects=())
-def dtype_and_device_are_those_of_the_inputs(attention: Trial, case: Case) -> None:
-    attention(case.problem())  # a trial checks the dtype and the device of whatever a call returns
+@property_of("SHP-3", Domain(masks=ANY_MASK, causal=BOTH, values=PLAIN), must_reject=())
+def dtype_and_device_are_those_of_the_inputs(session: Session, case: Case) -> None:
+    session(case.problem())  # a trial checks the dtype and the device of whatever a call returns
 
 
-@checks("SHP-4", Domain(masks=SOME_MASKS, regimes=PLAIN, max_length=2, max_B=2), rejects=())
-def sizes_of_one_stay(attention: Trial, case: Case) -> None:
-    seen = attention(case.problem())
+@property_of("SHP-4", Domain(masks=SOME_MASKS, values=PLAIN, max_length=2, max_B=2), must_reject=())
+def sizes_of_one_stay(session: Session, case: Case) -> None:
+    seen = session(case.problem())
     expect_shape(seen.output, (case.B, case.L, case.config.d_model))
     if seen.weights is not None:
         expect_shape(seen.weights, (case.B, case.n_heads, case.L, case.S))
 
 
-@checks("SHP-5", Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross", "self"), max_length=5), rejects=("noise",))
-def empty_inputs_give_empty_outputs(attention: Trial, case: Case) -> None:
+@property_of(
+    "SHP-5", Domain(values=PLAIN, layouts=DENSE, inputs=("cross", "self"), max_length=5), must_reject=("noise",)
+)
+def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
     problem = case.problem()
     no_items = problem.map_inputs(lambda x: x[:0])
     no_queries = problem.map_inputs(lambda x: x[:, :0])
     if problem.query is not problem.key:
         no_queries = problem.change(query=problem.query[:, :0])
     for empty in (no_items, no_queries):
-        expect_shape(attention(empty).output, tuple(empty.query.shape))
-    policy = attention.claims.empty_row
+        expect_shape(session(empty).output, tuple(empty.query.shape))
+    policy = session.claims.empty_row
     if problem.query is not problem.key and policy in ("zeros", "nan"):
         no_keys = problem.map_inputs(lambda x: x if x is problem.query else x[:, :0])
-        seen, answer = attention(no_keys).output, attention.answer(no_keys).output
+        seen, answer = session(no_keys).output, session.expected(no_keys).output
         expect_close(seen, answer, because=f"the policy {policy!r} for rows without a key, here with S = 0")
 
 
-DISAGREEING = Domain(regimes=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5)
+DISAGREEING = Domain(values=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5)
 
 
-@checks("SHP-6", DISAGREEING, rejects=("unchecked",))
-def shapes_that_disagree_are_refused(attention: Trial, case: Case) -> None:
+@property_of("SHP-6", DISAGREEING, must_reject=("unchecked",))
+def shapes_that_disagree_are_refused(session: Session, case: Case) -> None:
     problem = case.problem()
     for because, change in _disagreeing(problem).items():
-        expect_raises(partial(attention, problem.change(**change)), because=because)
+        expect_raises(partial(session, problem.change(**change)), because=because)
 
 
-@checks("SHP-6", DISAGREEING, needs="extras:length_first", rejects=("unchecked",), limit=12, number=2)
-def shapes_that_disagree_are_refused_with_the_length_first(attention: Trial, case: Case) -> None:
+@property_of("SHP-6", DISAGREEING, needs="extras:length_first", must_reject=("unchecked",), max_cases=12, number=2)
+def shapes_that_disagree_are_refused_with_the_length_first(session: Session, case: Case) -> None:
     problem = case.problem().change(config=replace(case.config, length_first=True))
     for because, change in _disagreeing(problem).items():
         wrong = problem.change(**change).map_inputs(lambda x: x.transpose(0, 1))
-        expect_raises(partial(attention, wrong), because=f"{because}, with the length first")
+        expect_raises(partial(session, wrong), because=f"{because}, with the length first")
 
 
 def _disagreeing(problem: Problem) -> dict[str, dict[str, Tensor]]:
@@ -133,10 +137,10 @@ def _disagreeing(problem: Problem) -> dict[str, dict[str, Tensor]]:
     return wrong
 
 
-@checks("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_DENSE))
-def layout_does_not_matter(attention: Trial, case: Case) -> None:
+@property_of("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_DENSE))
+def layout_does_not_matter(session: Session, case: Case) -> None:
     problem = case.problem()
     dense = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))
-    bound = attention.answer(problem).output
-    seen, expected = attention(problem).output, attention(dense).output
+    bound = session.expected(problem).output
+    seen, expected = session(problem).output, session(dense).output
     expect_agree(seen, expected, bounds=(bound, bound), because=f"what contiguous copies of {case.layout} inputs give")

@@ -9,23 +9,23 @@ from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads
 from mha.conformance.harness.assertions import expect, expect_agree, expect_close
-from mha.conformance.harness.session import Trial
-from mha.conformance.properties.registry import checks
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
 from mha.spec.bounds import Ball
 
 MASKS = ("none", *BOOLEAN, *FLOAT)
 
 
-@checks(
+@property_of(
     "SMX-1",
-    Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)),
+    Domain(masks=MASKS, causal=BOTH, values=EVERYDAY, need_weights=(True,)),
     needs="returns_weights",
-    rejects=("noise", "zeros"),
+    must_reject=("noise", "zeros"),
 )
-def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
+def weights_are_shares_of_one(session: Session, case: Case) -> None:
     problem = case.problem()
-    answer, weights = attention.answer(problem), weights_of(attention(problem))
+    answer, weights = session.expected(problem), weights_of(session(problem))
     seen = weights.tensor.double()
     outside = ((seen < 0) | (seen > 1 + answer.weights.rad)) & ~answer.empty.unsqueeze(-1)
     if bool(outside.any()):
@@ -36,38 +36,38 @@ def weights_are_shares_of_one(attention: Trial, case: Case) -> None:
     expect_close(weights.row_sums(), answer.sums, because="a row of weights sums to 1")
 
 
-@checks(
+@property_of(
     "SMX-2",
-    Domain(masks=MASKS, causal=BOTH, regimes=EVERYDAY, need_weights=(True,)),
+    Domain(masks=MASKS, causal=BOTH, values=EVERYDAY, need_weights=(True,)),
     needs="returns_weights",
-    rejects=("mean", "zeros", "unmasked", "unscaled"),
-    floor=0.3,
+    must_reject=("mean", "zeros", "unmasked", "unscaled"),
+    min_rejection_rate=0.3,
 )
-def weights_are_the_softmax_over_keys(attention: Trial, case: Case) -> None:
+def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
     problem = case.problem()
-    expected = attention.answer(problem).weights
-    expect_close(weights_of(attention(problem)), expected, because="the softmax of the scores over the keys")
+    expected = session.expected(problem).weights
+    expect_close(weights_of(session(problem)), expected, because="the softmax of the scores over the keys")
 
 
-@checks("SMX-3", Domain(masks=("none", *FEW), bias=(True,), regimes=MODERATE, layouts=DENSE))
-def shift_of_all_scores_changes_nothing(attention: Trial, case: Case) -> None:
+@property_of("SMX-3", Domain(masks=("none", *FEW), bias=(True,), values=MODERATE, layouts=DENSE))
+def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
     problem = case.problem()
     b_k = problem.weights.b_k
     assert b_k is not None
     shift = 4 * torch.randn(b_k.shape, generator=case.generator, dtype=torch.float64)
     shifted = problem.change(b_k=b_k + shift.to(b_k))
-    bounds = attention.answer(shifted).output, attention.answer(problem).output
-    seen, expected = attention(shifted).output, attention(problem).output
+    bounds = session.expected(shifted).output, session.expected(problem).output
+    seen, expected = session(shifted).output, session(problem).output
     expect_agree(seen, expected, bounds=bounds, because="what another key bias gives, which adds q.b_k to every score")
 
 
-@checks(
+@property_of(
     "SMX-4",
-    Domain(masks=("none", *FEW), regimes=("large", "offset", "selection")),
-    rejects=("noise", "zeros"),
-    floor=0.25,
+    Domain(masks=("none", *FEW), values=("large", "offset", "selection")),
+    must_reject=("noise", "zeros"),
+    min_rejection_rate=0.25,
 )
-def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
+def large_scores_do_not_overflow(session: Session, case: Case) -> None:
     problem = case.problem()
     factor = 2.0 ** (case.seed % 6) if case.dtype != "float16" else 1.0  # which holds no larger scores
     problem = passing_heads(problem.change(w_q=problem.weights.w_q * factor))
@@ -75,9 +75,9 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
     if weights.b_v is not None:
         # Every value is 1, so that a context is the sum of its weights, which need not be returned.
         problem = problem.change(w_v=weights.w_v * 0, b_v=torch.ones_like(weights.b_v))
-    seen = attention(problem, need_weights=attention.claims.returns_weights)
+    seen = session(problem, need_weights=session.claims.returns_weights)
     output = seen.output
-    answer = attention.answer(problem)
+    answer = session.expected(problem)
     message = f"{output.code} has numbers that are not finite, though the inputs are"
     finite = output.tensor.isfinite() | answer.output.rad.isinf()
     expect(bool(finite.all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
@@ -87,11 +87,11 @@ def large_scores_do_not_overflow(attention: Trial, case: Case) -> None:
         expect_close(seen.weights.row_sums(), answer.sums, because="a row sums to 1, however large its scores")
 
 
-@checks("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, regimes=EVERYDAY), rejects=("noise", "zeros"))
-def context_is_among_the_values(attention: Trial, case: Case) -> None:
+@property_of("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, values=EVERYDAY), must_reject=("noise", "zeros"))
+def context_is_among_the_values(session: Session, case: Case) -> None:
     problem = passing_heads(case.problem())
-    answer, seen = attention.answer(problem), attention(problem).output
-    allowed = problem.allowed(attention.claims.causal).unsqueeze(-1)
+    answer, seen = session.expected(problem), session(problem).output
+    allowed = problem.allowed(session.claims.causal).unsqueeze(-1)
     values = answer.value.mid.unsqueeze(2)
     infinity = float("inf")
     low = values.masked_fill(~allowed, infinity).amin(-2).transpose(1, 2).flatten(2)
@@ -102,14 +102,16 @@ def context_is_among_the_values(attention: Trial, case: Case) -> None:
     expect_close(seen, Ball(nearest, answer.output.rad), because=because)
 
 
-@checks(
-    "SMX-6", Domain(min_head_dim=2, min_heads=2, min_S=2, regimes=("normal", "integers")), rejects=("unscaled", "mean")
+@property_of(
+    "SMX-6",
+    Domain(min_head_dim=2, min_heads=2, min_S=2, values=("normal", "integers")),
+    must_reject=("unscaled", "mean"),
 )
-def scores_are_scaled_by_the_root_of_head_dim(attention: Trial, case: Case) -> None:
+def scores_are_scaled_by_the_root_of_head_dim(session: Session, case: Case) -> None:
     problem = case.problem()
-    if attention.claims.returns_weights:
-        seen, expected = weights_of(attention(problem, need_weights=True)), attention.answer(problem).weights
+    if session.claims.returns_weights:
+        seen, expected = weights_of(session(problem, need_weights=True)), session.expected(problem).weights
     else:
         problem = passing_heads(problem)
-        seen, expected = attention(problem).output, attention.answer(problem).output
+        seen, expected = session(problem).output, session.expected(problem).output
     expect_close(seen, expected, because=f"scores scaled by 1/sqrt(d_k) with d_k = {case.head_dim}")

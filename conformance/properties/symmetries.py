@@ -11,8 +11,8 @@ from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import item, passing_heads, select_keys, zeroed
 from mha.conformance.harness.assertions import expect_agree, expect_close, expect_unchanged
-from mha.conformance.harness.session import Trial
-from mha.conformance.properties.registry import checks
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 
@@ -20,8 +20,8 @@ CROSS = ("cross",)
 SHARED = ("self", "memory", "query_key", "query_value")
 
 
-@checks("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, min_B=2, layouts=DENSE))
-def other_items_have_no_influence(attention: Trial, case: Case) -> None:
+@property_of("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, min_B=2, layouts=DENSE))
+def other_items_have_no_influence(session: Session, case: Case) -> None:
     problem = case.problem()
     own = case.seed % case.B
     others = torch.arange(case.B) != own
@@ -33,42 +33,42 @@ def other_items_have_no_influence(attention: Trial, case: Case) -> None:
         return torch.where(others.to(x.device).view(-1, 1, 1), fresh, x)
 
     changed = problem.map_inputs(renewed)
-    base, seen = attention(problem).output, attention(changed).output
+    base, seen = session(problem).output, session(changed).output
     because = f"only items other than {own} changed"
     expect_unchanged(
-        attention, seen[own], base[own], bound=lambda: attention.answer(problem).output[own], because=because
+        session, seen[own], base[own], bound=lambda: session.expected(problem).output[own], because=because
     )
 
 
-@checks("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=BOTH, min_B=2), number=2)
-def batch_size_does_not_matter(attention: Trial, case: Case) -> None:
+@property_of("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=BOTH, min_B=2), number=2)
+def batch_size_does_not_matter(session: Session, case: Case) -> None:
     problem = case.problem()
     own = case.seed % case.B
-    bound = attention.answer(problem).output[own : own + 1]
-    alone = attention(item(problem, own)).output
-    together = attention(problem).output[own : own + 1]
+    bound = session.expected(problem).output[own : own + 1]
+    alone = session(item(problem, own)).output
+    together = session(problem).output[own : own + 1]
     expect_agree(alone, together, bounds=(bound, bound), because=f"what item {own} gives in a batch of {case.B}")
 
 
-@checks("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, min_L=2))
-def permuted_queries_permute_outputs(attention: Trial, case: Case) -> None:
+@property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, min_L=2))
+def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
     problem = case.problem()
     order = torch.randperm(case.L, generator=case.generator)
     mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, order]
     permuted = problem.change(query=problem.query[:, order], mask=mask)
-    bound = attention.answer(permuted).output
-    seen, expected = attention(permuted).output, attention(problem).output[:, order]
+    bound = session.expected(permuted).output
+    seen, expected = session(permuted).output, session(problem).output[:, order]
     expect_agree(seen, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
 
 
-@checks("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2))
-def order_of_keys_does_not_matter(attention: Trial, case: Case) -> None:
+@property_of("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2))
+def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     problem = case.problem()
     order = torch.randperm(case.S, generator=case.generator)
     mask = None if problem.mask is None else problem.mask[..., order]
     permuted = select_keys(problem, order).change(mask=mask)
-    bound = attention.answer(permuted).output
-    seen, expected = attention(permuted).output, attention(problem).output
+    bound = session.expected(permuted).output
+    seen, expected = session(permuted).output, session(problem).output
     expect_agree(seen, expected, bounds=(bound, bound), because="what the keys and values give in the old order")
 
 
@@ -77,67 +77,67 @@ def _linear(problem: Problem) -> Problem:
     return zeroed(problem, "b_v", "b_o")
 
 
-@checks("EQV-4", Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, regimes=("normal", "integers")))
-def outputs_are_linear_in_the_values(attention: Trial, case: Case) -> None:
+@property_of("EQV-4", Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, values=("normal", "integers")))
+def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
     first = _linear(case.problem())
     # Halves of small integers: their sum is exact in every dtype, so nothing but attention rounds.
     drawn = torch.randint(-8, 9, (2, *first.value.shape), generator=case.generator) / 2
     values = drawn.to(first.value)
     parts = [first.change(value=value) for value in (values[0], values[1], values[0] + values[1])]
-    one, other, both = (attention(part).output for part in parts)
-    reach = sum(attention.answer(part).output.rad for part in parts)
+    one, other, both = (session(part).output for part in parts)
+    reach = sum(session.expected(part).output.rad for part in parts)
     expected = Ball(one.tensor.double() + other.tensor.double(), torch.as_tensor(reach))
     expect_close(both, expected, because=f"{one.code} + {other.code}, the outputs for the two parts of the values")
 
 
-@checks("EQV-5", Domain(masks=("none", *BOOLEAN), causal=BOTH, regimes=MODERATE), rejects=("zeros", "noise"))
-def zero_queries_give_the_mean(attention: Trial, case: Case) -> None:
+@property_of("EQV-5", Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE), must_reject=("zeros", "noise"))
+def zero_queries_give_the_mean(session: Session, case: Case) -> None:
     problem = zeroed(passing_heads(case.problem()), "w_q", "b_q")
-    answer = attention.answer(problem)
-    allowed = problem.allowed(attention.claims.causal).double()
+    answer = session.expected(problem)
+    allowed = problem.allowed(session.claims.causal).double()
     mean = (allowed @ answer.value.mid).transpose(1, 2).flatten(2)
     count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
     centre = (mean / count).where(count > 0, answer.output.mid)
-    expect_close(attention(problem).output, Ball(centre, answer.output.rad), because="the mean of the allowed values")
+    expect_close(session(problem).output, Ball(centre, answer.output.rad), because="the mean of the allowed values")
 
 
-@checks("EQV-6", Domain(masks=("single",), regimes=EVERYDAY), rejects=("unmasked", "mean", "noise"))
-def one_allowed_key_gives_its_value(attention: Trial, case: Case) -> None:
+@property_of("EQV-6", Domain(masks=("single",), values=EVERYDAY), must_reject=("unmasked", "mean", "noise"))
+def one_allowed_key_gives_its_value(session: Session, case: Case) -> None:
     problem = passing_heads(case.problem())
-    answer = attention.answer(problem)
+    answer = session.expected(problem)
     chosen = problem.allowed(None).double()
     value = (chosen @ answer.value.mid).transpose(1, 2).flatten(2)
-    expect_close(attention(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
+    expect_close(session(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
 
 
-@checks("EQV-7", Domain(masks=COMMON, inputs=CROSS))
-def duplicated_keys_change_nothing(attention: Trial, case: Case) -> None:
+@property_of("EQV-7", Domain(masks=COMMON, inputs=CROSS))
+def duplicated_keys_change_nothing(session: Session, case: Case) -> None:
     problem = case.problem()
     twice = torch.arange(case.S).repeat(2)
     mask = None if problem.mask is None else problem.mask[..., twice]
     doubled = select_keys(problem, twice).change(mask=mask)
-    bounds = attention.answer(doubled).output, attention.answer(problem).output
-    seen, expected = attention(doubled).output, attention(problem).output
+    bounds = session.expected(doubled).output, session.expected(problem).output
+    seen, expected = session(doubled).output, session(problem).output
     expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
 
 
-@checks("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs="cross_attention")
-def self_attention_is_cross_attention(attention: Trial, case: Case) -> None:
+@property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs="cross_attention")
+def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
-    bound = attention.answer(problem).output
-    seen, expected = attention(problem).output, attention(problem.change(**copies)).output
+    bound = session.expected(problem).output
+    seen, expected = session(problem).output, session(problem.change(**copies)).output
     expect_agree(seen, expected, bounds=(bound, bound), because="what copies of the shared inputs give")
 
 
-@checks(
+@property_of(
     "EQV-8",
     Domain(masks=COMMON, causal=BOTH, inputs=("memory",), layouts=DENSE),
     needs="cross_attention",
-    limit=24,
+    max_cases=24,
     number=2,
 )
-def inputs_may_lie_in_one_another(attention: Trial, case: Case) -> None:
+def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
     """The first position asks all, as where a class token gathers a sequence, or all ask the first ones."""
     problem = case.problem()
     part = (
@@ -146,18 +146,18 @@ def inputs_may_lie_in_one_another(attention: Trial, case: Case) -> None:
         else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
     )
     problem = problem.change(**part)
-    seen, answer = attention(problem).output, attention.answer(problem).output
+    seen, answer = session(problem).output, session.expected(problem).output
     expect_close(seen, answer, because=f"the oracle's value, where {' and '.join(part)} lie in the memory of the rest")
 
 
-@checks("EQV-9", Domain(inputs=CROSS, square=True, regimes=MODERATE), rejects=("zeros", "mean"))
-def each_input_has_its_own_projection(attention: Trial, case: Case) -> None:
+@property_of("EQV-9", Domain(inputs=CROSS, square=True, values=MODERATE), must_reject=("zeros", "mean"))
+def each_input_has_its_own_projection(session: Session, case: Case) -> None:
     problem = case.problem()
     pairs = (("query", "key"), ("key", "value"), ("query", "value"))
     one, other = pairs[case.seed % 3]
     swapped = problem.change(**{one: getattr(problem, other), other: getattr(problem, one)})
-    expected = attention.answer(swapped).output
-    expect_close(attention(swapped).output, expected, because=f"the result with {one} and {other} swapped")
+    expected = session.expected(swapped).output
+    expect_close(session(swapped).output, expected, because=f"the result with {one} and {other} swapped")
 
 
 def _identities(problem: Problem, *roles: str) -> Problem:
@@ -168,44 +168,44 @@ def _identities(problem: Problem, *roles: str) -> Problem:
     return passing_heads(problem).change(**{f"w_{role}": eye for role in roles}, **biases)
 
 
-EXACT = Domain(regimes=("integers",), inputs=CROSS, layouts=DENSE)
+EXACT = Domain(values=("integers",), inputs=CROSS, layouts=DENSE)
 
 
-@checks("EQV-5", replace(EXACT, min_S=2), rejects=("zeros", "noise"), number=2)
-def zero_queries_over_a_power_of_two_of_keys_are_exact(attention: Trial, case: Case) -> None:
+@property_of("EQV-5", replace(EXACT, min_S=2), must_reject=("zeros", "noise"), number=2)
+def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: Case) -> None:
     problem = _identities(case.problem(), "v")
     count = 1 << min(case.S.bit_length() - 1, 5)
     problem = select_keys(problem, torch.arange(count))
     problem = zeroed(problem, "w_q", "b_q")
     exact = problem.value.double().mean(1, keepdim=True).expand(-1, case.L, -1).to(problem.query)
     because = f"the mean of {count} small integers is a number of this dtype"
-    _expect_exact(attention, problem, exact, because)
+    _expect_exact(session, problem, exact, because)
 
 
-@checks("EQV-6", EXACT, rejects=("zeros", "noise", "mean"), number=2)
-def a_key_that_wins_by_far_gives_its_value_exactly(attention: Trial, case: Case) -> None:
+@property_of("EQV-6", EXACT, must_reject=("zeros", "noise", "mean"), number=2)
+def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case) -> None:
     problem = _identities(case.problem(), "q", "k", "v")
     winner = torch.randint(case.S, (case.B,), generator=case.generator)
     chosen = (torch.arange(case.S) == winner.unsqueeze(1)).unsqueeze(-1).to(problem.key)
     # Scores of 1024 or more, and 0: their exponentials differ by more than float64 holds. Where exact answers are not
     # expected, less serves: the bound grows with the scores, and in half precision would soon say nothing.
-    far = 32 if _is_exact(attention) else 4
+    far = 32 if _is_exact(session) else 4
     problem = problem.change(query=problem.query * 0 + far, key=problem.key * 0 + far * chosen)
     exact = problem.value[torch.arange(case.B), winner].unsqueeze(1).expand(-1, case.L, -1)
-    _expect_exact(attention, problem, exact, "all other weights vanish beside its own")
+    _expect_exact(session, problem, exact, "all other weights vanish beside its own")
 
 
-def _is_exact(attention: Trial) -> bool:
+def _is_exact(session: Session) -> bool:
     """Whether answers that need no rounding are expected without any."""
-    return not (attention.claims.retiles or attention.claims.rounding.log_normaliser)
+    return not (session.claims.retiles or session.claims.rounding.log_normaliser)
 
 
-def _expect_exact(attention: Trial, problem: Problem, exact: torch.Tensor, because: str) -> None:
-    seen = attention(problem).output
-    if _is_exact(attention):
+def _expect_exact(session: Session, problem: Problem, exact: torch.Tensor, because: str) -> None:
+    seen = session(problem).output
+    if _is_exact(session):
         # An exponential may give the smallest normal number for 0.
         least = units_of(exact.dtype).flush * problem.key.shape[1] * problem.value.double().abs().max()
         right = Ball(exact.double(), torch.full_like(exact, float(least), dtype=torch.float64))
         expect_close(seen, right, because=f"{because}, so nothing is rounded")
     else:
-        expect_close(seen, attention.answer(problem).output, because=because)
+        expect_close(seen, session.expected(problem).output, because=because)

@@ -10,12 +10,12 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.harness.assertions import expect, expect_agree, expect_close, need
-from mha.conformance.harness.session import Trial
+from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.accuracy import EVERYDAY_SIZES
 from mha.conformance.properties.dropout import DRAWN, SEEDED, expect_dropped
 from mha.conformance.properties.long_rows import FEW_QUERIES
-from mha.conformance.properties.registry import checks
+from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_answer, expect_gradients, refuses
 from mha.spec import Config, Problem, Weights
 
@@ -38,7 +38,7 @@ def rebuilt(case: Case, config: Config) -> Problem:
     return problem.change(config=config, weights=weights, key=key, value=value)
 
 
-VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, regimes=MODERATE, layouts=DENSE)
+VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, layouts=DENSE)
 
 
 def grouped(case: Case) -> Config:
@@ -47,20 +47,20 @@ def grouped(case: Case) -> Config:
     return replace(case.config, n_kv_heads=groups[case.seed % len(groups)])
 
 
-@checks(
+@property_of(
     "GQA-1",
     replace(VARIANT, min_heads=2, masks=(*VARIANT.masks, *EMPTY)),
     needs="grouped_query",
-    after="HED-1",
-    rejects=WRONGS,
-    floor=0.3,
+    requires="HED-1",
+    must_reject=WRONGS,
+    min_rejection_rate=0.3,
     number=2,
 )
-def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
+def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
     config = grouped(case)
     problem = rebuilt(case, config)
-    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
-    seen, answer = attention(problem), attention.answer(problem)
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    seen, answer = session(problem), session.expected(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
     expect_answer(seen, answer, because)
     repeats, given = config.n_heads // config.kv_heads, problem.weights
@@ -70,96 +70,118 @@ def grouped_heads_equal_repeated_ones(attention: Trial, case: Case) -> None:
         return heads.repeat_interleave(repeats, 0).flatten(0, 1)
 
     spread = {name: repeated(tensor) for name, tensor in given.named() if name in ("w_k", "w_v", "b_k", "b_v")}
-    same = attention(problem.change(config=case.config, **spread)).output
+    same = session(problem.change(config=case.config, **spread)).output
     expect_agree(seen.output, same, bounds=(answer.output, answer.output), because="each key/value head repeated")
 
 
-@checks("GQA-1", EVERYDAY_SIZES, needs="grouped_query", after="HED-1", rejects=WRONGS, floor=0.3, limit=5, number=3)
-def grouped_heads_of_everyday_sizes_match_the_oracle(attention: Trial, case: Case) -> None:
+@property_of(
+    "GQA-1",
+    EVERYDAY_SIZES,
+    needs="grouped_query",
+    requires="HED-1",
+    must_reject=WRONGS,
+    min_rejection_rate=0.3,
+    max_cases=5,
+    number=3,
+)
+def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Case) -> None:
     problem = rebuilt(case, grouped(case))
     told = f"the oracle's value for {problem.config.n_kv_heads} key/value heads"
-    expect_answer(attention(problem), attention.answer(problem), told)
+    expect_answer(session(problem), session.expected(problem), told)
 
 
-@checks(
+@property_of(
     "GQA-1",
     replace(FEW_QUERIES, min_heads=2),
     needs="grouped_query",
-    after="HED-1",
-    rejects=WRONGS,
-    floor=0.3,
-    limit=4,
+    requires="HED-1",
+    must_reject=WRONGS,
+    min_rejection_rate=0.3,
+    max_cases=4,
     number=4,
 )
-def grouped_heads_on_long_rows_match_the_oracle(attention: Trial, case: Case) -> None:
+def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) -> None:
     wider = replace(case, n_heads=4, L=2)
     problem = rebuilt(wider, replace(wider.config, n_kv_heads=2))  # with one for all, none can be mistaken
-    expect_answer(attention(problem), attention.answer(problem), f"the oracle's value for {case.S} keys")
+    expect_answer(session(problem), session.expected(problem), f"the oracle's value for {case.S} keys")
 
 
-@checks(
-    "GQA-1", replace(SEEDED, min_heads=2), needs="grouped_query", after="HED-1", rejects=("zeros",), limit=4, number=5
+@property_of(
+    "GQA-1",
+    replace(SEEDED, min_heads=2),
+    needs="grouped_query",
+    requires="HED-1",
+    must_reject=("zeros",),
+    max_cases=4,
+    number=5,
 )
-def grouped_heads_drop(attention: Trial, case: Case) -> None:
-    need(bool(attention.claims.dropout), "needs the claim dropout")
+def grouped_heads_drop(session: Session, case: Case) -> None:
+    assume(bool(session.claims.dropout), "needs the claim dropout")
     problem = rebuilt(case, replace(grouped(case), dropout=0.5))
-    one, other = (attention(problem, seed=seed).output for seed in (1, 2))
+    one, other = (session(problem, seed=seed).output for seed in (1, 2))
     told = f"{other.code} is {one.code}, though p = 0.5 and the seed is another"
     expect(not torch.equal(one.tensor, other.tensor), told, f"assert not {one.code}.equal({other.code})")
     because = "the oracle's value: in evaluation nothing is dropped"
-    expect_close(attention(problem, path="eval").output, attention.answer(problem).output, because=because)
+    expect_close(session(problem, mode="eval").output, session.expected(problem).output, because=because)
 
 
-@checks(
+@property_of(
     "GQA-1",
     replace(DRAWN, min_heads=2),
     needs="grouped_query",
-    after="HED-1",
-    rejects=("zeros", "noise"),
-    limit=4,
+    requires="HED-1",
+    must_reject=("zeros", "noise"),
+    max_cases=4,
     number=6,
 )
-def grouped_heads_drop_each_weight_alone(attention: Trial, case: Case) -> None:
-    need(attention.claims.dropout is True, "needs the claim dropout=True")
+def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
+    assume(session.claims.dropout is True, "needs the claim dropout=True")
     case = replace(case, L=17, S=17, head_dim=34)
-    expect_dropped(attention, rebuilt(case, grouped(case)), 0.5, case.seed)
+    expect_dropped(session, rebuilt(case, grouped(case)), 0.5, case.seed)
 
 
-@checks(
+@property_of(
     "GQA-1",
-    replace(VARIANT, min_heads=2, paths=WITH_GRADIENT, masks=(*VARIANT.masks, *EMPTY)),
+    replace(VARIANT, min_heads=2, modes=WITH_GRADIENT, masks=(*VARIANT.masks, *EMPTY)),
     needs="grouped_query",
-    after="HED-1",
-    rejects=("wild", "detached"),
-    floor=0.3,
+    requires="HED-1",
+    must_reject=("wild", "detached"),
+    min_rejection_rate=0.3,
     number=7,
 )
-def grouped_heads_have_gradients(attention: Trial, case: Case) -> None:
-    need(attention.claims.gradients, "needs the claim gradients")
+def grouped_heads_have_gradients(session: Session, case: Case) -> None:
+    assume(session.claims.gradients, "needs the claim gradients")
     problem = rebuilt(case, grouped(case))
-    need(not refuses(attention, problem), "a row is empty, and the declared policy is 'error'")
-    expect_gradients(attention, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
 
 
-@checks("XAT-1", replace(VARIANT, inputs=("cross",)), needs="kv_widths", after="HED-1", rejects=WRONGS, floor=0.3)
-def other_widths_match_the_oracle(attention: Trial, case: Case) -> None:
+@property_of(
+    "XAT-1",
+    replace(VARIANT, inputs=("cross",)),
+    needs="kv_widths",
+    requires="HED-1",
+    must_reject=WRONGS,
+    min_rejection_rate=0.3,
+)
+def other_widths_match_the_oracle(session: Session, case: Case) -> None:
     # One of the two is left at its default, one time in three each.
     kdim = None if case.seed % 3 == 1 else 1 + case.seed % 7
     vdim = None if case.seed % 3 == 2 else 1 + case.seed // 7 % 7
     problem = rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
-    expect_answer(attention(problem), attention.answer(problem), because)
+    expect_answer(session(problem), session.expected(problem), because)
 
 
-@checks(
+@property_of(
     "XAT-1",
-    replace(VARIANT, inputs=("cross",), paths=WITH_GRADIENT),
+    replace(VARIANT, inputs=("cross",), modes=WITH_GRADIENT),
     needs="kv_widths",
-    rejects=("wild", "detached"),
-    floor=0.3,
+    must_reject=("wild", "detached"),
+    min_rejection_rate=0.3,
     number=2,
 )
-def other_widths_have_gradients(attention: Trial, case: Case) -> None:
-    need(attention.claims.gradients, "needs the claim gradients")
+def other_widths_have_gradients(session: Session, case: Case) -> None:
+    assume(session.claims.gradients, "needs the claim gradients")
     problem = rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
-    expect_gradients(attention, problem, None, "with kdim and vdim other than d_model")
+    expect_gradients(session, problem, None, "with kdim and vdim other than d_model")
