@@ -6,20 +6,20 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from mha.spec import Implementation
+from mha.implementations import Resolved
 from mha.spec.claims import DEVICES
 
 
-def named_once(found: Iterable[tuple[str, Implementation]]) -> dict[str, tuple[str, Implementation]]:
-    """Return targets and the implementations that they name by the implementations' names, or raise ValueError.
+def named_once(found: Iterable[Resolved]) -> dict[str, Resolved]:
+    """Return implementations by their names; raises ValueError where two have the same name.
 
-    One implementation may be named twice, but no two may have one name. The target of what "all" named is its name.
+    The same implementation may be given twice.
     """
-    by_name: dict[str, tuple[str, Implementation]] = {}
-    for target, implementation in found:
-        known = implementation.name if target == "all" else target
-        if by_name.setdefault(implementation.name, (known, implementation))[1] is not implementation:
-            raise ValueError(f"two implementations are named {implementation.name!r}; give one of them another name")
+    by_name: dict[str, Resolved] = {}
+    for resolved in found:
+        name = resolved.implementation.name
+        if by_name.setdefault(name, resolved).implementation is not resolved.implementation:
+            raise ValueError(f"two implementations are named {name!r}; give one of them another name")
     return by_name
 
 

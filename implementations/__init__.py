@@ -3,12 +3,14 @@
 from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.module import from_module
-from mha.implementations.discovery import Registered, discover, preflight, resolve
+from mha.implementations.discovery import Inference, Registered, Resolved, discover, preflight, resolve
 from mha.implementations.errors import ImplementationError, UnavailableError
 
 __all__ = [
     "ImplementationError",
+    "Inference",
     "Registered",
+    "Resolved",
     "UnavailableError",
     "as_output",
     "discover",

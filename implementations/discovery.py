@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -24,6 +24,30 @@ from mha.spec import Claims, Config, Implementation, Weights
 GROUP = "mha.implementations"
 
 
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """How a plain class was understood.
+
+    lines: what is printed about it. declaration: the code that declares the same.
+    """
+
+    lines: tuple[str, ...]
+    declaration: str
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """An implementation, and how it was named.
+
+    target: as it was given to `resolve`, which takes it again; for an implementation that "all" named, its registered
+    name. inference: None for a declared implementation.
+    """
+
+    implementation: Implementation
+    target: str
+    inference: Inference | None = None
+
+
 @dataclass(frozen=True)
 class Registered:
     """One entry of the group: its name, where it points, and either the implementation or why there is none.
@@ -36,6 +60,7 @@ class Registered:
     implementation: Implementation | None = None
     error: str = ""
     broken: bool = False
+    inference: Inference | None = None
 
 
 def discover() -> list[Registered]:
@@ -43,7 +68,7 @@ def discover() -> list[Registered]:
     return [_load_entry(point) for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value))]
 
 
-def resolve(target: str) -> list[Implementation]:
+def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names.
 
     target: "all" for every registered one that loads, a registered name, "package.module:object", or
@@ -52,14 +77,13 @@ def resolve(target: str) -> list[Implementation]:
     Raises ImplementationError that says what was found instead, and what to do.
     """
     if target == "all":
-        return [entry.implementation for entry in discover() if entry.implementation is not None]
+        loaded = [(entry, entry.implementation) for entry in discover()]
+        return [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
     if ":" in target:
         place, _, attribute = target.rpartition(":")
-        if place.endswith(".py"):
-            module, target = _load_file(Path(place)), f"{Path(place).resolve()}:{attribute}"
-        else:
-            module = _load_module(place)
-        return [_implementation(target, _attribute(module, attribute, target))]
+        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        implementation, inference = _implementation(target, _attribute(module, attribute, target))
+        return [Resolved(implementation, target, inference)]
     if target.endswith(".py"):
         names = ", ".join(_classes(_load_file(Path(target)))) or "none"
         raise ImplementationError(f"{target!r}: say which class of it, as {target}:NAME (modules in it: {names})")
@@ -76,7 +100,7 @@ def resolve(target: str) -> list[Implementation]:
     entry = _load_entry(points[0])
     if entry.implementation is None:
         raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
-    return [entry.implementation]
+    return [Resolved(entry.implementation, target, entry.inference)]
 
 
 def preflight(implementation: Implementation) -> None:
@@ -103,7 +127,8 @@ def _load_entry(point: EntryPoint) -> Registered:
     try:
         with _own_warnings():
             found = point.load()
-        return Registered(point.name, point.value, _implementation(point.value, found))
+        implementation, inference = _implementation(point.value, found)
+        return Registered(point.name, point.value, implementation, inference=inference)
     except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
     except ImplementationError as error:
@@ -170,14 +195,14 @@ def _classes(module: ModuleType) -> list[str]:
     return [name for name, value in own if isinstance(value, type) and issubclass(value, nn.Module)]
 
 
-def _implementation(target: str, found: object) -> Implementation:
+def _implementation(target: str, found: object) -> tuple[Implementation, Inference | None]:
     if isinstance(found, Implementation) and not isinstance(found, type):
         preflight(found)
-        return found
+        return found, None
     cls = found.func if isinstance(found, partial) else found
     if isinstance(cls, type) and issubclass(cls, nn.Module):
         inferred = infer(found, target.rpartition(":")[2])  # type: ignore[arg-type]  # it makes a module
-        return replace(inferred.implementation, target=target, told=inferred.lines, code=inferred.code)
+        return inferred.implementation, Inference(inferred.lines, inferred.code)
     kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
     advice = "make one with mha.implementations.from_module or from_kernel"
     if isinstance(found, nn.Module):

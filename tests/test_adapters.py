@@ -220,7 +220,7 @@ def test_all_built_in_implementations_are_found() -> None:
     folder = Path(implementations.__file__).parent
     files = {file.stem for file in folder.glob("*.py")} - {"__init__", "discovery", "errors"}
     assert files <= {entry.name for entry in discover()}
-    assert files - {"triton"} <= {implementation.name for implementation in resolve("all")}
+    assert files - {"triton"} <= {resolved.implementation.name for resolved in resolve("all")}
 
 
 def test_what_lacks_something_optional_is_told_apart_from_what_is_broken(
@@ -244,4 +244,4 @@ def test_a_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "warns.py").write_text(text + "from mha.implementations.loop import implementation\n")
     with pytest.warns(DeprecationWarning, match="old"):
         (found,) = resolve(f"{tmp_path}/warns.py:implementation")
-    assert found.name == "loop"
+    assert found.implementation.name == "loop"

@@ -97,7 +97,7 @@ def test_what_is_right_is_timed_with_its_peak_memory(
     name: str, shape: str, steps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmarks, "failed_clauses", lambda *_: "")
-    (implementation,) = resolve(name)
+    implementation = resolve(name)[0].implementation
     before = torch.get_num_threads()
     recorder = speed_of(implementation, shape, steps, threads=2)
     assert recorder.group == f"{shape}, {steps}, float32 on cpu, 2 threads"
@@ -118,7 +118,7 @@ def test_what_is_right_is_timed_with_its_peak_memory(
     ],
 )
 def test_what_is_not_claimed_is_not_timed(name: str, shape: str, steps: str, dtype: str, told: str) -> None:
-    implementation = faults.correct if name == "Correct" else resolve(name)[0]
+    implementation = faults.correct if name == "Correct" else resolve(name)[0].implementation
     with pytest.raises(pytest.skip.Exception, match=told):
         speed_of(implementation, shape, steps, dtype)
 

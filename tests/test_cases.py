@@ -86,7 +86,7 @@ def test_boundary_cases_pair_every_two_levels() -> None:
 
 
 def test_pairs_that_fit_meet_in_every_property() -> None:
-    claims = resolve("sdpa")[0].claims
+    claims = resolve("sdpa")[0].implementation.claims
     for prop in (prop for members in properties().values() for prop in members):
         domain = prop.within(claims, "float32")
         if isinstance(domain, str):

@@ -35,7 +35,7 @@ def test_plain_class_is_understood_and_judged() -> None:
         "mask         mask: True = may attend, of shape (b, h, l, s) or broadcast to it  [tried]",
         "    implementation = from_module(",
         "MSK-8 (MUST): Empty rows follow one declared policy",
-        f"(implementation,) = resolve('{PLAIN}')",
+        f"implementation = resolve('{PLAIN}')[0].implementation",
         "MultiHeadAttention: DOES NOT CONFORM (1 fail, 1 pass;",
     ):
         assert line in told

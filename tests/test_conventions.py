@@ -149,10 +149,12 @@ def test_an_adapter_is_short(call: Callable[..., Output]) -> None:
 
 @pytest.mark.parametrize(("name", "always"), [("always_causal", True), ("Causal", False)])
 def test_a_partial_class_is_understood(name: str, always: bool) -> None:
-    (found,) = resolve(f"{Path(__file__)}:{name}")
-    assert found.name == name
-    assert found.claims.always_causal is always
-    assert (found.claims.causal is None) is not always
-    told = "\n".join(getattr(found, "told", ()))
-    assert f"from_module(\n        {name}," in told
-    assert ("left out" in told) is not always  # its argument `causal`
+    (resolved,) = resolve(f"{Path(__file__)}:{name}")
+    claims = resolved.implementation.claims
+    assert resolved.implementation.name == name
+    assert claims.always_causal is always
+    assert (claims.causal is None) is not always
+    assert resolved.inference is not None
+    lines = "\n".join(resolved.inference.lines)
+    assert f"from_module(\n        {name}," in lines
+    assert ("left out" in lines) is not always  # its argument `causal`

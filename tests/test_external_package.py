@@ -161,4 +161,4 @@ def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatc
     before = list(sys.path)
     monkeypatch.chdir(tmp_path)
     (found,) = resolve("a_package.attention:implementation")
-    assert (found.name, sys.path) == ("Correct", before)
+    assert (found.implementation.name, sys.path) == ("Correct", before)

@@ -43,7 +43,7 @@ def test_replacing_is_undone_and_remembered() -> None:
     verdicts = check(hostile.replaces_softmax, "quick", clauses=clauses, dtypes=["float32"]).verdicts
     assert [verdict.status for verdict in verdicts] == ["blocked", "blocked", "fail"]
     assert (torch.softmax, torch.Tensor.softmax, torch.allclose) == before
-    (loop,) = resolve("loop")
+    loop = resolve("loop")[0].implementation
     assert check(loop, "quick", clauses=clauses, dtypes=["float32"]).conforms
 
 

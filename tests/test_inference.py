@@ -206,11 +206,14 @@ def test_role_is_read_from_a_name(name: str, role: str | None) -> None:
 
 
 def test_resolve_takes_a_class(tmp_path: Path) -> None:
-    (adapter,) = resolve(f"{CLASSES}/separate_linears.py:MultiHeadAttention")
-    assert adapter.name == "MultiHeadAttention"
-    told = "\n".join(getattr(adapter, "told"))  # noqa: B009  of what an adapter has, and the protocol has not
-    assert "w_q: W_q" in told
-    assert "implementation = from_module(" in told
-    with pytest.raises(ImplementationError) as told_of_no_class:
+    target = f"{CLASSES}/separate_linears.py:MultiHeadAttention"
+    (resolved,) = resolve(target)
+    assert resolved.implementation.name == "MultiHeadAttention"
+    assert resolved.target == target
+    assert resolved.inference is not None
+    lines = "\n".join(resolved.inference.lines)
+    assert "w_q: W_q" in lines
+    assert "implementation = from_module(" in lines
+    with pytest.raises(ImplementationError) as raised:
         resolve(f"{CLASSES}/separate_linears.py")
-    assert ":NAME (modules in it: MultiHeadAttention)" in str(told_of_no_class.value)
+    assert ":NAME (modules in it: MultiHeadAttention)" in str(raised.value)

@@ -26,7 +26,7 @@ from mha.spec import Claims, Config, Implementation, Output, Weights
 
 SIZES: dict[str, Any] = {"B": 2, "n_heads": 2, "head_dim": 8, "L": 16, "S": 16, "mask": "padding", "inputs": "self"}
 SMALL = Work("small", Case(**SIZES), False)
-VECTORIZED = resolve("vectorized")[0]
+VECTORIZED = resolve("vectorized")[0].implementation
 TOKEN = Work("token", Case(B=2, n_heads=2, head_dim=8, L=1, S=9, inputs="memory"), False)
 
 
@@ -57,7 +57,7 @@ def test_interval_has_the_median_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize("timed", [SMALL, TOKEN, Work("small", Case(**SIZES), True)], ids=["call", "token", "training"])
 def test_all_are_timed_in_the_same_rounds(timed: Work) -> None:
-    implementations = [resolve(name)[0] for name in ("sdpa", "kv_cache")]
+    implementations = [resolve(name)[0].implementation for name in ("sdpa", "kv_cache")]
     one, other = compare(implementations, timed, 8)
     assert (one.implementation, other.implementation) == ("sdpa", "kv_cache")
     assert len(one.seconds) == len(other.seconds) == 8
@@ -151,7 +151,7 @@ def tilt_weights(attention: Any) -> None:
 
 
 def test_tokens_kept_by_address_are_not_timed() -> None:
-    (timing,) = compare([Changed("keeps", resolve("kv_cache")[0], keep_tokens)], TOKEN, 6)
+    (timing,) = compare([Changed("keeps", resolve("kv_cache")[0].implementation, keep_tokens)], TOKEN, 6)
     assert "the root mean square error of output" in timing.wrong
 
 
@@ -160,7 +160,9 @@ def test_plain_formula_is_that_of_autograd(chunk: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(running, "CHUNK", chunk)
     problem = Case(**{**SIZES, "dtype": "float64", "causal": True}).problem()
     found = running.plainly(problem, True)
-    attention: Any = resolve("loop")[0].build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
+    attention: Any = resolve("loop")[0].implementation.build(
+        problem.config, problem.weights, dtype=torch.float64, device="cpu"
+    )
     leaf = problem.query.detach().clone().requires_grad_()
     output = attention(leaf, leaf, leaf, mask=problem.mask, is_causal=True).output
     output.sum().backward()
@@ -180,7 +182,7 @@ def test_gradients_are_held_to_the_plain_formula_too(change: Callable[[Any], obj
 def test_what_would_not_fit_into_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = work_of("huge", "float32", "cpu", training=False)
     monkeypatch.setattr(running, "memory_limit", lambda device: 2.0**30)
-    assert running.unaffordable(resolve("sdpa")[0], huge) == ""
+    assert running.unaffordable(resolve("sdpa")[0].implementation, huge) == ""
     assert re.fullmatch(r"it would take about [67] GiB, and there are 1", running.unaffordable(VECTORIZED, huge))
     assert running.unaffordable(VECTORIZED, SMALL) == ""
     assert work_of("huge", "float32", "cuda", training=False).case.L > huge.case.L

@@ -68,9 +68,10 @@ def bench(
             raise ValueError(f"--to must name a {' or '.join(FORMS)} file in a folder that is there, not {str(file)!r}")
         if file.suffix == ".svg" and not sweep:
             raise ValueError(f"{str(file)!r}: a picture is drawn of growing lengths; add --sweep, or write .html")
-    chosen = named_once([(target, found) for target in targets for found in resolve(target)])
+    chosen = named_once(resolved for target in targets for resolved in resolve(target))
     judged, right, timings = list[Report](), list[Implementation](), list[Timing]()
-    for target, implementation in chosen.values():
+    for resolved in chosen.values():
+        implementation, target = resolved.implementation, resolved.target
         judged.append(report_on(implementation, dtype, device))
         if failed := judged[-1].failing:
             why = visible(shlex.join(["mha", "check", target, "--dtype", dtype, "--device", device]))

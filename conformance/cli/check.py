@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -21,8 +22,7 @@ from mha.conformance.reports.text import brief, describe, shown, summarise
 from mha.conformance.results import Report, Verdict, host, now
 from mha.conformance.settings import named_once, validate_choice, validate_devices
 from mha.conformance.waivers import built_in_waivers, read_waivers
-from mha.implementations import resolve
-from mha.spec import Implementation
+from mha.implementations import Resolved, resolve
 from mha.spec.claims import DTYPES
 
 WIDTH = 110
@@ -51,14 +51,15 @@ def check_all(
     validate_devices(devices)
     for file in reports:
         validate_file(file, "--report")
-    chosen = named_once((target, found) for target in targets for found in resolve(target))
+    chosen = named_once(resolved for target in targets for resolved in resolve(target))
     known = (*built_in_waivers(), *(read_waivers(waivers, chosen) if waivers else ()))
     asked = [clause for clause in properties() if not clauses or clause in clauses]
-    options = {"profile": profile, "seed": seed, "strict": strict, "waivers": known}
+    options: dict[str, Any] = {"profile": profile, "seed": seed, "strict": strict, "waivers": known}
     console, verdicts, started, stopped = Console(highlight=False), list[Verdict](), now(), False
     try:
-        for _, implementation in chosen.values():
-            announce(console, implementation)
+        for resolved in chosen.values():
+            implementation, options["target"] = resolved.implementation, resolved.target
+            announce(console, resolved)
             own: list[Verdict] = []
             ahead = [*asked * (len(dtypes) * len(devices)), ""]
             with progress_bar(console, ahead) as bar:
@@ -82,7 +83,7 @@ def check_all(
         profile=profile,
         seed=seed,
         versions=versions(),
-        targets={name: target for name, (target, _) in chosen.items()},
+        targets={name: resolved.target for name, resolved in chosen.items()},
         strict=strict,
         incomplete=stopped,
         started=started,
@@ -99,12 +100,12 @@ def check_all(
     return 2 if unwritten else report.exit_status
 
 
-def announce(console: Console, implementation: Implementation) -> None:
+def announce(console: Console, resolved: Resolved) -> None:
     """Say what is judged, and what was inferred of it."""
-    told = getattr(implementation, "told", ())
-    say(console, shown(implementation.name) + (", as it was understood:\n" if told else "\n"))
-    if told:
-        say(console, "\n".join([*told, ""]))
+    inference = resolved.inference
+    say(console, shown(resolved.implementation.name) + (", as it was understood:\n" if inference else "\n"))
+    if inference:
+        say(console, "\n".join([*inference.lines, ""]))
 
 
 def say(console: Console, text: str) -> None:

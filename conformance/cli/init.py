@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from mha.implementations import ImplementationError, resolve
-from mha.implementations.adapters.module import ModuleImplementation
 
 DECLARATION = "mha_declaration.py"
 WORKFLOW = ".github/workflows/mha-conformance.yml"
@@ -31,14 +30,14 @@ def files_for(target: str, folder: Path) -> dict[Path, str]:
     folder: the project's, where its workflows lie. Raises ImplementationError for what is no plain class, or cannot be
     understood.
     """
-    (found,) = resolve(target)
-    if not isinstance(found, ModuleImplementation) or not found.told:
+    inference = resolve(target)[0].inference
+    if inference is None:
         raise ImplementationError(f"{target!r} is declared already; init is for a plain class, as my_file.py:MyClass")
     place, _, cls = target.rpartition(":")
     file = Path(place) if place.endswith(".py") else None
     declaration = (file.parent if file else folder) / DECLARATION
     module = file.stem if file else place
-    text = f'"""{cls}, declared for mha-conformance."""\n\nfrom {module} import {cls}\n{found.code}\n'
+    text = f'"""{cls}, declared for mha-conformance."""\n\nfrom {module} import {cls}\n{inference.declaration}\n'
     shown = declaration.resolve()
     inside = shown.relative_to(folder.resolve()) if shown.is_relative_to(folder.resolve()) else shown
     return {declaration: text, folder / WORKFLOW: STEPS.format(place=inside.as_posix())}

@@ -67,13 +67,11 @@ def check(
         waivers=waivers,
         strict=strict,
     )
-    target = getattr(implementation, "target", "")
     return Report(
         verdicts=tuple(found),
         profile=profile,
         seed=seed,
         versions=versions(),
-        targets={implementation.name: target} if target else {},
         started=started,
         host=host(),
     )
@@ -101,13 +99,17 @@ def judge(
     seed: int = 0,
     waivers: Collection[Waiver] = (),
     strict: bool = False,
+    target: str = "",
 ) -> Verdict:
-    """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error."""
+    """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error.
+
+    target: how the implementation was named, for the script that shows a failure; see `mha.implementations.resolve`.
+    """
     start = perf_counter()
     known = waivers_for(waivers, implementation.name, clause, dtype, device)
     with heeding_interrupts():
         found = _judge(
-            implementation, clause, dtype, device, profile, seed, [w for w in known if not w.expired], strict
+            implementation, clause, dtype, device, profile, seed, [w for w in known if not w.expired], strict, target
         )
     expired = next((waiver for waiver in known if waiver.expired), None)
     if expired and found.status not in ("fail", "refused", "blocked", "harness_error"):
@@ -128,6 +130,7 @@ def _judge(
     seed: int,
     waivers: Collection[Waiver],
     strict: bool,
+    target: str,
 ) -> Verdict:
     found = Verdict(
         implementation=implementation.name,
@@ -162,7 +165,7 @@ def _judge(
                 if search.failure:
                     if root := fault():
                         return replace(found, status="blocked", blocked_by=root.clause, message=root.message)
-                    return _departure(found, prop, search, waivers, strict)
+                    return _departure(found, prop, search, waivers, strict, target)
                 waived = {waiver: (prop, *seen) for waiver, seen in search.waived.items()} | waived
                 if search.settled:
                     break
@@ -187,7 +190,10 @@ def _judge(
         return replace(found, status="stale_waiver", required=True, message=told)
     for waiver, (prop, trial, violation) in waived.items():
         found = replace(found, level=prop.level, case=repr(trial.case), violated=prop.name)
-        message, code = f"{violation.message} [waived: {waiver.reason}]", script(trial, clause, violation)
+        message, code = (
+            f"{violation.message} [waived: {waiver.reason}]",
+            script(trial, clause, violation, target=target),
+        )
         return replace(found, status="waived", message=message, script=code)
     if waivers:
         return replace(found, message=f"no case of its waiver came up: {next(iter(waivers)).where}")
@@ -200,13 +206,15 @@ def _root(implementation: Implementation, prop: Property, dtype: str, device: st
     return fault if fault and (fault.clause == "SHP-1" or fault.clause == prop.requires) else None
 
 
-def _departure(found: Verdict, prop: Property, search: Search, waivers: Collection[Waiver], strict: bool) -> Verdict:
+def _departure(
+    found: Verdict, prop: Property, search: Search, waivers: Collection[Waiver], strict: bool, target: str
+) -> Verdict:
     """Return the verdict on a property that was violated."""
     assert search.failure is not None
     trial, violation = search.failure
     required, case = strict or prop.level != "SHOULD", repr(trial.case)
     found = replace(found, level=prop.level, required=required, case=case, violated=prop.name)
-    message, code = f"{violation.message}{search.remark}", script(trial, prop.clause, violation)
+    message, code = f"{violation.message}{search.remark}", script(trial, prop.clause, violation, target=target)
     if waivers:
         message += f" [its waiver does not cover this case: {next(iter(waivers)).reason}]"
     # What only this property builds, no property of the other family has seen.

@@ -77,7 +77,7 @@ def one_of(target: str) -> Implementation:
     found = resolve(target)
     if len(found) != 1:
         raise ValueError(f"{target!r} names {len(found)} implementations; name one")
-    return found[0]
+    return found[0].implementation
 
 
 def replayed(implementation: Implementation, clause: str, violated: str, case: Case) -> tuple[str, str]:

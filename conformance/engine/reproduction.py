@@ -23,7 +23,7 @@ READABLE = 64
 MODULES = ("base64", "copy", "io", "warnings", "zlib")
 
 
-def script(trial: Session, clause: str, violation: Violation) -> str | None:
+def script(trial: Session, clause: str, violation: Violation, *, target: str = "") -> str | None:
     """Return a script that repeats a trial and fails as it did, or None where its steps do not show the failure."""
     if not trial.scripted or not (violation.check or isinstance(violation, CallRaised)):
         return None
@@ -45,7 +45,7 @@ def script(trial: Session, clause: str, violation: Violation) -> str | None:
         "import torch",
         "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
         "",
-        *_import(trial.implementation),
+        *_import(trial.implementation, target),
         "from mha.spec import Config, Weights",
         "",
         "torch.set_num_threads(1)  # as it was judged",
@@ -134,7 +134,7 @@ def _dense(value: Tensor) -> str:
     return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
 
 
-def _import(implementation: Implementation) -> list[str]:
+def _import(implementation: Implementation, target: str) -> list[str]:
     """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if module is not None else []:
@@ -152,7 +152,12 @@ def _import(implementation: Implementation) -> list[str]:
                     f"sys.path.insert(0, {folder!r})",
                     f"implementation = runpy.run_path({path!r})[{attribute!r}]",
                 ]
-    target = getattr(implementation, "target", "")
     if target:
-        return ["from mha.implementations import resolve", "", f"(implementation,) = resolve({target!r})"]
+        place, _, name = target.rpartition(":")
+        target = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else target
+        return [
+            "from mha.implementations import resolve",
+            "",
+            f"implementation = resolve({target!r})[0].implementation",
+        ]
     return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]

@@ -21,7 +21,7 @@ from mha.conformance.reports.text import describe
 from mha.conformance.results import Verdict, now
 from mha.conformance.settings import named_once, validate_choice, validate_devices
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers
-from mha.implementations import Registered, discover, resolve
+from mha.implementations import Registered, Resolved, discover, resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
@@ -36,7 +36,8 @@ USUAL = ("float32", "float64")
 class Selection:
     """What the options select.
 
-    unavailable: registered implementations of which none could be had. targets: how each was named. started: when.
+    unavailable: registered implementations of which none could be had. targets: how each was named. inferred: the
+    names of those that were declared nowhere. started: when.
     """
 
     implementations: tuple[Implementation, ...]
@@ -48,6 +49,7 @@ class Selection:
     waivers: tuple[Waiver, ...]
     strict: bool
     targets: tuple[tuple[str, str], ...] = ()
+    inferred: tuple[str, ...] = ()
     started: str = ""
 
     def header(self) -> list[str]:
@@ -59,7 +61,7 @@ class Selection:
             f"on: {', '.join(self.devices)} in {', '.join(self.dtypes)}; profile {self.profile}, seed {self.seed}"
             + (", SHOULD as MUST" if self.strict else ""),
             f"with: {used}",
-            *(f"inferred: {each.name}; see mha check" for each in self.implementations if getattr(each, "told", ())),
+            *(f"inferred: {name}; see mha check" for name in self.inferred),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
 
@@ -80,8 +82,9 @@ def select(config: pytest.Config) -> Selection:
     if option.mha_impl and not targets:
         raise ValueError("--mha-impl names no implementation; leave it out to judge all that are registered")
     registered = discover() if not targets or "all" in targets else []
-    named = [(entry.name, entry.implementation) for entry in registered if entry.implementation is not None]
-    named += [(target, found) for target in targets if target != "all" for found in resolve(target)]
+    loaded = [(entry, entry.implementation) for entry in registered]
+    named = [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+    named += [resolved for target in targets if target != "all" for resolved in resolve(target)]
     if replaced := put_back():
         raise ValueError(f"an implementation replaced {replaced} while it was imported; import it without that")
     by_name = named_once(named)
@@ -92,7 +95,7 @@ def select(config: pytest.Config) -> Selection:
     waivers = [*built_in_waivers(), *(read_waivers(Path(option.mha_waivers), by_name) if option.mha_waivers else [])]
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
     return Selection(
-        implementations=tuple(implementation for _, implementation in by_name.values()),
+        implementations=tuple(resolved.implementation for resolved in by_name.values()),
         unavailable=unavailable,
         devices=devices,
         dtypes=dtypes,
@@ -100,7 +103,8 @@ def select(config: pytest.Config) -> Selection:
         seed=int(option.mha_seed),
         waivers=tuple(waivers),
         strict=option.mha_strict,
-        targets=tuple((name, target) for name, (target, _) in by_name.items()),
+        targets=tuple((name, resolved.target) for name, resolved in by_name.items()),
+        inferred=tuple(name for name, resolved in by_name.items() if resolved.inference),
         started=now(),
     )
 
@@ -169,6 +173,7 @@ class ContractItem(pytest.Item):
             seed=chosen.seed,
             waivers=chosen.waivers,
             strict=chosen.strict,
+            target=dict(chosen.targets).get(implementation.name, ""),
         )
         self.user_properties.append(("mha", asdict(verdict)))
         if verdict.status == "not_claimed":

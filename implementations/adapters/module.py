@@ -106,11 +106,7 @@ def from_module(
 
 @dataclass(frozen=True, eq=False)
 class ModuleImplementation:
-    """A module class as an implementation; made by `from_module`.
-
-    target, told, code: how it was named, what was inferred of it, and the declaration that says the same, where nothing
-    was declared.
-    """
+    """A module class as an implementation; made by `from_module`."""
 
     name: str
     claims: Claims
@@ -120,9 +116,6 @@ class ModuleImplementation:
     call: Call
     layout: str = "b l d"
     mask_shape: str | None = None
-    target: str = ""
-    told: tuple[str, ...] = ()
-    code: str = ""
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights; what the constructor raises is its refusal of `config`."""
