@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mha.spec.dtypes import torch_dtype, traits_of
+
 
 @dataclass(frozen=True, slots=True)
 class Units:
@@ -48,15 +50,16 @@ class Units:
 
 def units_of(dtype: torch.dtype) -> Units:
     """Return the roundoffs with which an implementation may compute in `dtype`."""
-    accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+    traits = traits_of(dtype)
+    accumulator = torch.finfo(torch_dtype(traits.accumulator))
     oracle = torch.finfo(torch.float64).eps / 2
     info = torch.finfo(dtype)
     return Units(
-        accumulate=torch.finfo(accumulator).eps / 2 + oracle,
+        accumulate=accumulator.eps / 2 + oracle,
         store=info.eps / 2 + oracle,
         subnormal=info.tiny * info.eps / 2,
-        flush=torch.finfo(accumulator).tiny,
-        largest=info.max if dtype == torch.float16 else float("inf"),
+        flush=accumulator.tiny,
+        largest=info.max if traits.narrow else float("inf"),
     )
 
 

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from mha.spec.dtypes import TRAITS
+
 Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 MASK_FORMS = ("bool", "float")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
+DTYPES = tuple(TRAITS)
 DEVICES = ("cpu", "cuda")
 COMPOSITIONS = ("compile", "export", "func", "autocast")
 # 32 ulp; a coarser exponential would show in every result.

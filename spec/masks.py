@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.spec.claims import Alignment
+from mha.spec.dtypes import computable
 
 MaskConvention = Literal["keep", "drop", "additive"]
 
@@ -22,7 +23,7 @@ def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) 
         return mask
     if convention == "drop":
         return ~mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
+    return computable(torch.zeros_like(mask, dtype=dtype)).masked_fill(~mask, float("-inf")).to(dtype)
 
 
 def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu") -> Tensor:

@@ -10,13 +10,14 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS, OF_NUMBERS
 from mha.spec import Claims
+from mha.spec.dtypes import TRAITS
 
 BOTH = (False, True)
 # The dtypes in which the gradients' bound is small beside the gradients, and those in which it is not.
-BOUNDED = ("float64", "float32")
-HALF = ("bfloat16", "float16")
+BOUNDED = tuple(name for name, traits in TRAITS.items() if traits.sharp_gradients)
+HALF = tuple(name for name, traits in TRAITS.items() if traits.half)
 # Where the lowest number and a score do not add up to -infinity.
-NOT_FLOAT16 = ("float64", "float32", "bfloat16")
+WIDE_RANGE = tuple(name for name, traits in TRAITS.items() if not traits.narrow)
 WITH_GRADIENT = ("eval", "train")
 ALL_MODES = ("eval", "train", "no_grad", "inference", "train_no_grad")
 # How the three inputs are one tensor or several; all but "self" are cross-attention.

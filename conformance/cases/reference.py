@@ -6,16 +6,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.spec import Problem
+from mha.spec.dtypes import computable
 
 
 def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
     """Return softmax(q k^T / sqrt(d_k) + mask) v between its projections, step by step in the dtype of the inputs."""
-    given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
-    q = F.linear(problem.query, given.w_q, given.b_q).unflatten(-1, heads).transpose(1, 2)
-    k = F.linear(problem.key, given.w_k, given.b_k).unflatten(-1, heads).transpose(1, 2)
-    v = F.linear(problem.value, given.w_v, given.b_v).unflatten(-1, heads).transpose(1, 2)
+    given = {name: computable(tensor) for name, tensor in problem.weights.named()}
+    heads = problem.config.n_heads, problem.config.head_dim
+
+    def project(x: Tensor, role: str) -> Tensor:
+        return F.linear(computable(x), given[f"w_{role}"], given.get(f"b_{role}"))
+
+    inputs = {"q": problem.query, "k": problem.key, "v": problem.value}
+    q, k, v = (project(x, role).unflatten(-1, heads).transpose(1, 2) for role, x in inputs.items())
     scores = q @ k.mT / heads[1] ** 0.5
     if problem.mask is not None and problem.mask.is_floating_point():
-        scores = scores + problem.mask
+        scores = scores + computable(problem.mask)
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
-    return F.linear((weights @ v).transpose(1, 2).flatten(2), given.w_o, given.b_o)
+    return project((weights @ v).transpose(1, 2).flatten(2), "o").to(problem.query.dtype)

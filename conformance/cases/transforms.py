@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mha.spec import Claims, MaskConvention, Problem, join_causal, to_convention
 from mha.spec.claims import Alignment
+from mha.spec.dtypes import computable
 
 
 def passing_heads(problem: Problem) -> Problem:
@@ -18,7 +19,9 @@ def passing_heads(problem: Problem) -> Problem:
 
 def zeroed(problem: Problem, *names: str) -> Problem:
     """Make the weights of these names zero, as far as there are any."""
-    return problem.change(**{name: tensor * 0 for name, tensor in problem.weights.named() if name in names})
+    return problem.change(
+        **{name: (computable(tensor) * 0).to(tensor.dtype) for name, tensor in problem.weights.named() if name in names}
+    )
 
 
 def select_keys(problem: Problem, keys: Tensor) -> Problem:

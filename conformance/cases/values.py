@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from mha.spec import Config, Weights
+from mha.spec.dtypes import traits_of
 
 Made = tuple[Weights, Tensor, Tensor, Tensor]
-# How far from 1 the numbers of "tiny" and "huge" are: each dtype holds it, and its product with any weight drawn here.
-FAR = {torch.float16: 2.0**6}
-FARTHEST = 2.0**40
 
 
 class Source(NamedTuple):
@@ -118,4 +116,4 @@ def make_inputs(
 
     seed = int(torch.randint(2**31, (1,), generator=generator))
     inputs = normal(queries, config.d_model), normal(keys, config.key_width), normal(keys, config.value_width)
-    return VALUES[values](Weights.random(config, seed), *inputs, Source(generator, FAR.get(dtype, FARTHEST)))
+    return VALUES[values](Weights.random(config, seed), *inputs, Source(generator, traits_of(dtype).far))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha.spec import Claims, Config, Output, Weights, causal_mask
+from mha.spec.dtypes import computable
 
 DEFECTS = {
     "zeros": "zeros, whatever the inputs are",
@@ -65,6 +66,11 @@ class KnownBadAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Attend, or not: see `TWISTS`."""
+        if computable(query) is not query:
+            inputs = (computable(x) for x in (query, key, value))
+            mask = None if mask is None else computable(mask)
+            output, weights = self(*inputs, mask=mask, is_causal=is_causal, need_weights=need_weights)
+            return Output(output.to(query), None if weights is None else weights.to(query))
         if self.defect in ("zeros", "noise"):
             return self._made_up(query, key, value, need_weights)
         if self.defect in ("mean", "unmasked"):
@@ -111,7 +117,7 @@ class KnownBadAttention(nn.Module):
             drawn = torch.randn(size, generator=self.generator).to(query)
             return drawn * (1 + value.abs().max()) if self.defect == "noise" else drawn * 0
 
-        touched = sum(x.sum() * 0 for x in (query, key, value, *self.parameters()))
+        touched = sum(x.sum() * 0 for x in (query, key, value, *map(computable, self.parameters())))
         return Output(made(query.shape) + touched, made(shape) if need_weights else None)
 
     def _project(self, x: Tensor, role: str) -> Tensor:
@@ -121,7 +127,7 @@ class KnownBadAttention(nn.Module):
         return heads.repeat_interleave(self.config.n_heads // heads.shape[1], 1)
 
     def _linear(self, x: Tensor, role: str) -> Tensor:
-        held = dict(self.named_parameters())
+        held = {name: computable(parameter) for name, parameter in self.named_parameters()}
         return F.linear(x, held[f"w_{role}"], held.get(f"b_{role}"))
 
     def _allowed(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:

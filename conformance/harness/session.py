@@ -26,6 +26,7 @@ from mha.conformance.harness.recording import (
 )
 from mha.spec import Attention, Config, Expected, Implementation, Problem, Weights, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
+from mha.spec.dtypes import computable
 from mha.spec.problem import INPUTS
 
 # What a call might leave changed, to the harm of every later one; STA-5 looks at more.
@@ -182,7 +183,8 @@ class Session:
         if rows is None and self.case.seed % 4 == 3:
             return problem.query.new_ones(()).expand(shape)
         drawn = torch.randint(-2, 3, shape, generator=self.case.generator).to(problem.query)
-        drawn = drawn if rows is None else drawn * rows.unsqueeze(-1).to(drawn)
+        if rows is not None:
+            drawn = (computable(drawn) * rows.unsqueeze(-1).to(drawn.device)).to(drawn)
         return lay_out(("contiguous", "transposed", "column_major", "sliced")[self.case.seed % 4], drawn)
 
     def expected(self, problem: Problem) -> Expected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, MODERATE, NOT_FLOAT16, Domain
+from mha.conformance.cases.domain import BOTH, MODERATE, WIDE_RANGE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT
 from mha.conformance.cases.transforms import passing_heads
 from mha.conformance.harness.assertions import expect_agree, expect_close
@@ -37,7 +37,7 @@ def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
     expect_close(session(problem).output, expected, because="the mask's finite numbers are added to the scores")
 
 
-LOWEST = Domain(passes=("float",), min_S=2, bias=(True,), values=MODERATE, dtypes=NOT_FLOAT16)
+LOWEST = Domain(passes=("float",), min_S=2, bias=(True,), values=MODERATE, dtypes=WIDE_RANGE)
 
 
 @property_of("MSK-11", LOWEST, requires="HED-1", must_reject=("zeros", "noise"), number=3)

@@ -25,6 +25,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_unread, weights_of
 from mha.spec.bounds import Ball
+from mha.spec.dtypes import TRAITS, torch_dtype
 
 
 def _part(ball: Ball, index: tuple[int, list[int]]) -> Ball:
@@ -216,14 +217,6 @@ def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
             expect_raises(partial(session, problem.change(mask=mask)), because=because)
 
 
-OTHER_PRECISIONS = {
-    "float64": (torch.float32, torch.bfloat16),
-    "float32": (torch.float64, torch.bfloat16),
-    "bfloat16": (torch.float32, torch.float64),
-    "float16": (torch.float32, torch.float64),
-}
-
-
 # A vector of a kernel has up to 16 numbers.
 @property_of(
     "MSK-12",
@@ -234,7 +227,9 @@ OTHER_PRECISIONS = {
 def masks_of_another_precision_are_added_or_refused(session: Session, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
-    own, dtype = problem.query.dtype, OTHER_PRECISIONS[case.dtype][case.seed % 2]
+    own, companions = problem.query.dtype, TRAITS[case.dtype].companions
+    assume(bool(companions), f"no other dtype is promoted with {case.dtype}")
+    dtype = torch_dtype(companions[case.seed % 2])
     other = problem.mask.to(dtype)
     answer = session.expected(problem.change(mask=other.to(own)))
     assume(not bool(answer.empty.any()), "in the other precision a row is empty")

@@ -14,6 +14,7 @@ from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Instance, Session
 from mha.spec import Expected, Problem
 from mha.spec.bounds import Ball
+from mha.spec.dtypes import traits_of
 from mha.spec.problem import INPUTS
 
 
@@ -46,7 +47,7 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
     if torch.rand((), generator=generator) < 0.5:
         # As large as leaves the projections finite.
-        noise = noise * (1e3 if problem.query.dtype == torch.float16 else 1e30)
+        noise = noise * traits_of(problem.query.dtype).noise
     base, answer = session(problem).output, cache(partial(session.expected, problem))
     for whole in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
         other = torch.where(replaced.unsqueeze(-1), noise.to(whole), whole)
