@@ -1,4 +1,7 @@
-"""The clauses of the contract, keyed by id, and their families, in the order of the catalogue."""
+"""The clauses of the contract and their families, in order.
+
+CLAUSES: every clause by its id, such as "MSK-1". FAMILIES: what each family of clauses is about, by its letters.
+"""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -12,7 +15,6 @@ from mha.spec.clauses import (
     dropout,
     gradients,
     heads,
-    mask_edges,
     masks,
     paths,
     shapes,
@@ -26,7 +28,7 @@ __all__ = ["CLAUSES", "FAMILIES", "Clause", "Family", "Level"]
 
 
 def _by_id(clauses: Iterable[Clause]) -> Mapping[str, Clause]:
-    """Return the clauses keyed by id; raise ValueError if two share one."""
+    """Return the clauses keyed by id; raise ValueError if two have the same id."""
     keyed: dict[str, Clause] = {}
     for clause in clauses:
         if clause.id in keyed:
@@ -41,7 +43,6 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         shapes.CLAUSES,
         softmax.CLAUSES,
         masks.CLAUSES,
-        mask_edges.CLAUSES,
         causal.CLAUSES,
         paths.CLAUSES,
         heads.CLAUSES,
@@ -56,22 +57,22 @@ CLAUSES: Mapping[str, Clause] = _by_id(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "CFG": Family("Configuration", "Which sizes and options a module is built with, and which it refuses."),
+        "CFG": Family("Configuration", "Which sizes and options a module accepts, and which it rejects."),
         "SHP": Family("Shapes", "The shape, dtype, device and memory layout of inputs and results."),
         "SMX": Family("Softmax", "How scores become weights: scaled, and normalised over the keys."),
         "MSK": Family("Masks", "What a mask means: True = may attend, broadcastable to (B, H, L, S)."),
         "CAU": Family("Causality", "No query sees a later key."),
-        "PTH": Family("Paths", "One result, whichever code runs: a fast path, a fused kernel, a flag or a mode."),
-        "HED": Family("Heads", "Many heads are many single heads, concatenated."),
-        "EQV": Family("Symmetries", "Changes of the inputs that change the result in a known way, or not at all."),
-        "NUM": Family("Accuracy", "How near to the exact result, in every dtype."),
+        "PTH": Family("Code paths", "One result, whichever code runs: a fast path, a fused kernel, a flag or a mode."),
+        "HED": Family("Heads", "Multi-head attention is several single heads, concatenated."),
+        "EQV": Family("Symmetries", "Changes to the inputs that change the result in a known way, or not at all."),
+        "NUM": Family("Accuracy", "How close results are to the exact ones, in every dtype."),
         "GRD": Family("Gradients", "Gradients of outputs with respect to inputs, weights and masks."),
-        "DRP": Family("Dropout", "Dropout on the attention weights, where it is claimed."),
-        "STA": Family("State", "A call leaves nothing behind."),
+        "DRP": Family("Dropout", "Dropout of the attention weights or of the output, where claimed."),
+        "STA": Family("State", "A call has no side effects: on its arguments, on other calls, or on global state."),
         "CMP": Family("Composition", "The module compiled, exported, transformed by torch.func, or under autocast."),
-        "INC": Family("Incremental decoding", "A cache of keys and values that grows token by token."),
-        "GQA": Family("Grouped heads", "Fewer heads of keys and values than of queries."),
-        "XAT": Family("Other widths", "Keys and values whose width is not that of the model."),
-        "DST": Family("Distribution", "One attention, spread over several processes."),
+        "INC": Family("Incremental decoding", "Decoding with a cache of keys and values that grows token by token."),
+        "GQA": Family("Grouped heads", "Fewer key/value heads than query heads."),
+        "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
+        "DST": Family("Sharded attention", "One attention computed by several processes."),
     }
 )

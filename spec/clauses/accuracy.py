@@ -1,4 +1,4 @@
-"""The NUM clauses: how near to the exact result, in every dtype."""
+"""The NUM clauses: how close results are to the exact ones, in every dtype."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -8,11 +8,11 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Results are within the derived bound",
         statement=(
-            "Output and weights are within the error bound of the oracle, in every claimed dtype (float64, float32, "
+            "Output and weights match the oracle's within the error bound, in every claimed dtype (float64, float32, "
             "bfloat16, float16)."
         ),
         why=(
-            "An error larger than rounding is a defect that no loss curve shows: training makes up for it, and the "
+            "An error larger than rounding is a bug that no loss curve shows: training compensates for it, and the "
             "weights then fit this implementation alone."
         ),
         source="Higham 2002, chapter 3 (gamma_n bounds for sums and inner products)",
@@ -29,16 +29,16 @@ CLAUSES: tuple[Clause, ...] = (
         id="NUM-2",
         level="MUST",
         title="float64 really is float64",
-        statement="In float64, no constant or intermediate is rounded to float32.",
+        statement="In float64, no constant or intermediate result is rounded to float32.",
         why=(
-            "Who asks for float64 needs it: for gradcheck, for reference results, for science. One step in float32 "
-            "leaves 7 digits of 16, and finite differences fail."
+            "Users who ask for float64 need it: for gradcheck, for reference results, for science. One step in float32 "
+            "leaves 7 of 16 digits, and finite differences fail."
         ),
-        source="Higham 2002, chapter 3; defect class: a scale stored as float32, or a softmax forced to float32",
+        source="Higham 2002, chapter 3; known bug: a scale stored as float32, or a softmax forced to float32",
         differs=(
-            "Several compute the softmax in float32 whatever the input (MLX documents it), which leaves an error of "
-            "about 3e-7 in float64: a rounding profile to declare. F.scaled_dot_product_attention 2.13 agrees with "
-            "plain float64 code to about 1e-15 on the CPU."
+            "Several libraries compute the softmax in float32 whatever the input (MLX documents it), which leaves an "
+            "error of about 3e-7 in float64; an implementation must declare that in its rounding profile. "
+            "F.scaled_dot_product_attention 2.13 agrees with plain float64 code to about 1e-15 on the CPU."
         ),
         violation=(
             "`torch.tensor(d_k).float().rsqrt()` as the scale: with d_k = 8, every score of a float64 call has a "
@@ -48,23 +48,23 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="NUM-3",
         level="SHOULD",
-        title="Half precision is no worse than twice plain",
+        title="Half-precision error is at most twice the plain formula's",
         statement=(
-            "In bfloat16 and float16, the error is at most twice that of the plain formula run in the same dtype, as "
-            "a root mean square over the output."
+            "In bfloat16 and float16, the root mean square error over the output is at most twice that of the plain "
+            "formula run in the same dtype."
         ),
         why=(
-            "Half precision has two to three decimal digits. Spending them on roundings that could be avoided adds up "
-            "from layer to layer, to a model that is worse than its format."
+            "Half precision has two to three decimal digits. Avoidable roundings use them up, and accumulate from "
+            "layer to layer into a model that is worse than its format."
         ),
         source=(
-            "Dao et al. 2022: FlashAttention's own tests compare errors with twice those of a plain implementation in "
-            "the same dtype"
+            "Dao et al. 2022: FlashAttention's own tests allow twice the error of a plain implementation in the same "
+            "dtype"
         ),
         differs="FlashAttention applies the factor to the largest error, not to the root mean square.",
         violation=(
-            "`context += p @ v` in bfloat16, for one key after another: each addition rounds, and over 512 keys the "
-            "error was 6 times that of one matrix product in a trial."
+            "`context += p @ v` in bfloat16, one key after another: each addition rounds, and over 512 keys the "
+            "measured error was 6 times that of one matrix product."
         ),
     ),
     Clause(
@@ -73,16 +73,16 @@ CLAUSES: tuple[Clause, ...] = (
         title="Masking works in float16",
         statement="Masking works in float16, where a fill value of -1e9 does not fit.",
         why=(
-            "A model tested in float32 is often served in float16. A fill that does not fit raises at the first masked "
-            "batch, or becomes -infinity and makes empty rows NaN."
+            "A model tested in float32 is often served in float16. A fill value that does not fit raises at the first "
+            "masked batch, or becomes -infinity and makes empty rows NaN."
         ),
         source=(
-            "IEEE 754: the largest finite binary16 number is 65504; defect class: NVIDIA/apex#1105, "
+            "IEEE 754: the largest finite binary16 number is 65504; known bug: NVIDIA/apex#1105, "
             "facebookresearch/fairseq#3575, google/flax#1527"
         ),
         differs=(
-            "torch 2.13 raises when a float16 tensor is filled with -1e9 by `masked_fill`, but adding -1e9 or casting "
-            "it gives -infinity silently. Flax fills with the dtype's lowest finite number, torch with -infinity."
+            "torch 2.13 raises when `masked_fill` fills a float16 tensor with -1e9, but adding -1e9 or casting it "
+            "silently gives -infinity. Flax fills with the dtype's lowest finite number, torch with -infinity."
         ),
         violation=(
             "`scores.masked_fill(~mask, -1e9)` on float16 scores: torch 2.13 raises, since the value cannot be "
@@ -94,34 +94,34 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Long rows stay accurate",
         statement=(
-            "Long rows stay within the bound: S up to 4096 in the default run and up to 65536 in the large profile, "
+            "Long rows stay within the bound: S up to 4096 in the default profile and up to 65536 in the thorough one, "
             "checked against the oracle on sampled rows."
         ),
         why=(
-            "Models are run on contexts longer than any test. A sum over tens of thousands of keys that loses its "
-            "small terms, or an index that overflows, gives wrong numbers without an error."
+            "Models run on contexts longer than any test. A sum over tens of thousands of keys that loses its small "
+            "terms, or an index that overflows, gives incorrect numbers without an error."
         ),
         source=(
-            "Higham 2002, chapter 3: the bound grows with the length of the sum; defect class: index overflow at "
-            "large sizes (pytorch/pytorch#162588)"
+            "Higham 2002, chapter 3: the bound grows with the length of the sum; known bug: index overflow at large "
+            "sizes (pytorch/pytorch#162588)"
         ),
         differs=(
-            "That issue reports wrong results of the memory-efficient CUDA kernel with a mask beyond S = 65536, where "
-            "the math backend is right."
+            "The memory-efficient CUDA kernel gave incorrect results with a mask beyond S = 65536, where the math "
+            "backend is correct (pytorch/pytorch#162588)."
         ),
         violation=(
-            "A sum of the exponentials kept in bfloat16: it stalls at 256, where adding 1 rounds away, so a row of "
-            "4096 equal scores has weights of 1/256."
+            "A sum of exponentials kept in bfloat16: it stalls at 256, where adding 1 rounds away, so a row of 4096 "
+            "equal scores has weights of 1/256."
         ),
     ),
     Clause(
         id="NUM-6",
         level="MUST",
-        title="Extreme scales stay accurate",
-        statement="Inputs of very large and of very small scale stay within the bound.",
+        title="Extreme magnitudes stay accurate",
+        statement="Results stay within the bound for inputs of very large and of very small magnitude.",
         why=(
-            "Large models have outliers, and freshly initialised or quantised ones tiny numbers. An intermediate that "
-            "overflows or vanishes there makes NaN or zero of a sound layer."
+            "Large models have outliers, and newly initialised or quantised ones have tiny numbers. An intermediate "
+            "result that overflows or underflows there turns a sound layer's output into NaN or zero."
         ),
         source="Higham 2002, chapters 2 and 3 (overflow, underflow and relative error); Milakov & Gimelshein 2018",
         differs=(
@@ -129,8 +129,8 @@ CLAUSES: tuple[Clause, ...] = (
             "do, overflows later than scaling the product."
         ),
         violation=(
-            "`(q @ k.transpose(-1, -2)) / math.sqrt(d_k)` in float16: with d_k = 64 and entries of 40 the product is "
-            "102400, beyond 65504, and the row is NaN, though the scaled score is 12800."
+            "`(q @ k.transpose(-1, -2)) / math.sqrt(d_k)` in float16: with d_k = 64 and entries of 40, the product is "
+            "102400, above 65504, and the row is NaN, although the scaled score is 12800."
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""What a clause of the contract is."""
+"""A clause of the contract, and a family of clauses."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,16 +10,27 @@ Level = Literal["MUST", "SHOULD", "MAY"]
 class Clause:
     """One requirement on an implementation of multi-head attention.
 
-    id: family and number, such as "MSK-1"; never renumbered.
-    level: RFC 2119's word: MUST fails a run, SHOULD is reported apart, MAY needs a claimed capability.
+    All texts are plain English, with code in backticks. They use B, H, L, S and D for the numbers of batch items,
+    heads, queries and keys and for the model width, and d_k = D / H for the head width. "Within the bound" always means
+    the derived bound on rounding errors, never a chosen tolerance.
+
+    id: family and number, such as "MSK-1"; a clause is never renumbered.
+    level: as in RFC 2119. A violated MUST fails a run; a violated SHOULD is reported, and fails a run only if it is
+        strict; MAY applies only to implementations that claim the capability.
     title: the requirement in a few words.
-    statement: the requirement in full. B, H, L, S, D and d_k = D / H are the sizes of the batch, heads, queries, keys,
-        model and head; "within the bound" always means the derived bound on rounding errors.
-    why: what goes wrong for whoever uses attention, in a model, in training or in production, when it is broken.
-    source: where the requirement comes from.
-    differs: where known implementations differ here; empty where no difference is known.
-    violation: an example: one implementation that departs from it, and what is then seen. Code is in backticks.
-    deferred: why no property tests it yet, where that is deliberate; empty for nearly all.
+    statement: the requirement in full.
+    why: what goes wrong for users, in a model, in training or in production, if the clause is violated.
+    source: where the requirement comes from: an equation, documentation, or known bugs.
+    differs: how known libraries differ here; empty if no difference is known.
+    violation: an example of code that violates the clause, and its visible effect.
+    deferred: why no property tests the clause yet; empty for clauses that are tested.
+
+    >>> from mha.spec import CLAUSES
+    >>> clause = CLAUSES["MSK-4"]
+    >>> clause.level, clause.title
+    ('MUST', 'An all-True mask equals no mask')
+    >>> clause.family
+    'MSK'
     """
 
     id: str
@@ -34,15 +45,19 @@ class Clause:
 
     @property
     def family(self) -> str:
-        """The letters before the hyphen of the id, such as "MSK"."""
+        """The letters of the id, before the hyphen, such as "MSK"."""
         return self.id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The clauses on one subject, whose ids begin with the same letters.
+    """The clauses on one subject, whose ids start with the same letters.
 
-    title: its name. about: what its clauses say, in a sentence.
+    title: the name of the subject. about: what its clauses cover, in one sentence.
+
+    >>> from mha.spec.clauses import FAMILIES
+    >>> FAMILIES["MSK"].title
+    'Masks'
     """
 
     title: str

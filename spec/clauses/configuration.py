@@ -1,4 +1,4 @@
-"""The CFG clauses: which configurations are refused, and which must be accepted."""
+"""The CFG clauses: which configurations are rejected, and which must be accepted."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -6,77 +6,77 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CFG-1",
         level="MUST",
-        title="Indivisible head counts are refused",
-        statement="Construction with d_model % n_heads != 0 is refused with an exception, before any forward pass.",
+        title="Indivisible head counts are rejected",
+        statement="Construction with `d_model % n_heads != 0` raises an exception, before any forward pass.",
         why=(
-            "Most such sizes are a slip in a configuration. Refused at construction they cost a second; otherwise the "
-            "job fails in a reshape once data and machines are ready, or leaves some columns of the model unused."
+            "Such sizes are usually a typo in a configuration. Caught at construction, they cost a second. Otherwise "
+            "the job fails in a reshape once data and machines are ready, or leaves some columns of the model unused."
         ),
         source="Vaswani et al. 2017, section 3.2.2 (d_k = d_model / h); torch.nn.MultiheadAttention documentation",
         differs=(
-            "Keras takes the head width (`key_dim`) instead of dividing `d_model`, so there every head count is "
-            "valid. Code that computes `d_model // n_heads` without a check builds a module that fails later, in a "
-            "reshape."
+            "Keras takes the head width (`key_dim`) instead of dividing `d_model`, so every head count is valid there. "
+            "Code that computes `d_model // n_heads` without a check builds a module that fails later, in a reshape."
         ),
         violation=(
-            "`head_dim = d_model // n_heads` without a check: `d_model=10, n_heads=3` builds a module, and the first "
+            "`head_dim = d_model // n_heads` without a check: `d_model=10, n_heads=3` builds a module, and its first "
             "call fails in a reshape to three heads of width 3."
         ),
     ),
     Clause(
         id="CFG-2",
         level="SHOULD",
-        title="The refusal is a ValueError naming both numbers",
+        title="The error is a ValueError naming both numbers",
         statement=(
-            "The exception of CFG-1 is a ValueError whose message contains both d_model and n_heads. An `assert` does "
-            "not serve: it vanishes under `python -O`."
+            "The exception of CFG-1 is a ValueError whose message contains both `d_model` and `n_heads`. An `assert` "
+            "does not count: `python -O` removes it."
         ),
         why=(
-            "The reader of the message is choosing sizes, and needs both numbers to see which one to change. A search "
+            "Whoever reads the message is choosing sizes, and needs both numbers to see which one to change. A search "
             "over sizes can catch a ValueError without hiding other errors."
         ),
         source=(
             "Python documentation of the assert statement; pytorch/pytorch#28719 asks for the numbers in the message"
         ),
         differs=(
-            "torch.nn.MultiheadAttention 2.13 raises AssertionError (explicitly, so `python -O` keeps it), and the "
-            "message names neither number."
+            "torch.nn.MultiheadAttention 2.13 raises AssertionError (with an explicit `raise`, so it survives `python "
+            "-O`), and the message contains neither number."
         ),
         violation=(
-            "`assert d_model % n_heads == 0`: the user reads a bare AssertionError and no number, and under `python "
-            "-O` there is no error at all."
+            "`assert d_model % n_heads == 0`: the user gets a bare AssertionError without the numbers and, under "
+            "`python -O`, no error at all."
         ),
     ),
     Clause(
         id="CFG-3",
         level="MUST",
-        title="Non-positive sizes are refused",
-        statement="A d_model or n_heads that is not positive is refused at construction.",
+        title="Non-positive sizes are rejected",
+        statement="A `d_model` or `n_heads` that is not positive raises an exception at construction.",
         why=(
             "Such a size comes from a computed configuration: a width divided once too often, or a -1 that stood for a "
-            "default. Accepted, it fails far from the line that is wrong, or builds a layer without weights."
+            "default. If it is accepted, it fails far from the faulty line, or builds a layer without weights."
         ),
-        source="Defect class: sizes that are not validated (pytorch/pytorch#105630)",
+        source="Known bug: sizes that are not validated (pytorch/pytorch#105630)",
         differs=(
-            "torch.nn.MultiheadAttention 2.13 raises ValueError and names both numbers; older versions failed inside "
-            "the initialisation with a division by zero."
+            "torch.nn.MultiheadAttention 2.13 raises ValueError and names both numbers; older versions failed during "
+            "initialisation with a division by zero."
         ),
-        violation="A check of `d_model % n_heads == 0` alone: `8 % -2` is 0 as well, so `n_heads=-2` is accepted.",
+        violation="A check of `d_model % n_heads == 0` alone: `8 % -2` is 0 too, so `n_heads=-2` is accepted.",
     ),
     Clause(
         id="CFG-4",
         level="MUST",
         title="Every divisor of d_model is accepted",
         statement=(
-            "Every n_heads that divides d_model is accepted, n_heads = 1 and n_heads = d_model (d_k = 1) included."
+            "Every `n_heads` that divides `d_model` is accepted, including `n_heads = 1` and `n_heads = d_model` (d_k "
+            "= 1)."
         ),
         why=(
-            "Small experiments, ablations over the number of heads and pruned models need one head, or heads of width "
-            "1. Code that assumes more of either shuts them out, or is wrong for them alone."
+            "Small experiments, ablations over the number of heads, and pruned models need a single head, or heads of "
+            "width 1. Code that assumes more either rejects these sizes or computes incorrect results for them alone."
         ),
         source=(
-            "Vaswani et al. 2017, section 3.2.2: the equations hold for any h that divides d_model; table 3 (A) "
-            "varies h from 1 to 32"
+            "Vaswani et al. 2017, section 3.2.2: the equations hold for any h that divides d_model; table 3 (A) varies "
+            "h from 1 to 32"
         ),
         differs=(
             "torch.nn.MultiheadAttention 2.13 takes its inference fast path only for an even number of heads, so the "
@@ -92,43 +92,43 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="bias=False means no bias at all",
         statement=(
-            "With bias=False there is no bias parameter, and the result equals that of the same weights with all "
-            "biases zero."
+            "With `bias=False` there is no bias parameter, and the result equals that of the same weights with all "
+            "biases set to zero."
         ),
         why=(
-            "Checkpoints of models trained without biases hold none. A bias that is left over makes a strict load "
-            "fail; a lenient one leaves it at its initial value, and it enters every output."
+            "Checkpoints of models trained without biases contain none. With a leftover bias, a strict load fails; a "
+            "non-strict load leaves the bias at its initial value, and it is added to every output."
         ),
         source=(
             "torch.nn.MultiheadAttention documentation, argument `bias`; the projections of Vaswani et al. 2017, "
             "section 3.2.2, have no bias"
         ),
         differs=(
-            "torch.nn.MultiheadAttention, Keras and Flax initialise the biases to zero, so a freshly built module "
-            "cannot show that one of them is dropped or misplaced."
+            "torch.nn.MultiheadAttention, Keras and Flax initialise the biases to zero, so a newly built module cannot "
+            "show that one of them is dropped or misplaced."
         ),
         violation=(
-            "`nn.Linear(d_model, d_model)` for W_o, where the other three projections are given `bias=bias`: with "
-            "bias=False, every output is shifted by a random b_o."
+            "`nn.Linear(d_model, d_model)` for W_o, where the other three projections get `bias=bias`: with "
+            "`bias=False`, every output is shifted by a random b_o."
         ),
     ),
     Clause(
         id="CFG-6",
         level="SHOULD",
-        title="Impossible dropout probabilities are refused",
-        statement="A dropout outside [0, 1], NaN included, is refused at construction.",
+        title="Invalid dropout probabilities are rejected",
+        statement="A `dropout` outside [0, 1], including NaN, raises an exception at construction.",
         why=(
-            "Such a value is a slip of unit (10 for 10 per cent) or of a sweep. Accepted, it fails in training at "
-            "best; at worst the model trains without the dropout that the experiment's record says it had."
+            "Such a value is a unit error (10 for 10 per cent) or a mistake in a sweep. If it is accepted, training "
+            "fails at best; at worst, the model trains without the dropout that its configuration records."
         ),
         source=(
-            "torch.nn.Dropout documentation: the probability lies between 0 and 1; defect class: a range check "
-            "written so that NaN passes it"
+            "torch.nn.Dropout documentation: the probability lies between 0 and 1; known bug: a range check that NaN "
+            "passes"
         ),
         differs=(
-            "torch.nn.MultiheadAttention 2.13 accepts any number at construction: 1.5 fails at the first call in "
-            "training mode, while -0.1 and NaN fail only with `need_weights=False` and otherwise silently mean no "
-            "dropout. torch.nn.Dropout refuses 1.5 and -0.1 at construction, but accepts NaN."
+            "torch.nn.MultiheadAttention 2.13 accepts any number at construction. 1.5 fails at the first call in "
+            "training mode; -0.1 and NaN fail only with `need_weights=False`, and otherwise silently mean no dropout. "
+            "torch.nn.Dropout rejects 1.5 and -0.1 at construction, but accepts NaN."
         ),
         violation=(
             "`if p < 0 or p > 1: raise ValueError`: both comparisons are false for NaN, so `dropout=float('nan')` is "

@@ -9,17 +9,17 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout is off in eval mode",
         statement="In eval mode, and with p = 0, dropout does nothing.",
         why=(
-            "Otherwise a served model answers the same question differently each time, and a validation loss is both "
-            "too high and noisy."
+            "Otherwise a served model gives a different answer to the same question each time, and the validation loss "
+            "is both too high and noisy."
         ),
         source="Srivastava et al. 2014; torch.nn.Dropout documentation",
         differs=(
             "torch.nn.MultiheadAttention obeys its mode, but F.scaled_dot_product_attention has none: it drops "
-            "whenever `dropout_p > 0`, and the caller must pass 0 in eval mode."
+            "whenever `dropout_p > 0`, so the caller must pass 0 in eval mode."
         ),
         violation=(
-            "`F.dropout(weights, self.p)`: its argument `training` is True by default, so `eval()` does not switch it "
-            "off."
+            "`F.dropout(weights, self.p)`: its argument `training` is True by default, so `eval()` does not switch "
+            "dropout off."
         ),
     ),
     Clause(
@@ -28,18 +28,18 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout keeps the output unbiased",
         statement=(
             "In training mode the output is unbiased: its mean over seeds is the output without dropout. Each weight "
-            "is dropped alone, in each head and item, with probability p, for all columns of its value, and is "
-            "otherwise scaled by 1/(1-p); "
-            'or each number of the output, where that is claimed (`dropout="output"`). '
-            "The statistical test states its false-alarm rate, at most 1e-9."
+            "is dropped independently, in each head and item, with probability p, for all columns of its value, and is "
+            'otherwise scaled by 1/(1-p). Where dropout of the output is claimed (`dropout="output"`), the same holds '
+            "for each number of the output instead. The statistical test states its false-alarm rate, which is at most "
+            "1e-9."
         ),
         why=(
-            "Without the factor 1/(1-p), activations are smaller in training than in evaluation, and the layers after "
-            "it meet a scale that they were not trained on."
+            "Without the factor 1/(1-p), activations are smaller in training than in evaluation, and later layers meet "
+            "a scale that they were not trained on."
         ),
         source="Srivastava et al. 2014 (inverted dropout scales by 1/(1-p)); an exact binomial test",
         differs=(
-            "Vaswani et al. 2017, section 5.4, drops sub-layer outputs and embeddings and does not mention the "
+            "Vaswani et al. 2017, section 5.4, drops sub-layer outputs and embeddings, and does not mention the "
             "weights. torch.nn.MultiheadAttention and Keras drop weights, each independently; Flax by default shares "
             "one pattern across batch and heads, with the same mean and a larger variance."
         ),
@@ -53,13 +53,14 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Dropout follows the seed",
         statement=(
-            "The same seed gives the same result and, for 0 < p < 1, another seed another. p = 1 does not give NaN."
+            "The same seed gives the same result and, for 0 < p < 1, a different seed gives a different result. p = 1 "
+            "does not give NaN."
         ),
         why=(
             "A run must be repeatable from its seed, and activation checkpointing must draw the same pattern when it "
-            "recomputes. A pattern that never changes drops the same weights for ever."
+            "recomputes. A pattern that never changes always drops the same weights."
         ),
-        source="PyTorch documentation on reproducibility; defect class: a scale of 1/(1-p) divides by zero at p = 1",
+        source="PyTorch documentation on reproducibility; known bug: a scale of 1/(1-p) divides by zero at p = 1",
         differs="torch.nn.MultiheadAttention and F.scaled_dot_product_attention 2.13 give a zero context for p = 1.",
         violation=(
             "`torch.rand(shape, generator=torch.Generator().manual_seed(0))` in each call: every step drops the same "
@@ -69,20 +70,20 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="DRP-4",
         level="SHOULD",
-        title="Returned weights are those before dropout",
-        statement="Returned weights are those before dropout, so that their rows sum to 1.",
+        title="Weights are returned before dropout",
+        statement="The returned weights are those before dropout, so their rows sum to 1.",
         why=(
-            "Weights are returned to be looked at, or to enter a loss. After dropout they are zero at keys that the "
+            "Weights are returned for inspection, or to enter a loss. After dropout, they are zero at keys that the "
             "model attends to, and too large elsewhere."
         ),
         source="Follows from SMX-1; pytorch/pytorch#42929 and #33360 report rows that do not sum to 1",
         differs=(
-            "torch.nn.MultiheadAttention returns weights after dropout (its rows summed to between 0.90 and 1.35 in "
-            "one trial at p = 0.5). Keras and Flax hand out those before. Tutorials do either."
+            "torch.nn.MultiheadAttention returns weights after dropout (in one measurement at p = 0.5, its rows summed "
+            "to between 0.90 and 1.35). Keras and Flax return those before. Tutorials do either."
         ),
         violation=(
-            "`weights = F.dropout(scores.softmax(-1), p, self.training)`, returned as they are: with p = 0.5 about "
-            "half of them are 0 and the others doubled."
+            "`weights = F.dropout(scores.softmax(-1), p, self.training)`, returned as they are: with p = 0.5, about "
+            "half of them are 0 and the others are doubled."
         ),
     ),
 )

@@ -9,20 +9,21 @@ CLAUSES: tuple[Clause, ...] = (
         title="Gradients match the oracle's",
         statement=(
             "Gradients with respect to query, key, value and every weight match the oracle's float64 gradients within "
-            "the gradient bound, with dropout too. In bfloat16 and float16, where that bound proves little, their "
-            "root mean square error should be at most twice that of the plain formula in the same dtype."
+            "the gradient bound, also with dropout. In bfloat16 and float16, where that bound proves little, their "
+            "root mean square error SHOULD be at most twice that of the plain formula in the same dtype."
         ),
         why=(
-            "Training follows the gradient, not the output. With one that is slightly wrong the loss still falls, more "
-            "slowly or to a worse model, and nobody sees why."
+            "Training follows the gradient, not the output. With a slightly incorrect gradient the loss still falls, "
+            "more slowly or to a worse model, and nobody sees why."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017 by differentiation; Dao et al. 2022, appendix B, writes "
             "out the backward pass"
         ),
         differs=(
-            "Fused kernels recompute the weights from the row's logsumexp and take the row sum of P dP as dC.o, which "
-            "rounds differently; pytorch/pytorch#103462 reports wrong gradients of a memory-efficient kernel."
+            "Fused kernels recompute the weights from the row's logsumexp and compute the row sum of P dP as dC.o, "
+            "which rounds differently; pytorch/pytorch#103462 reports incorrect gradients of a memory-efficient "
+            "kernel."
         ),
         violation=(
             "`grad_q = grad_scores @ k` in a hand-written backward pass, without 1/sqrt(d_k): the query's gradient is "
@@ -35,14 +36,14 @@ CLAUSES: tuple[Clause, ...] = (
         title="float64 gradcheck passes",
         statement="`torch.autograd.gradcheck` passes in float64.",
         why=(
-            "It is the check that users run on their own layers. Attention that fails it makes it useless for every "
+            "Users run this check on their own layers. Attention that fails it makes the check useless for every "
             "module built on top."
         ),
         source="torch.autograd.gradcheck documentation",
         differs="",
         violation=(
-            "`scores.softmax(-1).detach() @ v`: the output is right, but finite differences show a dependence on query "
-            "and key whose gradient is reported as zero."
+            "`scores.softmax(-1).detach() @ v`: the output is correct, but finite differences show a dependence on "
+            "query and key whose gradient is reported as zero."
         ),
     ),
     Clause(
@@ -50,20 +51,21 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Masked keys and values get no gradient",
         statement=(
-            "The gradient with respect to a masked key or value is exactly 0. (Rows without any allowed key: MSK-8.)"
+            "The gradient with respect to a masked key or value is exactly 0. (For rows without any allowed key, see "
+            "MSK-8.)"
         ),
         why=(
-            "A gradient there trains the embedding of the padding, and makes the step that a batch causes depend on "
-            "how far it was padded."
+            "A gradient there trains the embedding of the padding, and makes the optimiser's step depend on how far a "
+            "batch was padded."
         ),
         source="Follows from MSK-1: the output is constant in a masked key and value",
         differs=(
             "torch.nn.MultiheadAttention 2.13 gives exact zeros with and without `need_weights`. With an empty row in "
-            "the batch, its `need_weights=True` path gives NaN instead (MSK-9)."
+            "the batch, `need_weights=True` gives NaN instead (MSK-9)."
         ),
         violation=(
             "`(scores - 30 * ~mask).softmax(-1)`: a masked key keeps a weight of about 1e-13, too small to show in a "
-            "float32 output, but its value has a gradient."
+            "float32 output, but its value gets a gradient."
         ),
     ),
     Clause(
@@ -71,47 +73,47 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Gradients are finite where outputs are",
         statement=(
-            "Gradients are finite wherever the outputs are, batches with empty rows included; in float16 and bfloat16, "
-            "only where the gradients themselves are in the range of the dtype."
+            "Gradients are finite wherever the outputs are, including in batches with empty rows; in float16 and "
+            "bfloat16, only where the gradients themselves are in the range of the dtype."
         ),
         why=(
-            "One NaN spoils the norm that all gradients are clipped by, and then every parameter, while the loss "
-            "printed for that step is still a number."
+            "One NaN makes the norm used for gradient clipping NaN, and then every parameter, while the loss printed "
+            "for that step is still a number."
         ),
-        source="Defect class: NaN gradients behind a finite output (pytorch/pytorch#41508)",
+        source="Known bug: NaN gradients behind a finite output (pytorch/pytorch#41508)",
         differs=(
-            "`nan_to_num` after the softmax mends the output but, where -infinity was added to the scores, not the "
+            "`nan_to_num` after the softmax repairs the output but, where -infinity was added to the scores, not the "
             "gradient, since 0 * NaN is NaN in the backward pass. Slicing the row away leaves NaN in the gradient of "
-            "the values, whether the scores were added to or filled."
+            "the values, whether -infinity was added or filled in."
         ),
         violation=(
             "`(scores + mask).softmax(-1).nan_to_num()` with an additive mask and an empty row: the output is finite, "
-            "and the gradient of the query is NaN."
+            "but the gradient of the query is NaN."
         ),
     ),
     Clause(
         id="GRD-5",
         level="MUST",
-        title="Gradients do not depend on who asks",
+        title="requires_grad does not change other gradients",
         statement=(
-            "`requires_grad` on any subset of inputs, also with the weights frozen, gives the same gradients as on "
+            "`requires_grad` on any subset of the inputs, also with the weights frozen, gives the same gradients as on "
             "all of them; `no_grad` and `inference_mode` give the same output."
         ),
         why=(
-            "Fine-tuning freezes parts of a model and trains the rest. What is trained must get the same gradient "
-            "whatever is frozen."
+            "Fine-tuning freezes parts of a model and trains the rest. The parts that are trained must get the same "
+            "gradient, whatever is frozen."
         ),
         source=(
-            "torch.autograd documentation: `requires_grad` selects what is recorded, not what is computed; defect "
-            "class: pytorch/pytorch#106630"
+            "torch.autograd documentation: `requires_grad` selects what is recorded, not what is computed; known bug: "
+            "pytorch/pytorch#106630"
         ),
         differs=(
-            "F.scaled_dot_product_attention chooses kernels by what requires a gradient; on CUDA, a mask that alone "
-            "required one crashed the backward pass (pytorch/pytorch#188302). In torch.nn.MultiheadAttention the "
+            "F.scaled_dot_product_attention chooses kernels by what requires a gradient; on CUDA, the backward pass "
+            "crashed when only the mask required one (pytorch/pytorch#188302). In torch.nn.MultiheadAttention, the "
             "gradient mode selects the fast path (PTH-2)."
         ),
         violation=(
-            "`if not ctx.needs_input_grad[0]: return None, None, None` in a custom backward pass: where the query is "
+            "`if not ctx.needs_input_grad[0]: return None, None, None` in a custom backward pass: when the query is "
             "frozen, key and value get no gradient."
         ),
     ),
@@ -120,42 +122,42 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Only additive masks get gradients",
         statement=(
-            "The mask gets no gradient unless it is an additive mask that requires one, and then it gets the right one."
+            "The mask gets no gradient unless it is an additive mask that requires one; then it gets the correct one."
         ),
         why=(
-            "Relative position biases are learnt through the additive mask: without its gradient they stay as they "
-            "were initialised, and the loss does not say so."
+            "Relative position biases are learned through the additive mask. Without its gradient they keep their "
+            "initial values, and the loss does not show it."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017 with a bias added to the scores; torch.autograd "
             "documentation: only floating-point and complex tensors have gradients"
         ),
         differs=(
-            "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 differentiate float masks on the "
-            "CPU. xFormers' memory-efficient attention at first had no gradient for its bias "
+            "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 differentiate float masks on the CPU. "
+            "xFormers' memory-efficient attention at first had no gradient for its bias "
             "(facebookresearch/xformers#636)."
         ),
-        violation="`scores + mask.detach()`: a learnt bias enters the output, and is never trained.",
+        violation="`scores + mask.detach()`: a learned bias enters the output, but is never trained.",
     ),
     Clause(
         id="GRD-7",
         level="MUST",
-        title="The key bias has no gradient",
+        title="The key bias has zero gradient",
         statement=(
-            "The gradient of the key bias is 0 within the bound, since the softmax cancels it, and the sum of the "
-            "gradient over a row's scores is 0."
+            "The gradient of the key bias is 0 within the bound, since the softmax cancels it, and the gradients of a "
+            "row's scores sum to 0."
         ),
         why=(
-            "A key bias with a real gradient betrays a backward pass that has lost the normalisation of the softmax, "
-            "so that the gradients of queries and keys are wrong as well."
+            "A nonzero gradient of the key bias reveals a backward pass that has lost the normalisation of the "
+            "softmax, so that the gradients of queries and keys are incorrect as well."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: the softmax is invariant to a shift of its argument "
             "(SMX-3)"
         ),
         differs=(
-            "Rounding leaves a small remainder: about 3e-6, beside 13 for the query bias, in one float32 trial of "
-            "torch.nn.MultiheadAttention."
+            "Rounding leaves a small remainder: about 3e-6, against 13 for the query bias, in one float32 measurement "
+            "of torch.nn.MultiheadAttention."
         ),
         violation=(
             "`grad_scores = weights * grad_weights`, without subtracting the row's `(weights * grad_weights).sum(-1)`: "

@@ -1,4 +1,7 @@
-"""The MSK clauses up to MSK-7: what a mask means. True = may attend, broadcastable to (B, H, L, S)."""
+"""The MSK clauses: what a mask means, rows without allowed keys, NaN behind a mask, and invalid masks.
+
+A canonical mask is boolean, True = may attend, and broadcastable to (B, H, L, S).
+"""
 
 from mha.spec.clauses.clause import Clause
 
@@ -8,41 +11,42 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Masked keys have no influence",
         statement=(
-            "Replacing a masked key and its value with any finite numbers, however large, changes no output beyond "
-            "the bound; on the CPU, where the operations stay the same, it changes no bit. (Rows without any allowed "
-            "key: MSK-8.)"
+            "Replacing a masked key and its value with any finite numbers, however large, changes no output beyond the "
+            "bound. On the CPU, where the operations stay the same, it changes no bit. (For rows without any allowed "
+            "key, see MSK-8.)"
         ),
         why=(
-            "Masked positions hold padding, other documents, or tokens that are not to be seen yet. If they reach the "
-            "output, information leaks, and a prediction changes with what it was batched with."
+            "Masked positions hold padding, other documents, or future tokens. If they reach the output, information "
+            "leaks, and a prediction depends on what it was batched with."
         ),
         source="Vaswani et al. 2017, section 3.2.3: masked connections are set to -infinity before the softmax",
         differs=(
-            "Masking by -infinity meets this; F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 do, "
-            "to the bit on the CPU for values of 1e30. Adding a finite number (-10000 in ONNX Runtime's contrib "
-            "operator, -1e5 in tutorials) lets a huge masked score through."
+            "Masking with -infinity satisfies this; F.scaled_dot_product_attention and torch.nn.MultiheadAttention "
+            "2.13 do so bit for bit on the CPU for values of 1e30. Adding a finite number (-10000 in ONNX Runtime's "
+            "contrib operator, -1e5 in tutorials) lets a huge masked score through."
         ),
         violation=(
             "`scores - 1e4 * ~mask`: a masked key whose score is 2e4 keeps 1e4, and takes all the weight from allowed "
-            "keys of ordinary score."
+            "keys with ordinary scores."
         ),
     ),
     Clause(
         id="MSK-2",
         level="MUST",
         title="A masked key's weight is exactly zero",
-        statement="The weight of a masked key is exactly 0. (Rows without any allowed key: MSK-8.)",
+        statement="The weight of a masked key is exactly 0. (For rows without any allowed key, see MSK-8.)",
         why=(
-            "A weight that is only small lets a huge value through, and makes a map of the weights show attention to "
+            "A weight that is merely small lets a huge value through, and makes a map of the weights show attention to "
             "padding."
         ),
         source="Vaswani et al. 2017, section 3.2.3, with exp(-infinity) = 0",
         differs=(
-            "A fill of -1e9 or of the dtype's lowest number underflows to 0 only beside an allowed key of ordinary "
-            "score; in a row without one it gives masked keys positive weights (transformers eager, JAX, Flax)."
+            "A fill of -1e9, or of the dtype's lowest number, underflows to 0 only next to an allowed key with an "
+            "ordinary score; in a row without one, it gives masked keys positive weights (transformers eager, JAX, "
+            "Flax)."
         ),
         violation=(
-            "`scores.masked_fill(~mask, -10)`: beside four allowed keys of score 0, a masked key has the weight 1.1e-5."
+            "`scores.masked_fill(~mask, -10)`: next to four allowed keys with score 0, a masked key has weight 1.1e-5."
         ),
     ),
     Clause(
@@ -54,8 +58,8 @@ CLAUSES: tuple[Clause, ...] = (
             "value and mask)."
         ),
         why=(
-            "It is what makes batches of different lengths possible: an item padded to the longest gives what it gives "
-            "alone. Otherwise an evaluation depends on its batch size."
+            "This makes batches of different lengths possible: an item padded to the longest length gives the same "
+            "result as on its own. Otherwise an evaluation depends on its batch size."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: a key of weight 0 contributes neither to the sum nor to "
@@ -64,7 +68,7 @@ CLAUSES: tuple[Clause, ...] = (
         differs="",
         violation=(
             "`scores.softmax(-1) * mask`: masked keys still count in the denominator, so each context is scaled down "
-            "from what it is with the keys deleted."
+            "compared with deleting the keys."
         ),
     ),
     Clause(
@@ -73,17 +77,16 @@ CLAUSES: tuple[Clause, ...] = (
         title="An all-True mask equals no mask",
         statement="A mask that allows every key gives the same result as no mask.",
         why=(
-            "A batch of equal lengths comes with an all-True mask from one data loader, and with none from another. If "
-            "the two differ, results depend on who prepared the batch."
+            "For a batch of equal lengths, one data loader gives an all-True mask and another gives none. If the two "
+            "differ, results depend on who prepared the batch."
         ),
         source="Follows from the meaning of the boolean mask; F.scaled_dot_product_attention documentation",
         differs=(
-            "torch.nn.MultiheadAttention reads True the other way round (masked), so for it the mask without effect "
-            "is all False. Kernels are often chosen by whether a mask is present at all, so the two calls may run "
-            "different code."
+            "In torch.nn.MultiheadAttention, True means masked, so the mask without effect is all False. Kernels are "
+            "often chosen by whether a mask is present at all, so the two calls may run different code."
         ),
         violation=(
-            "`scores.masked_fill(mask, float('-inf'))`, which takes True for masked: the all-True mask hides every "
+            "`scores.masked_fill(mask, float('-inf'))`, which takes True to mean masked: the all-True mask hides every "
             "key, and the output is NaN."
         ),
     ),
@@ -91,9 +94,12 @@ CLAUSES: tuple[Clause, ...] = (
         id="MSK-5",
         level="MUST",
         title="Broadcast masks equal expanded ones",
-        statement="A broadcast mask equals the same mask expanded, for each broadcast pattern of B, H and L.",
+        statement=(
+            "A broadcast mask gives the same result as the same mask expanded, for each broadcast pattern of B, H and "
+            "L."
+        ),
         why=(
-            "A mask of (B, 1, 1, S) is stored where one of (B, H, L, S) would take gigabytes, so one model meets both "
+            "A (B, 1, 1, S) mask is stored where a (B, H, L, S) mask would take gigabytes, so one model meets both "
             "forms. If they differ, saving memory changes results."
         ),
         source=(
@@ -103,53 +109,180 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "F.scaled_dot_product_attention 2.13 broadcasts any mask of two to four dimensions. "
             "torch.nn.MultiheadAttention broadcasts none: it takes exactly (L, S) or (B * H, L, S), and a (B, S) mask "
-            "under the name `key_padding_mask`."
+            "as `key_padding_mask`."
         ),
         violation=(
-            "`if mask.shape[2] == 1: mask = mask[:, :1]`: a mask of (B, H, 1, S) applies its first head to all heads; "
-            "expanded to (B, H, L, S), with L > 1, it does not."
+            "`if mask.shape[2] == 1: mask = mask[:, :1]`: a (B, H, 1, S) mask applies its first head to all heads; "
+            "expanded to (B, H, L, S) with L > 1, it does not."
         ),
     ),
     Clause(
         id="MSK-6",
         level="MUST",
-        title="Each mask entry acts on its place alone",
+        title="Each mask entry affects only its own position",
         statement=(
-            "Mask entries may differ per batch item, per query and (where claimed) per head, and each acts on its own "
-            "place alone."
+            "Mask entries may differ per batch item, per query and (where claimed) per head, and each applies only to "
+            "its own item, query, head and key."
         ),
         why=(
-            "Items are padded to different lengths, and packed documents see different keys. An entry that acts "
-            "elsewhere hides real tokens and shows padding, and no shape gives it away."
+            "Items are padded to different lengths, and packed documents see different keys. An entry applied to "
+            "another position hides real tokens and exposes padding, and no shape shows it."
         ),
         source=(
-            "F.scaled_dot_product_attention documentation; defect class: only the first item's or head's mask is "
-            "used, or a mask is read on the wrong axes"
+            "F.scaled_dot_product_attention documentation; known bugs: only the first item's or head's mask is used, "
+            "or a mask is read along the wrong axes"
         ),
         differs=(
             "Layouts in use include (B, S), (L, S), (B, L, S), (B * H, L, S), (B, 1, L, S) and (L, S, B). Where B = S "
-            "or L = S, a mask read on the wrong axes raises nothing and is silently wrong: "
+            "or L = S, a mask read along the wrong axes raises nothing and is silently misapplied: "
             "torch.nn.MultiheadAttention accepts a transposed `key_padding_mask` when B = S."
         ),
         violation=(
-            "`mask.repeat(H, 1, 1).view(B, H, L, S)` for a mask of (B, L, S): the heads of the first item get the "
-            "masks of different items."
+            "`mask.repeat(H, 1, 1).view(B, H, L, S)` for a mask of shape (B, L, S): the heads of the first item get "
+            "the masks of different items."
         ),
     ),
     Clause(
         id="MSK-7",
         level="MUST",
         title="No key position is special",
-        statement="Masking works from the first key to the last: no position is special.",
+        statement="Masking works for every key from the first to the last: no position is exempt.",
         why=(
-            "Left-padded batches mask the first keys, right-padded ones the last. Code that spares one position is "
-            "right for one kind of batch, and lets every query see a padding token in the other."
+            "Left-padded batches mask the first keys, right-padded ones the last. Code that exempts one position works "
+            "for one kind of batch, and lets every query see a padding token in the other."
         ),
-        source="Defect class: off-by-one padding, and classification tokens that are never masked",
+        source="Known bugs: off-by-one padding, and classification tokens that are never masked",
         differs="",
         violation=(
-            "`mask | (torch.arange(S) == 0)`, so that a classification token is always seen: in a left-padded batch, "
-            "every query attends to the padding in front."
+            "`mask | (torch.arange(S) == 0)`, to keep a classification token visible: in a left-padded batch, every "
+            "query attends to the padding in front."
+        ),
+    ),
+    Clause(
+        id="MSK-8",
+        level="MUST",
+        title="Empty rows follow one declared policy",
+        statement=(
+            "A row with no allowed key follows the one policy that the implementation declares, on every code path, "
+            "also with dropout: `zeros` (the context is zero, so the output is b_o), `nan`, `uniform` (the mean of all "
+            "values) or `error`. The policy SHOULD be `zeros`."
+        ),
+        why=(
+            "Such rows are routine: a fully padded item, or a causal batch padded on the left. NaN there reaches other "
+            "rows in the next layer, and a policy that changes with the code path makes serving differ from training."
+        ),
+        source=(
+            "Equation 1 of Vaswani et al. 2017 leaves 0/0 undefined; pytorch/pytorch#131060 chose zeros for "
+            "F.scaled_dot_product_attention; known bugs: pytorch/pytorch#103963, #160064"
+        ),
+        differs=(
+            "F.scaled_dot_product_attention gives zeros since torch 2.5 (NaN before), as do flex_attention and ONNX "
+            "Attention-23. JAX, Flax and transformers' eager code give the mean of all values; MLX gives the mean for "
+            "a boolean mask and NaN for an additive one; timm gives zeros when fused and NaN when not. "
+            "torch.nn.MultiheadAttention 2.13 has no single policy: NaN with `need_weights=True`, b_o without, and NaN "
+            "again on the inference fast path."
+        ),
+        violation=(
+            "`scores.masked_fill(~mask, -1e9).softmax(-1)` where `zeros` is declared: all scores of an empty row are "
+            "equal, so it gets the mean of all values."
+        ),
+    ),
+    Clause(
+        id="MSK-9",
+        level="MUST",
+        title="Empty rows do not affect other rows",
+        statement=(
+            "A row with no allowed key changes neither the outputs nor the gradients of any other row. Under the "
+            "policy `nan`, the gradient of W_o may be NaN, since a NaN context enters it."
+        ),
+        why=(
+            "Otherwise a single fully padded item in a large batch makes the gradients of the shared weights NaN, and "
+            "the optimiser's next step destroys the model."
+        ),
+        source=(
+            "Follows from equation 1 of Vaswani et al. 2017: each row is computed separately; known bug: NaN gradients "
+            "from an empty row (pytorch/pytorch#41508)"
+        ),
+        differs=(
+            "torch.nn.MultiheadAttention 2.13 with `need_weights=True` violates it: if one item of a batch is fully "
+            "padded, a loss on another, healthy item has NaN gradients for the input and the shared projection "
+            "weights. With `need_weights=False`, both are finite."
+        ),
+        violation=(
+            "`(scores + mask).softmax(-1)` with an additive mask: an empty row is NaN, and the backward pass makes the "
+            "gradients of W_q and W_k NaN, even for a loss on the other rows alone."
+        ),
+    ),
+    Clause(
+        id="MSK-10",
+        level="SHOULD",
+        title="NaN at masked positions does not leak",
+        statement=(
+            "NaN or infinity in a masked key or value does not reach the output; NaN in an allowed key or value does."
+        ),
+        why=(
+            "The padded tail of a buffer from `torch.empty`, or of a layer that gives NaN in empty rows, may hold NaN, "
+            "and must not spread. NaN in a real token must show, instead of becoming a plausible number."
+        ),
+        source="Follows from MSK-3 (masking equals deleting); known bug: 0 * NaN = NaN (pytorch/pytorch#101967)",
+        differs=(
+            "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 (CPU) let NaN through from a masked "
+            "key as well as from a masked value."
+        ),
+        violation=(
+            "`weights @ v` where a masked value is NaN: its weight is exactly 0, but 0 * NaN is NaN, and so is the "
+            "context."
+        ),
+    ),
+    Clause(
+        id="MSK-11",
+        level="MUST",
+        title="Additive and boolean masks agree",
+        statement=(
+            "The additive form (0 and -infinity) and the boolean form of one mask agree, where both are claimed. An "
+            "additive mask with finite entries is a real bias on the scores; the lowest number of the dtype is finite."
+        ),
+        why=(
+            "Some kernels want one form and some the other, so callers convert; ALiBi and relative positions come as "
+            "finite additive masks. If a form is misread, the positions are lost without an error."
+        ),
+        source=(
+            "torch.nn.MultiheadAttention and F.scaled_dot_product_attention documentation: a float mask is added to "
+            "the scores; known bug: a float mask converted to boolean (pytorch/pytorch#107084)"
+        ),
+        differs=(
+            "The fast path of torch.nn.MultiheadAttention once turned a float mask into a boolean one; 2.13 leaves the "
+            "fast path for float masks. Keras casts its mask to boolean, transformers' eager code takes only additive "
+            "masks, and ONNX Attention-23 takes both."
+        ),
+        violation=(
+            "`scores.masked_fill(mask != 0, float('-inf'))` for an additive mask: a bias of 0.5 hides its key instead "
+            "of raising its score."
+        ),
+    ),
+    Clause(
+        id="MSK-12",
+        level="MUST",
+        title="Invalid masks raise",
+        statement=(
+            "A mask whose shape cannot be broadcast raises. A mask of a dtype that is not claimed raises instead of "
+            "being reinterpreted; a floating-point mask in another precision than the query's either raises or is "
+            "added."
+        ),
+        why=(
+            "Tokenisers return masks of integers, 0 and 1. Code that guesses what is meant hides nothing, or hides "
+            "other tokens, and the model still trains, only worse."
+        ),
+        source="Known bug: a 0/1 integer mask added to the scores as if it were a bias",
+        differs=(
+            "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 reject integer masks, including "
+            "uint8. In float64, their CPU kernel accepts a float32 mask, and gives incorrect numbers when there are "
+            "more keys than one SIMD vector of the processor holds. Keras casts any mask to boolean; in torch, a 0/1 "
+            "float mask is a bias of 1, not a mask."
+        ),
+        violation=(
+            "`scores + mask` with an int64 mask of 0 and 1: a key marked 0 keeps 37% of the weight of an equal key "
+            "marked 1."
         ),
     ),
 )

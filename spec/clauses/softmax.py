@@ -8,12 +8,12 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Weights are probabilities",
         statement=(
-            "Every weight is in [0, 1], but for rounding, and every row with at least one allowed key sums to 1 within "
+            "Every weight is in [0, 1], up to rounding, and every row with at least one allowed key sums to 1 within "
             "the bound."
         ),
         why=(
-            "Where the sum is not 1, the context is scaled by a factor that depends on how much is masked, so padded "
-            "and unpadded batches give activations of different size."
+            "If the sum is not 1, the context is scaled by a factor that depends on how much is masked, so padded and "
+            "unpadded batches give activations of different magnitude."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: the softmax is a probability distribution over the keys"
@@ -23,8 +23,8 @@ CLAUSES: tuple[Clause, ...] = (
             "(DRP-4)."
         ),
         violation=(
-            "`scores.softmax(-1) * mask`, not divided by its sum again: a row whose masked keys had 40% of the weight "
-            "sums to 0.6."
+            "`scores.softmax(-1) * mask`, without renormalising: a row whose masked keys had 40% of the weight sums to "
+            "0.6."
         ),
     ),
     Clause(
@@ -33,12 +33,12 @@ CLAUSES: tuple[Clause, ...] = (
         title="The softmax runs over keys",
         statement="The softmax runs over the keys: the weights match the oracle's, row by row, within the bound.",
         why=(
-            "A softmax along another dimension makes each result depend on the other queries or heads. The loss still "
+            "A softmax over another dimension makes each result depend on the other queries or heads. The loss still "
             "falls, but decoding one query at a time then differs from training."
         ),
         source="Vaswani et al. 2017, equation 1",
         differs=(
-            "A softmax over the queries or over the heads has the right shape, and sums to 1 along the wrong dimension."
+            "A softmax over the queries or the heads has the expected shape, but sums to 1 along the wrong dimension."
         ),
         violation=(
             "`scores.softmax(-2)` on scores of shape (B, H, L, S): each column sums to 1, and with L = 1 every weight "
@@ -48,19 +48,19 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="SMX-3",
         level="MUST",
-        title="A shift of a row's scores cancels",
+        title="A constant added to a row's scores cancels",
         statement=(
             "Adding one constant to all scores of a row changes nothing. (Tested through the key bias: b_k adds q.b_k "
-            "to every key of a row.)"
+            "to the score of every key in a row.)"
         ),
         why=(
-            "No gradient holds the common level of a row's scores (GRD-7), so it may drift in training. Code that "
-            "depends on it works until the level has moved far enough."
+            "No gradient constrains the common level of a row's scores (GRD-7), so it can drift during training. Code "
+            "that depends on it works until the level has drifted far enough."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: the softmax is invariant to a shift of its argument",
         differs=(
-            "Finite fills of masked scores break this: -1e9, or the -10000 that ONNX Runtime's contrib operator adds, "
-            "competes with scores that are themselves very negative."
+            "Finite fill values for masked scores break this: -1e9, or the -10000 that ONNX Runtime's contrib operator "
+            "adds, competes with scores that are themselves very negative."
         ),
         violation=(
             "`e / (e.sum(-1, keepdim=True) + 1e-6)` with `e = scores.exp()`: with scores of 0, 1 and 2, lowering all "
@@ -71,35 +71,36 @@ CLAUSES: tuple[Clause, ...] = (
         id="SMX-4",
         level="MUST",
         title="Large scores do not overflow",
-        statement="Finite inputs whose scores reach thousands give finite outputs and weights that sum to 1.",
+        statement="Finite inputs whose scores reach into the thousands give finite outputs and weights that sum to 1.",
         why=(
-            "Scores grow in training, most of all at a high learning rate. One overflow makes the output NaN, then the "
-            "loss, and after the next step every weight."
+            "Scores grow during training, most of all at a high learning rate. One overflow makes the output NaN, then "
+            "the loss and, after the next step, every weight."
         ),
         source=(
             "Milakov & Gimelshein 2018 (safe and online softmax): the row's maximum is subtracted before the "
             "exponential"
         ),
         differs=(
-            "torch.softmax and F.scaled_dot_product_attention subtract the maximum. Hand-written exp(x) / sum(exp(x)) "
-            "overflows in float32 for scores above about 88.7."
+            "torch.softmax and F.scaled_dot_product_attention subtract the maximum. A hand-written exp(x) / "
+            "sum(exp(x)) overflows in float32 for scores above about 88.7."
         ),
         violation=(
-            "`scores.exp() / scores.exp().sum(-1, keepdim=True)`: in float32 a score of 89 gives infinity / infinity, "
+            "`scores.exp() / scores.exp().sum(-1, keepdim=True)`: in float32, a score of 89 gives infinity / infinity, "
             "which is NaN."
         ),
     ),
     Clause(
         id="SMX-5",
         level="MUST",
-        title="Contexts lie among the allowed values",
+        title="Contexts lie within the range of the allowed values",
         statement=(
             "In a row with at least one allowed key, each head's context lies in the convex hull of the allowed "
-            "values: coordinate by coordinate between their least and their greatest, within the bound."
+            "values: every coordinate lies between the smallest and the largest value of that coordinate, within the "
+            "bound."
         ),
         why=(
-            "It bounds activations: an average is no larger than its largest term, however many keys there are. "
-            "Without it they grow with depth, or on inputs longer than those of training."
+            "This bounds the activations: an average is no larger than its largest term, however many keys there are. "
+            "Without it, activations grow with depth, or on inputs longer than those seen in training."
         ),
         source=(
             "Follows from equation 1 of Vaswani et al. 2017: non-negative weights that sum to 1 form a convex "
@@ -115,23 +116,23 @@ CLAUSES: tuple[Clause, ...] = (
         id="SMX-6",
         level="MUST",
         title="Scores are scaled by 1/sqrt(d_k)",
-        statement="Scores are scaled by 1/sqrt(d_k), and not by 1/sqrt(D), 1/d_k or 1.",
+        statement="Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1.",
         why=(
-            "Scores that are too large saturate the softmax, and its gradient vanishes. A scale that is merely "
-            "different makes a pretrained model give worse outputs, with no error."
+            "Scores that are too large saturate the softmax, and its gradient vanishes. With a scale that is merely "
+            "different, a pretrained model gives worse outputs, without an error."
         ),
         source=(
-            "Vaswani et al. 2017, equation 1 and section 3.2.1; defect class: scaling by the model width "
+            "Vaswani et al. 2017, equation 1 and section 3.2.1; known bug: scaling by the model width "
             "(FrancescoSaverioZuppichini/ViT#1, FareedKhan-dev/train-llm-from-scratch#3)"
         ),
         differs=(
-            "torch, JAX, Keras and ONNX scale by the width of a head by default; MLX has no default and takes `scale` "
-            "as a required argument. Where the scale is applied differs too: Keras and Flax scale the query before "
-            "the product, which rounds at another place."
+            "torch, JAX, Keras and ONNX scale by the head width by default; MLX has no default and requires the "
+            "argument `scale`. They also apply the scale at different points: Keras and Flax scale the query before "
+            "the product, which rounds differently."
         ),
         violation=(
-            "`q @ k.transpose(-1, -2) / math.sqrt(d_model)`: with 8 heads the scores are 2.8 times too small, and the "
-            "weights too even."
+            "`q @ k.transpose(-1, -2) / math.sqrt(d_model)`: with 8 heads, the scores are 2.8 times too small, and the "
+            "weights too uniform."
         ),
     ),
 )

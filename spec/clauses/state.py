@@ -1,4 +1,4 @@
-"""The STA clauses: a call leaves nothing behind."""
+"""The STA clauses: a call has no side effects."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -9,12 +9,12 @@ CLAUSES: tuple[Clause, ...] = (
         title="Arguments are not modified",
         statement="Inputs, masks and weights are not modified.",
         why=(
-            "Callers use their tensors again: the residual sum adds the query, and the next layer takes the same mask. "
-            "A change in place spoils them far from its cause."
+            "Callers reuse their tensors: the residual connection adds the query, and the next layer takes the same "
+            "mask. A change in place corrupts them far from its cause."
         ),
-        source="Defect class: in-place scaling of the query, `masked_fill_` on the caller's mask",
+        source="Known bugs: in-place scaling of the query, `masked_fill_` on the caller's mask",
         differs="",
-        violation="`query.mul_(d_k**-0.5)`: the residual sum that follows adds a query that is too small.",
+        violation="`query.mul_(d_k**-0.5)`: the residual connection then adds a query that is too small.",
     ),
     Clause(
         id="STA-2",
@@ -22,10 +22,10 @@ CLAUSES: tuple[Clause, ...] = (
         title="Results do not share memory",
         statement="The output shares no memory with an input, and a later call does not change an earlier result.",
         why=(
-            "Outputs are collected in lists and changed in place. One that lies in a buffer of the module, or in an "
-            "input, changes after the fact."
+            "Outputs are collected in lists and modified in place. An output that lives in a buffer of the module, or "
+            "in an input, changes after the fact."
         ),
-        source="Defect class: output buffers kept between calls, identity shortcuts that return the input",
+        source="Known bugs: output buffers kept between calls, identity shortcuts that return the input",
         differs="",
         violation=(
             "`torch.matmul(context, w_o.T, out=self.buffer)`, returned as the output: under `no_grad`, the outputs of "
@@ -37,25 +37,25 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Calls repeat bit for bit",
         statement=(
-            "Two calls with the same inputs give the same bits on the CPU. A call has no effect on the next, nor on "
-            "the backward pass of one before, whatever its shapes, masks or failures were, and whether or not its "
+            "Two calls with the same inputs give the same bits on the CPU. A call affects neither the next call nor "
+            "the backward pass of an earlier one, whatever its shapes, masks or failures were, and whether or not its "
             "tensors have changed since."
         ),
         why=(
-            "A result that depends on earlier calls cannot be reproduced alone, so neither can its bugs. On a server, "
-            "one request would change the next."
+            "A result that depends on earlier calls cannot be reproduced in isolation, and neither can its bugs. On a "
+            "server, one request would change the next."
         ),
         source=(
-            "PyTorch documentation on reproducibility; defect class: causal masks or results cached by shape, id or "
-            "data pointer"
+            "PyTorch documentation on reproducibility; known bug: causal masks or results cached by shape, id or data "
+            "pointer"
         ),
         differs=(
-            "Some GPU kernels sum with atomic additions and do not repeat to the bit unless deterministic algorithms "
-            "are requested, which is why the clause says CPU."
+            "Some GPU kernels sum with atomic additions and do not repeat bit for bit unless deterministic algorithms "
+            "are requested, so the clause is limited to the CPU."
         ),
         violation=(
-            "`if self.mask is None: self.mask = mask`, kept from the first call: every later call is masked as the "
-            "first one was."
+            "`if self.mask is None: self.mask = mask`, kept from the first call: every later call uses the mask of the "
+            "first."
         ),
     ),
     Clause(
@@ -63,13 +63,13 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Saving and copying preserve the module",
         statement=(
-            "`state_dict` round-trips into a fresh module, strictly, with equal outputs; so do `copy.deepcopy` and "
-            "`torch.save` with `torch.load`, also as a part of a larger module. What is loaded counts from the next "
-            "call on, and a copy has weights of its own."
+            "`state_dict` round-trips into a fresh module, strictly, with equal outputs. So do `copy.deepcopy` and "
+            "`torch.save` with `torch.load`, also when the module is part of a larger one. Loaded weights take effect "
+            "from the next call on, and a copy has its own weights."
         ),
         why=(
-            "Checkpoints, averaged copies and servers rebuild the module from its state. What is not in the state is "
-            "initialised anew at loading."
+            "Checkpoints, averaged copies and servers rebuild the module from its state. Whatever is missing from the "
+            "state is initialised again on loading."
         ),
         source="torch.nn.Module documentation, `state_dict` and `load_state_dict`",
         differs=(
@@ -78,7 +78,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation=(
             "`self.w_o = torch.randn(d_model, d_model)`, a plain tensor: it is not in `state_dict`, so a fresh module "
-            "has another."
+            "has a different one."
         ),
     ),
     Clause(
@@ -86,51 +86,49 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Global state is left alone",
         statement=(
-            "Global state is left alone: default dtype, gradient mode, random state (outside dropout), thread count, "
-            "deterministic flags, what becomes of subnormal numbers, and the warnings filter."
+            "A call does not change global state: default dtype, gradient mode, random state (except for dropout), "
+            "thread count, deterministic flags, the handling of subnormal numbers, and the warnings filter."
         ),
         why=(
-            "A module is a small part of a program. One that resets the random state makes data order and dropout "
-            "repeat everywhere; one that sets the default dtype changes tensors made by others."
+            "A module is a small part of a program. If it resets the random state, data order and dropout repeat "
+            "everywhere; if it sets the default dtype, tensors created elsewhere change."
         ),
-        source=(
-            "Defect class: `torch.manual_seed`, `torch.set_default_dtype` or `warnings.simplefilter` inside a module"
-        ),
+        source="Known bugs: `torch.manual_seed`, `torch.set_default_dtype` or `warnings.simplefilter` inside a module",
         differs="",
         violation=(
             "`torch.manual_seed(0)` in `forward`, for repeatable dropout: after each call, all random numbers of the "
-            "program start again."
+            "program start over."
         ),
     ),
     Clause(
         id="STA-6",
         level="MUST",
-        title="Training mode matters only to dropout",
-        statement="`train()` and `eval()` matter only to dropout.",
+        title="Training mode affects only dropout",
+        statement="`train()` and `eval()` affect nothing except dropout.",
         why=(
             "Users call `eval()` to switch dropout off and nothing else. Any other effect makes evaluation differ from "
             "training, with no option that explains it."
         ),
-        source="torch.nn.Module documentation, `train` and `eval`; defect class: pytorch/pytorch#86120",
+        source="torch.nn.Module documentation, `train` and `eval`; known bug: pytorch/pytorch#86120",
         differs=(
-            "In torch.nn.MultiheadAttention 2.13 `eval()` also admits the inference fast path, which gives NaN where "
+            "In torch.nn.MultiheadAttention 2.13, `eval()` also enables the inference fast path, which gives NaN where "
             "training mode gives b_o (PTH-2)."
         ),
         violation=(
-            "`if not self.training: scores = scores.clamp(-50, 50)`, for safety in production: large scores give other "
-            "weights in eval mode."
+            "`if not self.training: scores = scores.clamp(-50, 50)`, for safety in production: large scores give "
+            "different weights in eval mode."
         ),
     ),
     Clause(
         id="STA-7",
         level="SHOULD",
         title="Threads may share one module",
-        statement="Calls from several threads on one module give the results of the same calls made one by one.",
+        statement="Calls from several threads on one module give the same results as those calls made one by one.",
         why=(
-            "Servers share one module between threads. Scratch space on the module mixes the requests of different "
-            "users, rarely, and leaves no trace."
+            "Servers share one module between threads. Scratch space on the module mixes up the requests of different "
+            "users, rarely and without a trace."
         ),
-        source="Defect class: scratch tensors kept as attributes of the module",
+        source="Known bug: scratch tensors kept as attributes of the module",
         differs="",
         violation=(
             "`self.scores = q @ k.transpose(-1, -2)`, read again a line later: another thread may have replaced it in "

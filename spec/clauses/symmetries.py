@@ -1,4 +1,4 @@
-"""The EQV clauses: symmetries of attention, which need no oracle."""
+"""The EQV clauses: symmetries of attention, most of which need no oracle."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -9,17 +9,17 @@ CLAUSES: tuple[Clause, ...] = (
         title="Batch items are independent",
         statement="The result for one item of a batch depends neither on the other items nor on B.",
         why=(
-            "Otherwise an answer depends on which requests shared its batch: it cannot be reproduced alone, and one "
-            "user's data reaches another's answer."
+            "Otherwise a result depends on which requests shared its batch: it cannot be reproduced in isolation, and "
+            "one user's data reaches another's result."
         ),
         source="Follows from Vaswani et al. 2017, equation 1, applied to each item",
         differs=(
-            "Exact bits are another matter: matrix products may be split differently for another B "
+            "Identical bits are another matter: matrix products may be split differently for another B "
             "(pytorch/pytorch#136338, #124025), so equality across batch sizes is within the bound."
         ),
         violation=(
-            "`(scores - scores.max()).exp()`, with the maximum of the whole batch: beside an item with scores of 200, "
-            "the exponentials of an ordinary one underflow in float32, and 0 / 0 is NaN."
+            "`(scores - scores.max()).exp()`, with the maximum of the whole batch: next to an item with scores of 200, "
+            "the exponentials of an ordinary item underflow in float32, and 0 / 0 is NaN."
         ),
     ),
     Clause(
@@ -28,7 +28,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Permuting queries permutes outputs",
         statement="Permuting the queries (and the mask's rows) permutes the outputs in the same way.",
         why=(
-            "Kernels take the queries in chunks, packed, or one by one, and models put order into the inputs, as "
+            "Kernels process queries in chunks, packed, or one by one, and models encode order in the inputs, as "
             "positions. A result that depends on the rows before it breaks both."
         ),
         source=(
@@ -44,7 +44,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="EQV-3",
         level="MUST",
-        title="The order of keys is arbitrary",
+        title="The order of keys does not matter",
         statement="Permuting keys and values (and the mask's columns) together changes nothing.",
         why=(
             "Caches are paged, evicted and filled in any order, and models of sets or graphs have no order. A result "
@@ -66,14 +66,14 @@ CLAUSES: tuple[Clause, ...] = (
         title="Contexts are linear in the values",
         statement="Contexts are linear in the value path: scaling or adding projected values scales or adds contexts.",
         why=(
-            "Folding W_v into W_o, scaling values for a low-precision kernel, and reading off what each token "
-            "contributes all rest on this."
+            "Folding W_v into W_o, scaling values for a low-precision kernel, and attributing an output to its tokens "
+            "all rely on this."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: the weights do not depend on the values",
         differs="",
         violation=(
-            "`weights @ F.normalize(v, dim=-1)`, to keep activations small: doubling the values leaves the contexts as "
-            "they were."
+            "`weights @ F.normalize(v, dim=-1)`, to keep activations small: doubling the values leaves the contexts "
+            "unchanged."
         ),
     ),
     Clause(
@@ -81,13 +81,13 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="A zero query averages the values",
         statement=(
-            "Under a boolean mask or none, a query projection of zero gives the mean of the allowed values. Over 2^k "
+            "With a boolean mask or none, a query projection of zero gives the mean of the allowed values. Over 2^k "
             "keys whose values are small integers the mean is exact, unless the implementation declares that it "
-            "retiles, or that it does not divide by the sum (`Rounding.log_normaliser`)."
+            "retiles (`Claims.retiles`), or that it does not divide by the sum (`Rounding.log_normaliser`)."
         ),
         why=(
-            "The answer can be worked out by hand, and a count that includes padding shows at once. A layer whose "
-            "query projection starts at zero begins its training in this state."
+            "The result can be worked out by hand, and a count that includes padding shows at once. A layer whose "
+            "query projection is initialised to zero starts training in this state."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: equal scores give equal weights",
         differs="",
@@ -102,12 +102,12 @@ CLAUSES: tuple[Clause, ...] = (
         title="One allowed key gives its value",
         statement=(
             "A row with exactly one allowed key gives that key's projected value as the context. So does a row in "
-            "which one key wins by so much that the exponentials of all others vanish, and then exactly, unless the "
-            "implementation declares that it retiles, or that it does not divide by the sum."
+            "which one key wins by so much that the exponentials of all others vanish; that result is exact, unless "
+            "the implementation declares that it retiles, or that it does not divide by the sum."
         ),
         why=(
-            "The first position of every causal sequence has one allowed key, itself. What goes wrong there is in "
-            "every sequence that a decoder reads or writes."
+            "The first position of every causal sequence has one allowed key, itself. A bug there affects every "
+            "sequence that a decoder reads or writes."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: the softmax of one score is 1",
         differs=(
@@ -125,37 +125,38 @@ CLAUSES: tuple[Clause, ...] = (
         title="Duplicating every key changes nothing",
         statement="Duplicating every key and value (with its mask column) changes nothing.",
         why=(
-            "It tells an average from a sum. A context that grows with the number of keys is larger on long inputs "
+            "This tells an average from a sum. A context that grows with the number of keys is larger on long inputs "
             "than any seen in training."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: each weight is halved and counted twice",
         differs=(
-            "This does not hold where an extra key is present: `add_zero_attn` in torch.nn.MultiheadAttention, or an "
-            "attention sink, is not duplicated."
+            "This does not hold with an extra key that is not duplicated: `add_zero_attn` in "
+            "torch.nn.MultiheadAttention, or an attention sink."
         ),
-        violation="`scores.sigmoid() @ v`: each key counts for itself, so every key given twice doubles the context.",
+        violation="`scores.sigmoid() @ v`: each key counts on its own, so duplicating every key doubles the context.",
     ),
     Clause(
         id="EQV-8",
         level="MUST",
-        title="Self-attention is cross-attention on itself",
+        title="Self-attention equals attention on copies",
         statement=(
-            "Self-attention on x equals cross-attention on (x, x, x), whether one tensor or three copies; and inputs "
-            "of which one is a part of another are what they are, wherever they begin in memory."
+            "Self-attention on x equals cross-attention on (x, x, x), whether these are one tensor or three copies. "
+            "Where one input is a slice of another, the result is that of their values, wherever the slice starts in "
+            "memory."
         ),
         why=(
             "Encoders pass one tensor three times, whereas wrappers, hooks and compilers pass views or copies. If "
-            "identity selects the code, a harmless change of the caller changes results."
+            "object identity selects the code, a harmless change in the caller changes results."
         ),
         source="Vaswani et al. 2017, section 3.2.3: self-attention takes query, key and value from the same place",
         differs=(
-            "torch.nn.MultiheadAttention tests whether query, key and value are the same object, and computes "
-            "differently if so (packed projection, fast path): passing a clone can turn NaN into b_o for a wholly "
-            "padded item (2.13, no gradient, `need_weights=False`)."
+            "torch.nn.MultiheadAttention tests whether query, key and value are the same object and, if so, computes "
+            "differently (packed projection, fast path): passing a clone can turn NaN into b_o for a fully padded item "
+            "(2.13, no gradient, `need_weights=False`)."
         ),
         violation=(
-            "`if query is key: return self.fast(query)`, where `fast` leaves the mask out: with `x.clone()` as the "
-            "key, the result is another."
+            "`if query is key: return self.fast(query)`, where `fast` ignores the mask: with `x.clone()` as the key, "
+            "the result is different."
         ),
     ),
     Clause(
@@ -164,17 +165,19 @@ CLAUSES: tuple[Clause, ...] = (
         title="Each input has its own projection",
         statement=(
             "Query, key and value each go through their own projection: swapping two of the inputs changes the result "
-            "as the oracle says."
+            "as the oracle predicts."
         ),
         why=(
-            "A projection that is used twice, or for the wrong input, trains without complaint. It shows when weights "
-            "from elsewhere are loaded, as output that is wrong without an error."
+            "A projection that is used twice, or for the wrong input, trains without complaint. It shows only when "
+            "weights from elsewhere are loaded: the output is incorrect, without an error."
         ),
         source="Vaswani et al. 2017, section 3.2.2: W_i^Q, W_i^K, W_i^V",
         differs=(
-            "Keras' MultiHeadAttention takes its arguments in the order query, value, key; the others here take "
-            "query, key, value."
+            "Keras' MultiHeadAttention takes its arguments in the order query, value, key; the others here take query, "
+            "key, value."
         ),
-        violation="`v = self.w_k(value)`, a slip of copying: the values are projected by W_k, and W_v is never used.",
+        violation=(
+            "`v = self.w_k(value)`, a copy-and-paste error: the values are projected by W_k, and W_v is never used."
+        ),
     ),
 )
