@@ -1,15 +1,12 @@
-"""The contract of multi-head attention: clauses, sizes, weights, claims, and the oracle that knows the right answer."""
+"""The contract of multi-head attention: clauses, sizes, weights, claims, and the oracle with the expected results.
 
-from mha.spec.claims import Claims, Rounding
-from mha.spec.clauses import CLAUSES, Clause, Level
-from mha.spec.config import Config
-from mha.spec.gradients import gradients, sum_shared
-from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
-from mha.spec.oracle import Expected, oracle
-from mha.spec.problem import Problem
-from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
-from mha.spec.validation import validate_call
-from mha.spec.weights import Weights
+Names are imported when they are first used: the clauses are data, and reading them must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CLAUSES",
@@ -35,3 +32,38 @@ __all__ = [
     "to_convention",
     "validate_call",
 ]
+
+if TYPE_CHECKING:
+    from mha.spec.backward import gradients, sum_shared
+    from mha.spec.claims import Claims, Rounding
+    from mha.spec.clauses import CLAUSES, Clause, Level
+    from mha.spec.config import Config
+    from mha.spec.forward import Expected, oracle
+    from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
+    from mha.spec.problem import Problem
+    from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
+    from mha.spec.validation import validate_call
+    from mha.spec.weights import Weights
+else:
+    # No module has the name of one of these: its import would hide the name.
+    _MODULES = {
+        "backward": ("gradients", "sum_shared"),
+        "claims": ("Claims", "Rounding"),
+        "clauses": ("CLAUSES", "Clause", "Level"),
+        "config": ("Config",),
+        "forward": ("Expected", "oracle"),
+        "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention"),
+        "problem": ("Problem",),
+        "protocols": ("Attention", "Decoder", "Differentiable", "Implementation", "Output"),
+        "validation": ("validate_call",),
+        "weights": ("Weights",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units, units_of
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.oracle import Expected, log_drift, oracle
+from mha.spec.forward import Expected, log_drift, oracle
 from mha.spec.problem import INPUTS, Problem
 
 # Roundings of dP and of its row sum on their way to dS: at most four operations (the backward pass of exp, sum and
