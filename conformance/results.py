@@ -1,48 +1,55 @@
-"""What the judge found: a verdict for each clause, and the report of a run, from which every other form is made."""
+"""What a run found: a verdict on each clause, and the report from which every other form is made."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Literal
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal
 
-from mha.spec import CLAUSES
+from mha.spec.clauses import CLAUSES
 
-Status = Literal[
-    "pass",
-    "fail",
-    "waived",
-    "stale_waiver",
-    "not_claimed",
-    "refused",
-    "unclaimed",
-    "blocked",
-    "harness_error",
-]
+if TYPE_CHECKING:
+    from mha.conformance.settings import Settings
+
+Status = Literal["pass", "fail", "waived", "stale_waiver", "not_claimed", "refused", "blocked", "harness_error"]
 # A required clause with one of these means that the implementation does not conform.
 NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
-# Of the JSON; a change that a reader of the old one would misread makes the next.
-FORMAT: Literal[1] = 1
-# What may differ between two runs with one seed.
-OF_THE_MOMENT = ("started", "host", "seconds")
+# Of the JSON. A change that a reader of an older format would misread makes the next; format 1 is still read.
+FORMAT: Literal[2] = 2
+# The fields that may differ between two runs with the same seed.
+VOLATILE = ("started", "host", "seconds")
+
+
+@dataclass(frozen=True)
+class Rejections:
+    """How many of the cases that a known-bad answer was tried on rejected it."""
+
+    rejected: int
+    tried: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The judgement of one clause on one implementation, in one dtype on one device.
+    """The verdict on one clause for one implementation, in one dtype on one device.
 
-    required: whether the implementation must keep it: a SHOULD only in a strict run. examples: how many cases were run;
-    first: how many of them up to the first that failed, before it was shrunk.
-    margin: the largest error/bound among them. rejected: how many of the cases that were given to a known wrong answer
-    rejected it, by its name ("zeros"), and how many were given to it ("zeros tried"). case: the minimal failing case,
-    as code, and violated: the name of the property that it violates. message: why, where the status is not "pass".
-    script: a stand-alone script that shows the failure. blocked_by: the clause or family whose failure leaves nothing
-    to say of this one. seconds: how long it took.
+    level: MUST, SHOULD or MAY. required: whether the clause must hold for the implementation to conform; a SHOULD is
+    required in a strict run only.
+    examples: the number of cases tried. cases_to_failure: how many of them it took to the first failure, before
+    shrinking. margin: the largest error/bound among them. rejections: for each known-bad answer, how many cases
+    rejected it.
+    case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
+    status is not "pass". script: a stand-alone script that reproduces the failure. blocked_by: the clause or family
+    whose failure makes this clause meaningless. seconds: how long it took.
+
+    >>> where = {"dtype": "float32", "device": "cpu"}
+    >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms
+    False
     """
 
     implementation: str
@@ -53,9 +60,9 @@ class Verdict:
     status: Status
     required: bool = True
     examples: int = 0
-    first: int | None = None
+    cases_to_failure: int | None = None
     margin: float = 0.0
-    rejected: dict[str, int] = field(default_factory=dict)
+    rejections: dict[str, Rejections] = field(default_factory=dict)
     case: str | None = None
     violated: str = ""
     message: str = ""
@@ -65,17 +72,17 @@ class Verdict:
 
     @property
     def conforms(self) -> bool:
-        """Whether this verdict lets the implementation conform."""
+        """Whether the implementation can conform with this verdict."""
         return not self.required or self.status not in NONCONFORMING
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The verdicts of a run, in the order of the contract, with what is needed to repeat it.
+    """The verdicts of a run, in the order of the contract, and what it takes to repeat the run.
 
-    targets: how each implementation was named, for `mha.implementations.resolve`, where it was. strict: whether SHOULD
-    was taken for MUST. incomplete: the run was stopped, and there may be clauses that were not judged. broken: what is
-    registered and could not be loaded, and why. started: in UTC. host: the machine.
+    targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it. strict: whether
+    SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
+    implementations that could not be loaded, and why. started: in UTC. host: the machine.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -88,16 +95,49 @@ class Report:
     broken: dict[str, str] = field(default_factory=dict)
     started: str = ""
     host: str = ""
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
+
+    @staticmethod
+    def of_run(
+        settings: Settings,
+        verdicts: Iterable[Verdict],
+        *,
+        targets: Mapping[str, str],
+        started: str,
+        incomplete: bool = False,
+        broken: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Assemble the report of a run; the verdicts may come in any order.
+
+        targets: every implementation of the run, in order, and how it was named ("" if it was not named).
+        """
+        names = list(targets)
+
+        def place(verdict: Verdict) -> tuple[int, ...]:
+            where = settings.devices.index(verdict.device), settings.dtypes.index(verdict.dtype)
+            return names.index(verdict.implementation), *where, list(CLAUSES).index(verdict.clause)
+
+        return Report(
+            verdicts=tuple(sorted(verdicts, key=place)),
+            profile=settings.profile,
+            seed=settings.seed,
+            versions=versions(),
+            targets={name: target for name, target in targets.items() if target},
+            strict=settings.strict,
+            incomplete=incomplete,
+            broken=dict(broken or {}),
+            started=started,
+            host=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        )
 
     @property
     def conforms(self) -> bool:
-        """Whether something was judged, and every clause that is claimed, and must be kept, is kept."""
+        """Whether something was judged, and every required clause that is claimed holds."""
         return self.exit_status == 0
 
     @property
     def exit_status(self) -> int:
-        """0 if it conforms, 1 if not, 2 if the judge failed, nothing was judged, or not all that was to be judged."""
+        """0 if everything conforms, 1 if not, 2 if the judge failed, nothing was judged or the run is incomplete."""
         statuses = {verdict.status for verdict in self.verdicts}
         if "harness_error" in statuses or statuses <= {"not_claimed"} or self.incomplete or self.broken:
             return 2
@@ -105,63 +145,76 @@ class Report:
 
     @property
     def failing(self) -> str:
-        """The clauses that keep it from conforming, in words; nothing if it conforms."""
+        """The clauses that keep it from conforming, as text; empty if it conforms."""
         failed = [v.clause for v in self.verdicts if not v.conforms or v.status == "harness_error"]
         return "" if self.conforms else ", ".join(failed) or "nothing was judged"
 
     @property
     def by_implementation(self) -> dict[str, list[Verdict]]:
-        """The verdicts on each implementation, in their order."""
+        """The verdicts on each implementation, in order."""
         return by_implementation(self.verdicts)
 
     def to_json(self) -> str:
-        """Return the report as JSON; two runs with one seed give the same text, but for what is `OF_THE_MOMENT`."""
-        told = {"conforms": self.conforms, **asdict(self)}
+        """Return the report as JSON; two runs with the same seed give the same text, except for `VOLATILE` fields."""
+        data = {"conforms": self.conforms, **asdict(self)}
         try:
-            json.dumps(told, ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # half a character, which no reader of JSON need take
-            told = json.loads(json.dumps(told, ensure_ascii=False).encode(errors="replace"))
-        return json.dumps(told, indent=2)
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # a lone surrogate, which a reader of JSON may refuse
+            data = json.loads(json.dumps(data, ensure_ascii=False).encode(errors="replace"))
+        return json.dumps(data, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read a report; raises ValueError, in a line, for a text that is none, or is of another format."""
+        """Read a report of format 1 or 2; raises ValueError, in one line, for anything else."""
         from pydantic import ValidationError
 
         try:
-            told = json.loads(text)
+            data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is no report of mha-conformance: it is no JSON: {error}") from None
-        written = told.get("format") if isinstance(told, dict) else None
+            raise ValueError(f"not a report of mha-conformance: not JSON: {error}") from None
+        written = data.get("format") if isinstance(data, dict) else None
         if written is None:
-            raise ValueError("it is no report of mha-conformance: it does not say its format")
-        if written != FORMAT:
-            raise ValueError(f"it is a report of format {written!r}, and this version reads format {FORMAT}")
+            raise ValueError("not a report of mha-conformance: it has no format")
+        if written not in (1, FORMAT):
+            raise ValueError(f"the report has format {written!r}, but this version reads formats 1 and {FORMAT}")
         try:
-            found = _adapter().validate_json(text, strict=True)
+            if written == 1:
+                text = json.dumps(_from_format_1(data))
+            report = _adapter().validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"it is no report of mha-conformance: {where}: {first['msg']}") from None
-        unknown = sorted({verdict.clause for verdict in found.verdicts} - set(CLAUSES))
+            raise ValueError(f"not a report of mha-conformance: {where}: {first['msg']}") from None
+        unknown = sorted({verdict.clause for verdict in report.verdicts} - set(CLAUSES))
         if unknown:
-            raise ValueError(f"it is about {', '.join(unknown)}, which the contract of this version does not have")
-        return found  # type: ignore[no-any-return]  # of a cached function
+            raise ValueError(f"the report has clauses that this version does not know: {', '.join(unknown)}")
+        return report  # type: ignore[no-any-return]  # of a cached function
 
     @staticmethod
     def schema() -> dict[str, Any]:
         """Return the JSON schema of what `to_json` gives."""
-        found: dict[str, Any] = _adapter().json_schema(mode="serialization")
-        found["properties"] = {"conforms": {"type": "boolean"}} | found["properties"]
-        return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
+        schema: dict[str, Any] = _adapter().json_schema(mode="serialization")
+        schema["properties"] = {"conforms": {"type": "boolean"}} | schema["properties"]
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
 def by_implementation(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    """Return the verdicts on each implementation, in their order."""
-    found: dict[str, list[Verdict]] = {}
+    """Return the verdicts on each implementation, in order."""
+    grouped: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        found.setdefault(verdict.implementation, []).append(verdict)
-    return found
+        grouped.setdefault(verdict.implementation, []).append(verdict)
+    return grouped
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of everything that a verdict may depend on."""
+    packages = {name: version(name) for name in ("mha-conformance", "torch", "hypothesis")}
+    return packages | {"python": platform.python_version()}
+
+
+def now() -> str:
+    """Return the time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @cache
@@ -171,11 +224,20 @@ def _adapter() -> Any:
     return TypeAdapter(Report)
 
 
-def now() -> str:
-    """Return the time, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Translate format 1, in which "zeros tried" counted the cases behind "zeros"."""
+    verdicts = data.get("verdicts")
+    translated = [_verdict_of_format_1(each) for each in verdicts] if isinstance(verdicts, list) else verdicts
+    return data | {"format": FORMAT, "verdicts": translated}
 
 
-def host() -> str:
-    """Return the machine, in words."""
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+def _verdict_of_format_1(verdict: Any) -> Any:
+    if not isinstance(verdict, dict):
+        return verdict
+    counts, first = verdict.get("rejected", {}), verdict.get("first")
+    if not isinstance(counts, dict):
+        return verdict
+    names = (name.removesuffix(" tried") for name in counts if name.endswith(" tried"))
+    rejections = {name: {"rejected": counts.get(name, 0), "tried": counts[f"{name} tried"]} for name in names}
+    rest = {name: value for name, value in verdict.items() if name not in ("rejected", "first")}
+    return rest | {"rejections": rejections, "cases_to_failure": first}

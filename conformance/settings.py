@@ -1,37 +1,117 @@
-"""The words that a user gives: each is known, or refused in a line."""
+"""The settings of a run, validated once for every front end."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 import torch
 
+from mha.conformance.properties.registry import NO_LIMIT, properties
+from mha.conformance.waivers import Waiver, built_in_waivers
 from mha.implementations import Resolved
-from mha.spec.claims import DEVICES
+from mha.spec.claims import DEVICES, DTYPES
+
+DEFAULT_DTYPES = ("float32", "float64")
 
 
-def named_once(found: Iterable[Resolved]) -> dict[str, Resolved]:
-    """Return implementations by their names; raises ValueError where two have the same name.
+@dataclass(frozen=True)
+class Profile:
+    """How far a run goes.
 
-    The same implementation may be given twice.
+    boundary: the most boundary cases of a property; a few cover every level of every field and most pairs of levels,
+        all of them cover every pair.
+    examples: the random cases of each property, after the boundary cases.
+    longest: the longest L and S of most properties; long_rows: of those about long rows.
+    timeout: in seconds, of one clause under pytest-timeout, where no other is set; 0 for none.
+    float64_every: in float64, one in so many of these cases is tried where float32 is judged in the same run: of the
+        known faults, float32 finds what the others would (docs/bugfinding.md).
     """
-    by_name: dict[str, Resolved] = {}
-    for resolved in found:
-        name = resolved.implementation.name
-        if by_name.setdefault(name, resolved).implementation is not resolved.implementation:
-            raise ValueError(f"two implementations are named {name!r}; give one of them another name")
-    return by_name
+
+    boundary: int
+    examples: int
+    longest: int
+    long_rows: int
+    timeout: int
+    float64_every: int = 1
 
 
-def validate_choice(what: str, given: Collection[str], known: Collection[str]) -> None:
+PROFILES = {
+    "quick": Profile(24, 10, 33, 512, 300),
+    "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
+    "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is judged, and how thoroughly.
+
+    profile: "quick", "default" or "thorough". seed: of the cases; the same seed gives the same cases and verdicts.
+    clauses: ids, all that have a property if empty. dtypes, devices: names, as in torch.
+    waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD counts as a MUST.
+    Raises ValueError for an unknown word, and for a device that is not available.
+
+    >>> Settings(profile="quick", clauses=("MSK-1",)).limits.examples
+    10
+    """
+
+    profile: str = "default"
+    seed: int = 0
+    clauses: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
+    devices: tuple[str, ...] = ("cpu",)
+    waivers: tuple[Waiver, ...] = field(default=())
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, in one line, for settings that cannot be followed."""
+        validate_choice("profile", [self.profile], PROFILES)
+        validate_choice("clause", self.clauses, properties())
+        validate_choice("dtype", self.dtypes, DTYPES)
+        validate_devices(self.devices)
+
+    @property
+    def limits(self) -> Profile:
+        """How far the run goes."""
+        return PROFILES[self.profile]
+
+    @property
+    def judged_clauses(self) -> tuple[str, ...]:
+        """The clauses that are judged, in the order of the contract."""
+        return tuple(clause for clause in properties() if not self.clauses or clause in self.clauses)
+
+    @property
+    def known_failures(self) -> tuple[Waiver, ...]:
+        """Every waiver that counts: the built-in ones, then the user's."""
+        return (*built_in_waivers(), *self.waivers)
+
+
+def validate_choice(what: str, words: Collection[str], known: Collection[str]) -> None:
     """Raise ValueError unless every word is known."""
-    for word in given:
+    for word in words:
         if word not in known:
-            raise ValueError(f"there is no {what} {word!r}; known are {', '.join(known)}")
+            near = get_close_matches(word, known, n=3)
+            hint = f"did you mean {', '.join(near)}? Known: " if near else "known: "
+            raise ValueError(f"unknown {what} {word!r}; {hint}{', '.join(known)}")
 
 
 def validate_devices(devices: Collection[str]) -> None:
-    """Raise ValueError unless every device is known and there."""
+    """Raise ValueError unless every device is known and available."""
     validate_choice("device", devices, DEVICES)
     if "cuda" in devices and not torch.cuda.is_available():
         raise ValueError("the device 'cuda' was asked for, but torch finds no CUDA device here; judge on 'cpu'")
+
+
+def by_name(resolved: Iterable[Resolved]) -> dict[str, Resolved]:
+    """Return what was resolved by the implementations' names, or raise ValueError where two share one.
+
+    One implementation may be given twice; the first target counts.
+    """
+    named: dict[str, Resolved] = {}
+    for each in resolved:
+        name = each.implementation.name
+        if named.setdefault(name, each).implementation is not each.implementation:
+            raise ValueError(f"two implementations are named {name!r}; give one of them another name")
+    return named

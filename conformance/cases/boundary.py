@@ -12,24 +12,20 @@ from typing import Any
 from allpairspy import AllPairs
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import EDGES, Domain
-from mha.spec import Claims
+from mha.conformance.cases.domain import EDGES, CaseSpace, Domain
 
 SIZES = ("n_heads", "head_dim", "B", "L", "S")
 
 
-def boundary_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> list[Case]:
+def boundary_cases(space: CaseSpace) -> list[Case]:
     """Return cases in which every two levels of any two fields meet at least once, smallest first.
 
     The lengths at the edges of tiles take turns as the one level that stands for them.
     """
-    levels = domain.levels(longest)
+    domain, levels = space.domain, space.domain.levels(space.longest)
     rows = _pairwise(tuple(levels.items()), domain.volume)
-    turns = {name: deque(domain.edges(longest)) for name in ("L", "S")}
-    cases = [
-        domain.case(claims, dtype, device, {**_with_edges(domain, dict(row), turns), "seed": seed})
-        for seed, row in enumerate(rows)
-    ]
+    turns = {name: deque(domain.edges(space.longest)) for name in ("L", "S")}
+    cases = [space.case({**_with_edges(domain, dict(row), turns), "seed": seed}) for seed, row in enumerate(rows)]
     return sorted(cases, key=lambda case: (case.B * case.n_heads * case.head_dim * case.L * case.S, astuple(case)))
 
 

@@ -167,6 +167,24 @@ class Domain:
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 
 
+@dataclass(frozen=True)
+class CaseSpace:
+    """The cases of a property for one implementation: its domain within the claims, in one dtype on one device.
+
+    longest: the longest L and S.
+    """
+
+    domain: Domain
+    claims: Claims
+    dtype: str
+    device: str
+    longest: int
+
+    def case(self, row: dict[str, Any]) -> Case:
+        """Return the case of a row of levels."""
+        return self.domain.case(self.claims, self.dtype, self.device, row)
+
+
 def _between(smallest: int, largest: int, *sizes: int) -> tuple[int, ...]:
     """Return the smallest, without which nothing may be small enough, and these sizes as far as they are allowed."""
     return tuple(sorted({smallest, *(size for size in sizes if smallest <= size <= largest)}))

@@ -11,8 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.boundary import SIZES
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import VOLUMES, Domain
-from mha.spec import Claims
+from mha.conformance.cases.domain import VOLUMES, CaseSpace
 
 DIGIT = 64
 TILES = (16, 32, 64, 128, 256, 512)
@@ -20,8 +19,9 @@ TILES = (16, 32, 64, 128, 256, 512)
 COINCIDENCES = (("n_heads", "B"), ("B", "S"), ("L", "S"), ("B", "L"), ("n_heads", "head_dim"), ("n_heads", "S"))
 
 
-def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest: int) -> SearchStrategy[Case]:
+def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
     """Return the strategy of the random phase; it shrinks each field towards its first level."""
+    domain, longest = space.domain, space.longest
     limit = min(longest, domain.max_length)
     drawn: dict[str, SearchStrategy[Any]] = {
         "L": lengths(domain.min_L, limit),
@@ -53,14 +53,12 @@ def drawn_cases(domain: Domain, claims: Claims, dtype: str, device: str, longest
         for name, smallest in least.items():
             others = prod(row[size] for size in SIZES if size != name)
             row[name] = max(smallest, min(row[name], VOLUMES["wide" if domain.scale == "wide" else "small"] // others))
-        return domain.case(claims, dtype, device, row)
+        return space.case(row)
 
     return st.fixed_dictionaries(drawn).map(case_of)
 
 
-def simpler_cases(
-    domain: Domain, claims: Claims, dtype: str, device: str, longest: int, case: Case
-) -> SearchStrategy[Case]:
+def simpler_cases(space: CaseSpace, case: Case) -> SearchStrategy[Case]:
     """Return cases between the simplest of a domain and one that failed, for Hypothesis to shrink.
 
     Each field keeps its value with a probability of about 7/8, so that the failure itself comes up soon.
@@ -69,12 +67,12 @@ def simpler_cases(
     @st.composite
     def cases(draw: Callable[[SearchStrategy[Any]], Any]) -> Case:
         row = {}
-        for field, levels in (*domain.levels(longest).items(), ("seed", (0,))):
+        for field, levels in (*space.domain.levels(space.longest).items(), ("seed", (0,))):
             value = getattr(case, field)
             simpler = levels[: levels.index(value)] if value in levels else levels
             keeps = not simpler or draw(st.integers(0, 7)) > 0
             row[field] = value if keeps else draw(st.sampled_from(simpler))
-        return domain.case(claims, dtype, device, row)
+        return space.case(row)
 
     return cases()
 

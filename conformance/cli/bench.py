@@ -21,9 +21,8 @@ from mha.conformance.harness.isolation import threads
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.text import shown, visible
 from mha.conformance.results import Report
-from mha.conformance.settings import named_once, validate_choice, validate_devices
-from mha.conformance.waivers import built_in_waivers
-from mha.implementations import resolve
+from mha.conformance.settings import by_name, validate_choice, validate_devices
+from mha.implementations import Resolved, resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
@@ -68,11 +67,11 @@ def bench(
             raise ValueError(f"--to must name a {' or '.join(FORMS)} file in a folder that is there, not {str(file)!r}")
         if file.suffix == ".svg" and not sweep:
             raise ValueError(f"{str(file)!r}: a picture is drawn of growing lengths; add --sweep, or write .html")
-    chosen = named_once(resolved for target in targets for resolved in resolve(target))
+    chosen = by_name(resolved for target in targets for resolved in resolve(target))
     judged, right, timings = list[Report](), list[Implementation](), list[Timing]()
     for resolved in chosen.values():
         implementation, target = resolved.implementation, resolved.target
-        judged.append(report_on(implementation, dtype, device))
+        judged.append(report_on(resolved, dtype, device))
         if failed := judged[-1].failing:
             why = visible(shlex.join(["mha", "check", target, "--dtype", dtype, "--device", device]))
             yield f"{shown(implementation.name)} is not timed: it does not conform ({failed}); see {why}", True
@@ -93,9 +92,9 @@ def bench(
         write(judged, timings, file, sweep=sweep)
 
 
-def report_on(implementation: Implementation, dtype: str, device: str) -> Report:
+def report_on(resolved: Resolved, dtype: str, device: str) -> Report:
     """Judge an implementation in the quick profile."""
-    return check(implementation, "quick", dtypes=[dtype], devices=[device], waivers=built_in_waivers())
+    return check(resolved, "quick", dtypes=[dtype], devices=[device])
 
 
 def line(timing: Timing) -> str:

@@ -2,101 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from mha.conformance.engine.judge import judged, versions
-from mha.conformance.engine.search import PROFILES
-from mha.conformance.properties.registry import properties
+from mha.conformance.engine.judge import judge_all
 from mha.conformance.reports.files import keep, validate_file, write
 from mha.conformance.reports.github import marks
 from mha.conformance.reports.summary import status_of
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import brief, describe, shown, summarise
-from mha.conformance.results import Report, Verdict, host, now
-from mha.conformance.settings import named_once, validate_choice, validate_devices
-from mha.conformance.waivers import built_in_waivers, read_waivers
+from mha.conformance.results import Report, Verdict, now
+from mha.conformance.settings import Settings, by_name
+from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
-from mha.spec.claims import DTYPES
 
 WIDTH = 110
 QUIET = ("pass", "not_claimed", "blocked")
 
 
 def check_all(
-    targets: Sequence[str],
-    *,
-    clauses: Collection[str],
-    dtypes: Sequence[str],
-    devices: Sequence[str],
-    profile: str,
-    seed: int,
-    strict: bool,
-    waivers: Path | None,
-    reports: Sequence[Path],
+    targets: Sequence[str], settings: Settings, *, waivers: Path | None = None, reports: Sequence[Path] = ()
 ) -> int:
-    """Judge all targets and tell what was found, also of a run that is stopped; return the exit status.
+    """Judge all targets, printing each failure as it is found, and return the exit status.
 
-    Raises ValueError, before anything is judged, for a word that is not known or a target that cannot be used.
+    An interrupted run is reported as far as it got. Raises ValueError, before anything is judged, for a target, a
+    waiver file or a report file that cannot be used.
     """
-    validate_choice("profile", [profile], PROFILES)
-    validate_choice("dtype", dtypes, DTYPES)
-    validate_choice("clause", clauses, properties())
-    validate_devices(devices)
     for file in reports:
         validate_file(file, "--report")
-    chosen = named_once(resolved for target in targets for resolved in resolve(target))
-    known = (*built_in_waivers(), *(read_waivers(waivers, chosen) if waivers else ()))
-    asked = [clause for clause in properties() if not clauses or clause in clauses]
-    options: dict[str, Any] = {"profile": profile, "seed": seed, "strict": strict, "waivers": known}
-    console, verdicts, started, stopped = Console(highlight=False), list[Verdict](), now(), False
+    chosen = by_name(resolved for target in targets for resolved in resolve(target))
+    if waivers:
+        settings = replace(settings, waivers=tuple(read_waivers(waivers, chosen)))
+    console, started = Console(highlight=False), now()
+    verdicts: list[Verdict] = []
+    stopped = False
     try:
         for resolved in chosen.values():
-            implementation, options["target"] = resolved.implementation, resolved.target
             announce(console, resolved)
-            own: list[Verdict] = []
-            ahead = [*asked * (len(dtypes) * len(devices)), ""]
-            with progress_bar(console, ahead) as bar:
-                for verdict in judged(implementation, asked, dtypes, devices, **options):
-                    own.append(verdict)
-                    verdicts.append(verdict)
-                    show(bar, own, ahead[len(own)])
-                    if verdict.status not in QUIET:
-                        say(bar.console, describe(verdict) + "\n" if clauses else line(verdict))
-            first, *_, last = summarise(own)
-            say(console, f"\n{first}\n{last}")
-            if not clauses and any(verdict.script for verdict in own):
-                scripted = (verdict for verdict in own if verdict.script)
-                clause = min(scripted, key=lambda verdict: verdict.conforms).clause
-                say(console, f"The whole of one, with a script that shows it: add --clause {clause}")
+            judge_one(console, resolved, settings, verdicts)
     except KeyboardInterrupt:
         stopped = True
         say(console, "\nINCOMPLETE: the run was stopped.")
-    report = Report(
-        verdicts=tuple(verdicts),
-        profile=profile,
-        seed=seed,
-        versions=versions(),
+    report = Report.of_run(
+        settings,
+        verdicts,
         targets={name: resolved.target for name, resolved in chosen.items()},
-        strict=strict,
-        incomplete=stopped,
         started=started,
-        host=host(),
+        incomplete=stopped,
     )
-    unwritten = [why for file in reports if (why := write(report, file))]
+    return finish(console, report, reports)
+
+
+def judge_one(console: Console, resolved: Resolved, settings: Settings, verdicts: list[Verdict]) -> None:
+    """Judge one implementation, adding to the verdicts as they come."""
+    own: list[Verdict] = []
+    ahead = [*settings.judged_clauses * (len(settings.dtypes) * len(settings.devices)), ""]
+    with progress_bar(console, ahead) as bar:
+        for verdict in judge_all(resolved, settings):
+            own.append(verdict)
+            verdicts.append(verdict)
+            show(bar, own, ahead[len(own)])
+            if verdict.status not in QUIET:
+                say(bar.console, describe(verdict) + "\n" if settings.clauses else line(verdict))
+    first, *_, last = summarise(own)
+    say(console, f"\n{first}\n{last}")
+    scripted = [verdict for verdict in own if verdict.script]
+    if scripted and not settings.clauses:
+        clause = min(scripted, key=lambda verdict: verdict.conforms).clause
+        say(console, f"For a failure in full, with a script that reproduces it: add --clause {clause}")
+
+
+def finish(console: Console, report: Report, files: Sequence[Path]) -> int:
+    """Write the reports, print what concerns the whole run, and return the exit status."""
+    unwritten = [why for file in files if (why := write(report, file))]
     keep(report, Path())
-    if len(chosen) > 1 and verdicts:
+    if len(report.by_implementation) > 1:
         plain, width = needs_plain(console.encoding), min(console.width, WIDTH)
-        drawn = matrix(verdicts, width=width, color=console.is_terminal, plain=plain)
+        drawn = matrix(report.verdicts, width=width, color=console.is_terminal, plain=plain)
         console.print(Text.from_ansi("\n".join(["", *drawn])), soft_wrap=True)
-    for told in (*marks(verdicts), *(f"mha: {why}" for why in unwritten)):
-        say(console, told)
+    for text in (*marks(report.verdicts), *(f"mha: {why}" for why in unwritten)):
+        say(console, text)
     return 2 if unwritten else report.exit_status
 
 

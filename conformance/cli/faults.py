@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from mha.conformance.engine.search import PROFILES
 from mha.conformance.faults import kill_matrix
-from mha.conformance.faults.gallery import implementations
+from mha.conformance.faults.registry import implementations
+from mha.conformance.settings import PROFILES
 
 
 def judge_the_judge(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
-from mha.conformance.engine.replay import read_case
+from mha.conformance.cases.parsing import read_case
 from mha.conformance.reports.files import read
-from mha.conformance.waivers import Waiver, read_waivers
-from mha.conformance.waivers import validate_where as validate
+from mha.conformance.waivers import Waiver, read_waivers, validate_where
 from mha.spec import CLAUSES
 
 # A clause that is blocked is not known to fail, and one with a stale waiver does not.
@@ -27,7 +26,7 @@ def waive_failure(
     if not reason.strip():
         raise ValueError("a waiver needs a reason: say why it is accepted that the clause is not kept")
     if where:
-        validate(where)
+        validate_where(where)
     judged = [verdict for verdict in read(run).verdicts if verdict.clause == clause]
     failed = [v for v in judged if v.status in FAILING and name in ("", v.implementation)]
     names = list(dict.fromkeys(verdict.implementation for verdict in failed))

@@ -1,4 +1,4 @@
-"""The basic clauses: where a plain call fails, what the clauses that depend on it would say is no news."""
+"""The basic clauses: where a plain call fails, the clauses that build on it mean nothing, and are blocked."""
 
 from __future__ import annotations
 
@@ -9,32 +9,38 @@ from mha.conformance.cases.case import Case
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import Property
 from mha.spec import Claims, Implementation
 
 BASIC = ("SHP-1", "HED-1")
 
 
-class Fault(NamedTuple):
-    """A basic clause that fails, and what was seen."""
+class FailedPrecondition(NamedTuple):
+    """A basic clause that fails, and the message of the failure."""
 
     clause: str
     message: str
 
 
-# By identity: an implementation need not be hashable; it is kept beside, so that no other can have its id.
-_known: dict[tuple[int, str, str], tuple[Implementation, Fault | None]] = {}
+# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is not used again.
+_known: dict[tuple[int, str, str], tuple[Implementation, FailedPrecondition | None]] = {}
 
 
-def plain_fault(implementation: Implementation, dtype: str, device: str) -> Fault | None:
-    """Return the basic clause that the plainest cases violate, if they violate one: SHP-1, or HED-1 for the value."""
+def failed_precondition(
+    implementation: Implementation, prop: Property, dtype: str, device: str
+) -> FailedPrecondition | None:
+    """Return the basic clause whose failure makes a property meaningless, if one fails."""
+    if not prop.requires:
+        return None
     key = id(implementation), dtype, device
     if key not in _known:
         _known[key] = implementation, _try(implementation, dtype, device)
-    return _known[key][1]
+    failed = _known[key][1]
+    return failed if failed and failed.clause in ("SHP-1", prop.requires) else None
 
 
 def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
-    """Return the plainest cases that are no special case: one for each claimed `Config.bias`."""
+    """Return the plainest cases without a special size: one for each claimed `Config.bias`."""
     inputs, keys = ("cross", 5) if claims.cross_attention else ("self", 3)
     plain = Case(n_heads=2, head_dim=3, B=2, L=3, S=keys, dtype=dtype, device=device, inputs=inputs, seed=1)
     if claims.always_causal and claims.causal:
@@ -42,15 +48,16 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
     return [replace(plain, bias=bias) for bias in sorted(claims.bias, reverse=True)]
 
 
-def _try(implementation: Implementation, dtype: str, device: str) -> Fault | None:
+def _try(implementation: Implementation, dtype: str, device: str) -> FailedPrecondition | None:
+    """Return SHP-1 where a plain call raises or has the wrong shape, HED-1 where its values are incorrect."""
     for case in plain_cases(implementation.claims, dtype, device):
-        trial = Session(implementation, case)
+        session = Session(implementation, case)
         try:
             problem = case.problem()
-            expect_close(trial(problem).output, trial.expected(problem).output, because="the loop over heads")
+            expect_close(session(problem).output, session.expected(problem).output, because="the loop over heads")
         except Violation as violation:
-            told = f"{violation.message}, in the plain case {case!r}"
+            message = f"{violation.message}, in the plain case {case!r}"
             if isinstance(violation, CallRaised) or violation.family == "SHP":
-                return Fault("SHP-1", told)
-            return None if violation.family else Fault("HED-1", told)
+                return FailedPrecondition("SHP-1", message)
+            return None if violation.family else FailedPrecondition("HED-1", message)
     return None

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CallRaised, Violation
-from mha.conformance.harness.recording import MODES, BuildStep, CallStep, DeriveStep, Step
+from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
 from mha.spec import CLAUSES, Config, Implementation
 
@@ -23,21 +24,24 @@ READABLE = 64
 MODULES = ("base64", "copy", "io", "warnings", "zlib")
 
 
-def script(trial: Session, clause: str, violation: Violation, *, target: str = "") -> str | None:
-    """Return a script that repeats a trial and fails as it did, or None where its steps do not show the failure."""
-    if not trial.scripted or not (violation.check or isinstance(violation, CallRaised)):
+def script(session: Session, clause: str, violation: Violation, *, target: str = "") -> str | None:
+    """Return a script that repeats a session and fails as it did, or None where its steps do not show the failure.
+
+    target: how the implementation was named; see `mha.implementations.resolve`.
+    """
+    if not session.scripted or not (violation.check or isinstance(violation, CallRaised)):
         return None
     known = CLAUSES[clause]
     names: dict[int, str] = {}
     body: list[str] = []
-    for step in trial.steps:
-        body += _lines(step, trial, names)
+    for step in session.steps:
+        body += _lines(step, session, names)
     body += violation.check
     used = (module for module in MODULES if any(f"{module}." in line for line in body))
     lines = [
         f'"""{clause} ({known.level}): {known.statement}',
         "",
-        f"{trial.case!r}",
+        f"{session.case!r}",
         '"""',
         "",
         *(f"import {module}" for module in used),
@@ -45,7 +49,7 @@ def script(trial: Session, clause: str, violation: Violation, *, target: str = "
         "import torch",
         "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
         "",
-        *_import(trial.implementation, target),
+        *_import(session.implementation, target),
         "from mha.spec import Config, Weights",
         "",
         "torch.set_num_threads(1)  # as it was judged",
@@ -54,21 +58,21 @@ def script(trial: Session, clause: str, violation: Violation, *, target: str = "
     return "\n".join(lines) + "\n"
 
 
-def _lines(step: Step, trial: Session, names: dict[int, str]) -> list[str]:
+def _lines(step: Step, session: Session, names: dict[int, str]) -> list[str]:
     match step:
         case BuildStep():
-            return _build(step, trial, names)
+            return _build(step, session, names)
         case DeriveStep():
             return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
         case CallStep():
-            return _call(step, trial, names)
+            return _call(step, session, names)
 
 
-def _build(build: BuildStep, trial: Session, names: dict[int, str]) -> list[str]:
+def _build(build: BuildStep, session: Session, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
     weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
-    options = f"dtype=torch.{trial.case.dtype}, device={trial.case.device!r}"
+    options = f"dtype=torch.{session.case.dtype}, device={session.case.device!r}"
     config = ", ".join(
         f"{field.name}={literal_of(value)}"
         for field in fields(Config)
@@ -78,7 +82,7 @@ def _build(build: BuildStep, trial: Session, names: dict[int, str]) -> list[str]
     return lines
 
 
-def _call(call: CallStep, trial: Session, names: dict[int, str]) -> list[str]:
+def _call(call: CallStep, session: Session, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
     problem, number, mode = call.problem, call.number, MODES[call.mode]
     inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in ("query", "key", "value")]
@@ -90,7 +94,7 @@ def _call(call: CallStep, trial: Session, names: dict[int, str]) -> list[str]:
     lines += [f"attention_{call.build}.{'train' if mode.training else 'eval'}()"] if call.switches else []
     lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(names[id(getattr(problem, n))] for n in call.wanted)]
     called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
-    code = mode.code.format(device=trial.case.device)
+    code = mode.code.format(device=session.case.device)
     lines += [f"with {code}:", f"    {called}"] if code else [called]
     if call.upstream is not None:
         upstream = _name(call.upstream, f"upstream_{number}", names, lines)

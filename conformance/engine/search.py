@@ -1,170 +1,221 @@
-"""The search for a violation: boundary cases first, then cases that Hypothesis draws, and what they are worth."""
+"""The search for a failure of one property: boundary cases first, then random ones, and shrinking."""
 
 from __future__ import annotations
 
+import traceback
 import zlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
 import hypothesis
-from hypothesis import Phase, given, settings
+from hypothesis import Phase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.boundary import boundary_cases, varied
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import Domain
+from mha.conformance.cases.domain import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
-from mha.conformance.engine.preconditions import BASIC, plain_cases
+from mha.conformance.engine.preconditions import BASIC, FailedPrecondition, failed_precondition, plain_cases
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, CallRaised, Discard, Violation
+from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
+from mha.conformance.results import Rejections
+from mha.conformance.settings import Profile, Settings
 from mha.conformance.waivers import Waiver
 from mha.spec import Implementation
 
+FLAKY = "; the same case did not fail every time, so a call depends on earlier calls"
+MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
+# Cases between a failing boundary case and the simplest one: about one in six is the failing case itself.
+SHRINKING = 100
+
+Failure = tuple[Session, Violation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertyResult:
+    """What the search for a failure of one property found.
+
+    not_applicable: why no case applies; then nothing else is set. cases: those tried, without discarded ones.
+    discard_reason: why a case was discarded. failure: the simplest failure found, which no waiver covers.
+    cases_to_failure: how many cases it took. note: what to add to its message. blocked_by: the precondition that fails,
+    so that the failure means nothing. waived: the first failure that each waiver covers. fully_waived: whether a waiver
+    covers whatever else would be found. margin: the largest error/bound. rejections: of known-bad answers.
+    harness_error: why the property cannot be trusted.
+    """
+
+    prop: Property
+    not_applicable: str = ""
+    cases: tuple[Case, ...] = ()
+    discard_reason: str = ""
+    failure: Failure | None = None
+    cases_to_failure: int = 0
+    note: str = ""
+    blocked_by: FailedPrecondition | None = None
+    waived: dict[Waiver, Failure] = field(default_factory=dict)
+    fully_waived: bool = False
+    margin: float = 0.0
+    rejections: dict[str, Rejections] = field(default_factory=dict)
+    harness_error: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it decides the clause, so that its other properties need not be tried."""
+        return bool(self.failure or self.harness_error or self.fully_waived)
+
+
+def run_property(
+    implementation: Implementation,
+    prop: Property,
+    dtype: str,
+    device: str,
+    settings: Settings,
+    waivers: Collection[Waiver] = (),
+) -> PropertyResult:
+    """Search for a failure of a property; an exception of the property or of the judge is a harness error."""
+    domain = prop.within(implementation.claims, dtype)
+    if isinstance(domain, str):
+        return PropertyResult(prop=prop, not_applicable=domain)
+    limits = settings.limits
+    longest = limits.long_rows if domain.scale == "long" else limits.longest
+    space = CaseSpace(domain, implementation.claims, dtype, device, longest)
+    both = dtype == "float64" and "float32" in settings.dtypes and "float32" in implementation.claims.dtypes
+    search = Search(
+        implementation,
+        prop,
+        space,
+        Budget.of(prop, limits, every=limits.float64_every if both else 1),
+        seed=settings.seed,
+        waivers=waivers,
+    )
+    try:
+        with threads(1):
+            search.run()
+    except Exception as error:
+        return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}")
+    return search.result()
+
 
 @dataclass(frozen=True)
-class Profile:
-    """How far a run goes.
-
-    boundary: the most boundary cases of a property: a few have every level of every field and most pairs of levels,
-    all have every pair. examples: drawn for each property after them. longest: the longest L and S of most properties,
-    and long: of those about long rows. again: in float64 one in so many of all these cases is tried, where float32 is
-    claimed too: of the known faults, float32 finds whatever the others would (docs/bugfinding.md).
-    """
+class Budget:
+    """How many cases a search may try: of the boundary cases at most so many, and of these and of the random cases one
+    in `every`."""
 
     boundary: int
     examples: int
-    longest: int
-    long: int
-    again: int = 1
+    every: int = 1
 
-
-ALL = 1 << 16
-PROFILES = {
-    "quick": Profile(24, 10, 33, 512),
-    "default": Profile(ALL, 20, 260, 4096, again=2),
-    "thorough": Profile(ALL, 1000, 520, 65536),
-}
-FLAKY = "; the same case did not fail every time, so a call depends on what came before it"
-MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
-# Draws near a boundary case that failed: about one in six of them is that case, with nothing made simpler.
-SHRINKING = 100
+    @staticmethod
+    def of(prop: Property, limits: Profile, every: int = 1) -> Budget:
+        """Return the budget of a property in a profile."""
+        return Budget(
+            boundary=min(prop.max_cases, limits.boundary),
+            examples=min(limits.examples, prop.max_cases - 1) // every,
+            every=every,
+        )
 
 
 class Search:
-    """The search for a violation of one property.
-
-    failure: the trial that fails and its violation; the simplest that was found. remark: what else to say of it.
-    waived: the first trial that each waiver covers, and its violation.
-    examples: how many cases were tried; those that said nothing are not counted, and `left_out` says why. first: how
-    many it took to the first failure.
-    vacuity: what the cases are worth, once none failed.
-    """
+    """The state of a search; see `PropertyResult` for what it collects."""
 
     def __init__(
         self,
         implementation: Implementation,
         prop: Property,
-        domain: Domain,
-        dtype: str,
-        device: str,
-        profile: Profile,
+        space: CaseSpace,
+        budget: Budget,
+        *,
         seed: int,
         waivers: Collection[Waiver] = (),
     ) -> None:
-        self.implementation, self.prop, self.waivers = implementation, prop, waivers
-        self.waived: dict[Waiver, tuple[Session, Violation]] = {}
-        self.among = profile.again if dtype == "float64" and "float32" in implementation.claims.dtypes else 1
-        self.limit, self.drawn = (
-            min(prop.max_cases, profile.boundary),
-            min(profile.examples, prop.max_cases - 1) // self.among,
-        )
-        self.where = (
-            domain,
-            implementation.claims,
-            dtype,
-            device,
-            profile.long if domain.scale == "long" else profile.longest,
-        )
-        self.seed = zlib.crc32(f"{seed}:{prop.clause}:{prop.number}:{dtype}:{device}".encode())
-        self.failure: tuple[Session, Violation] | None = None
-        self.tried: list[Case] = []
+        # #lizard forgives(parameter_count): what a search is made of, each used throughout
+        self.implementation, self.prop, self.space, self.budget = implementation, prop, space, budget
+        self.waivers = waivers
+        key = f"{seed}:{prop.clause}:{prop.number}:{space.dtype}:{space.device}"
+        self.seed = zlib.crc32(key.encode())
         self.sensitivity = Sensitivity(prop, implementation.claims)
-        self.remark = self.left_out = ""
-        self.margin, self.first = 0.0, 0
+        self.cases: list[Case] = []
+        self.failure: Failure | None = None
+        self.waived: dict[Waiver, Failure] = {}
+        self.blocked_by: FailedPrecondition | None = None
+        self.discard_reason = self.note = ""
+        self.margin, self.cases_to_failure = 0.0, 0
 
     @property
-    def examples(self) -> int:
-        """How many cases were tried."""
-        return len(self.tried)
-
-    @property
-    def settled(self) -> bool:
-        """Whether whatever else is found is waived too."""
+    def fully_waived(self) -> bool:
+        """Whether a waiver covers whatever else would be found."""
         return any(not waiver.partial for waiver in self.waived)
 
-    def run(self, shrink: Callable[[], bool]) -> None:
-        """Try the boundary cases; shrink the first that fails, or else let Hypothesis draw, and shrink what fails.
+    def result(self) -> PropertyResult:
+        """Return what was found."""
+        problem = "" if self.failure or self.fully_waived else self.sensitivity.problem
+        return PropertyResult(
+            prop=self.prop,
+            cases=tuple(self.cases),
+            discard_reason=self.discard_reason,
+            failure=self.failure,
+            cases_to_failure=self.cases_to_failure,
+            note=self.note,
+            blocked_by=self.blocked_by,
+            waived=self.waived,
+            fully_waived=self.fully_waived,
+            margin=self.margin,
+            rejections=self.sensitivity.rejections,
+            harness_error=f"{self.prop.name}: {problem}" if problem else "",
+        )
 
-        shrink: asked at the first failure, if there is one.
-        """
-        cases = boundary_cases(*self.where)
-        cases = varied(cases, ceil(min(self.limit, len(cases)) / self.among))
-        if self.prop.clause in BASIC:
-            _, claims, dtype, device, _ = self.where
-            cases = [*plain_cases(claims, dtype, device), *cases]  # so that what blocks others is a failure itself
-        for case in cases:
-            if self.settled:
-                return
-            try:
-                self.attempt(case)
-            except Violation as violation:
-                # What another family of clauses names is no use here, however small.
-                if shrink() and not violation.family:
-                    self.draw(simpler_cases(*self.where, case), min(SHRINKING, 4 * self.prop.max_cases), shrink=True)
-                return
-        if self.drawn:
-            self.draw(drawn_cases(*self.where), self.drawn, shrink=False)
-        if self.settled:
+    def run(self) -> None:
+        """Try the boundary cases, then random ones, up to the first failure, which is shrunk."""
+        failing = self._try_all(self._boundary())
+        if failing:
+            if self._worth_shrinking():
+                simpler = simpler_cases(self.space, failing)
+                self.draw(simpler, min(SHRINKING, 4 * self.prop.max_cases), shrink=True)
             return
-        if not self.failure:
-            self.sensitivity.sample(self.tried)
-        elif shrink() and not self.failure[1].family:
+        if self.budget.examples and not self.fully_waived:
+            self.draw(drawn_cases(self.space), self.budget.examples, shrink=False)
+        if self.fully_waived:
+            return
+        if self.failure is None:
+            self.sensitivity.sample(self.cases)
+        elif self._worth_shrinking():
             first = self.failure
-            self.draw(drawn_cases(*self.where), self.drawn, shrink=True)
-            self.remark = FLAKY if self.failure is first else self.remark
+            self.draw(drawn_cases(self.space), self.budget.examples, shrink=True)
+            self.note = FLAKY if self.failure is first else self.note
 
     def attempt(self, case: Case) -> None:
-        """Try one case; a violation is kept, with its trial, and raised, unless a waiver covers it."""
-        trial = Session(self.implementation, case)
+        """Try one case; a violation is kept with its session and raised, unless it is allowed or waived."""
+        session = Session(self.implementation, case)
         try:
-            self.prop.check(trial, case)
+            self.prop.function(session, case)
         except Discard as reason:
-            self.left_out = str(reason)
+            self.discard_reason = str(reason)
             return
         except Violation as violation:
-            if may_refuse(self.prop.clause, case, violation):
-                self.left_out = MAY_REFUSE
+            if is_allowed_refusal(self.prop, case, violation):
+                self.discard_reason = MAY_REFUSE
                 return
-            self.tried.append(case)
+            self.cases.append(case)
             covering = [waiver for waiver in self.waivers if waiver.covers(case, violation.message)]
             for waiver in covering:
-                self.waived.setdefault(waiver, (trial, violation))
+                self.waived.setdefault(waiver, (session, violation))
             if covering:
                 return
-            self.failure, self.first = (trial, violation), self.first or self.examples
+            self.failure = session, violation
+            self.cases_to_failure = self.cases_to_failure or len(self.cases)
             raise
-        self.tried.append(case)
-        self.margin = max(self.margin, trial.margin)
+        self.cases.append(case)
+        self.margin = max(self.margin, session.margin)
 
     def draw(self, cases: SearchStrategy[Case], examples: int, *, shrink: bool) -> None:
-        """Let Hypothesis draw cases up to the first failure, and shrink that one; the last failure is the simplest."""
+        """Let Hypothesis draw cases up to the first failure, and shrink it; the last failure is the simplest."""
 
         @hypothesis.seed(self.seed)
-        @settings(
+        @hypothesis.settings(
             max_examples=examples,
             deadline=None,
             database=None,
@@ -172,7 +223,7 @@ class Search:
             report_multiple_bugs=False,
             phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         )
-        @given(cases)
+        @hypothesis.given(cases)
         def drawn(case: Case) -> None:
             self.attempt(case)
 
@@ -181,10 +232,36 @@ class Search:
         except Violation:
             return
         except Flaky:
-            self.remark = FLAKY
+            self.note = FLAKY
+
+    def _boundary(self) -> list[Case]:
+        cases = boundary_cases(self.space)
+        cases = varied(cases, ceil(min(self.budget.boundary, len(cases)) / self.budget.every))
+        if self.prop.clause in BASIC:  # so that what blocks other clauses is a failure of its own
+            space = self.space
+            cases = [*plain_cases(space.claims, space.dtype, space.device), *cases]
+        return cases
+
+    def _try_all(self, cases: Sequence[Case]) -> Case | None:
+        """Try cases in turn; return the first that fails."""
+        for case in cases:
+            if self.fully_waived:
+                return None
+            try:
+                self.attempt(case)
+            except Violation:
+                return case
+        return None
+
+    def _worth_shrinking(self) -> bool:
+        """Look for a failed precondition; a failure that it explains, or that another family names, is not shrunk."""
+        assert self.failure is not None
+        space = self.space
+        self.blocked_by = failed_precondition(self.implementation, self.prop, space.dtype, space.device)
+        return self.blocked_by is None and not self.failure[1].family
 
 
-def may_refuse(clause: str, case: Case, violation: Violation) -> bool:
-    """Whether a violation is a refusal that the contract allows: of a causal flag where L != S (CAU-3)."""
+def is_allowed_refusal(prop: Property, case: Case, violation: Violation) -> bool:
+    """Return whether a violation is a refusal that CAU-3 allows: of a causal call with L != S."""
     refused = isinstance(violation, CallRaised) and violation.what == CALL
-    return refused and case.causal and case.L != case.S and clause != "CAU-3"
+    return prop.may_refuse and refused and case.causal and case.L != case.S

@@ -3,35 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from mha.spec import Config, Problem, Weights
-from mha.spec.bounds import Ball
-
-
-class Mode(NamedTuple):
-    """The modes of module and gradients in a call: `enter` makes the context on a device, `code` writes it."""
-
-    training: bool
-    enter: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()
-    code: str = ""
-
-
-MODES = {
-    "eval": Mode(False),
-    "train": Mode(True),
-    "no_grad": Mode(False, lambda device: torch.no_grad(), "torch.no_grad()"),
-    "inference": Mode(False, lambda device: torch.inference_mode(), "torch.inference_mode()"),
-    "train_no_grad": Mode(True, lambda device: torch.no_grad(), "torch.no_grad()"),
-    "autocast": Mode(
-        False, lambda device: torch.autocast(device, torch.bfloat16), "torch.autocast({device!r}, torch.bfloat16)"
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +45,6 @@ class RecordedTensor:
     def row_sums(self) -> RecordedTensor:
         """The sums over the last dimension, taken in float64."""
         return self.map(lambda x: x.double().sum(-1), "{}.double().sum(-1)")
-
-    def as_ball(self) -> Ball:
-        """The tensor as exact numbers."""
-        return Ball.exact(self.tensor)
 
 
 @dataclass(frozen=True, eq=False)

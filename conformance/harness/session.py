@@ -12,11 +12,11 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import copy_of, lay_out
+from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CALL, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_plain, require_told
 from mha.conformance.harness.recording import (
-    MODES,
     BuildStep,
     CallStep,
     DeriveStep,

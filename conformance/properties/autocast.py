@@ -8,9 +8,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import EMPTY
+from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.isolation import guarded
-from mha.conformance.harness.recording import MODES
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_answer, expect_finite, refuses
@@ -30,7 +30,7 @@ WRONGS = ("zeros", "mean", "noise")
 
 
 @property_of(
-    "CMP-4", UNDER_AUTOCAST, needs="composes:autocast", requires="HED-1", must_reject=WRONGS, min_rejection_rate=0.3
+    "CMP-4", UNDER_AUTOCAST, needs="composes=autocast", requires="HED-1", must_reject=WRONGS, min_rejection_rate=0.3
 )
 def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> None:
     problem = case.problem()

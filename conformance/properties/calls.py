@@ -112,13 +112,12 @@ def one_module_serves_all_its_life(session: Session, case: Case) -> None:
 @property_of(
     "GQA-1",
     replace(SERVED, min_heads=2),
-    needs="grouped_query",
+    needs=("grouped_query", "gradients"),
     requires="HED-1",
     must_reject=("noise", "wild"),
     max_cases=6,
 )
 def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Case) -> None:
-    assume(session.claims.gradients, "needs the claim gradients")
     _expect_served(session, rebuilt(case, grouped(case)))
 
 

@@ -104,12 +104,12 @@ def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
             expect_slopes(session, leaves, output, f"compiled (backend {backend!r})", session.built(problem))
 
 
-@property_of("CMP-1", PLAIN, needs="composes:compile", requires="HED-1", must_reject=(), max_cases=1)
+@property_of("CMP-1", PLAIN, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1)
 def compiled_agrees_with_eager(session: Session, case: Case) -> None:
     _expect_compiled(session, case, generate=not session.claims.masks)
 
 
-@property_of("CMP-1", FULL, needs="composes:compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
+@property_of("CMP-1", FULL, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
 def compiled_mask_agrees(session: Session, case: Case) -> None:
     _expect_compiled(session, replace(case, causal=session.claims.causal is not None), generate=True)
 
@@ -163,7 +163,7 @@ def _expect_exported(session: Session, case: Case) -> None:
         expect_close(seen, session.expected(each).output, because=because)
 
 
-@property_of("CMP-2", PLAIN, needs="composes:export", requires="HED-1", must_reject=(), max_cases=1)
+@property_of("CMP-2", PLAIN, needs="composes=export", requires="HED-1", must_reject=(), max_cases=1)
 def exported_program_agrees(session: Session, case: Case) -> None:
     _expect_exported(session, case)
 
@@ -171,7 +171,7 @@ def exported_program_agrees(session: Session, case: Case) -> None:
 @property_of(
     "CMP-2",
     replace(FULL, inputs=("cross",)),
-    needs="composes:export",
+    needs="composes=export",
     requires="HED-1",
     must_reject=(),
     max_cases=1,
@@ -181,7 +181,7 @@ def exported_mask_agrees(session: Session, case: Case) -> None:
     _expect_exported(session, replace(case, causal=session.claims.causal is not None))
 
 
-@property_of("CMP-3", replace(EVALUATED, dtypes=BOUNDED), needs="composes:func", requires="HED-1", max_cases=12)
+@property_of("CMP-3", replace(EVALUATED, dtypes=BOUNDED), needs="composes=func", requires="HED-1", max_cases=12)
 def functional_transforms_agree(session: Session, case: Case) -> None:
     problem = case.problem()
     module = session.built(problem).attention

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, Domain
-from mha.conformance.harness.assertions import assume, expect, expect_close
+from mha.conformance.harness.assertions import expect, expect_close
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.dropout import dropping
@@ -65,10 +65,14 @@ def decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "INC-1", replace(STEPS, min_heads=2, max_length=17), needs="decodes", requires="HED-1", max_cases=20, number=2
+    "INC-1",
+    replace(STEPS, min_heads=2, max_length=17),
+    needs=("decodes", "grouped_query"),
+    requires="HED-1",
+    max_cases=20,
+    number=2,
 )
 def grouped_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
-    assume(session.claims.grouped_query, "needs the claim grouped_query")
     _expect_decoded(session, case, rebuilt(case, grouped(case)))
 
 
@@ -91,11 +95,17 @@ def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
     _expect_decoded(session, case, replace(case, head_dim=64, L=260, S=260).problem())
 
 
-@property_of("INC-1", replace(STEPS, max_length=9), needs="decodes", requires="HED-1", max_cases=10, number=4)
+@property_of(
+    "INC-1",
+    replace(STEPS, max_length=9),
+    needs=("decodes", "extras=bias_kv|zero_key"),
+    requires="HED-1",
+    max_cases=10,
+    number=4,
+)
 def extra_keys_are_not_decoded_anew(session: Session, case: Case) -> None:
     """They are there from the first position on, and once."""
     keys = extra_keys(session.claims)
-    assume(bool(keys), "needs the claim extras, of those that add a key")
     _expect_decoded(session, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))
 
 

@@ -19,7 +19,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads, zeroed
-from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
+from mha.conformance.harness.assertions import expect, expect_close, expect_equal
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
@@ -140,9 +140,8 @@ def expect_share(own: RecordedTensor, allowed: Tensor, dropout: float, names: tu
             expect(apart, f"with p = {dropout}, two {what} drop the same in {own.code}", check)
 
 
-@property_of("DRP-2", DRAWN, needs="dropout", must_reject=("zeros", "noise"), max_cases=12)
+@property_of("DRP-2", DRAWN, needs="dropout=True", must_reject=("zeros", "noise"), max_cases=12)
 def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> None:
-    assume(session.claims.dropout != "output", "needs the claim dropout=True")
     length = 65 if case.seed % 2 else 17
     queries = length if case.inputs == "self" else length - 1
     for dropout in PROBABILITIES:
@@ -153,12 +152,11 @@ def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> No
 @property_of(
     "DRP-2",
     replace(DRAWN, masks=("none",), causal=(False,), max_B=1, max_heads=1),
-    needs="dropout",
+    needs="dropout=True",
     max_cases=1,
     number=2,
 )
 def the_share_that_is_dropped_is_p(session: Session, case: Case) -> None:
-    assume(session.claims.dropout != "output", "needs the claim dropout=True")
     for dropout in PROBABILITIES:
         problem = replace(case, L=LONGEST, S=LONGEST, head_dim=2 * LONGEST).problem()
         expect_dropped(session, problem, dropout, case.seed)
@@ -211,12 +209,11 @@ def dropping_everything_is_not_nan(session: Session, case: Case) -> None:
 @property_of(
     "DRP-4",
     Domain(masks=("none", *BOOLEAN, *FLOAT), values=MODERATE, modes=TRAINING, need_weights=(True,)),
-    needs="dropout",
+    needs=("dropout", "returns_weights"),
     requires="HED-1",
     must_reject=("zeros", "mean", "noise"),
 )
 def returned_weights_are_those_before_dropout(session: Session, case: Case) -> None:
-    assume(session.claims.returns_weights, "needs the claim returns_weights")
     problem = dropping(case.problem(), 0.5)
     weights = weights_of(session(problem, seed=1))
     expect_close(weights, session.expected(problem).weights, because="the weights before dropout")

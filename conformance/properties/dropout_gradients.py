@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.transforms import passing_heads, zeroed
-from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.dropout import DRAWN, TRAINING, dropping
@@ -22,14 +22,13 @@ from mha.spec.bounds import Ball, units_of
 @property_of(
     "GRD-1",
     replace(DRAWN, masks=("none",), causal=(False,), values=("integers",), modes=TRAINING),
-    needs="dropout",
+    needs=("dropout", "gradients"),
     must_reject=("noise",),
     max_cases=12,
     number=7,
 )
 def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> None:
     """An output is linear in its values: summed against the upstream, it is the values against their gradient."""
-    assume(session.claims.gradients, "needs the claim gradients")
     problem = dropping(passing_heads(case.problem()), 0.5)
     width, heads = problem.config.d_model, (case.n_heads, case.head_dim)
     eye = torch.eye(width, dtype=problem.query.dtype, device=case.device)

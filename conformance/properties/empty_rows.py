@@ -62,14 +62,12 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
 @property_of(
     "MSK-8",
     Domain(masks=EMPTY, causal=BOTH, values=MODERATE, layouts=DENSE, modes=("train", "train_no_grad")),
-    needs="dropout",
+    needs=("dropout=True", "empty_row=zeros|nan"),
     requires="HED-1",
     max_cases=24,
     number=3,
 )
 def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
-    assume(session.claims.empty_row in ("zeros", "nan"), f"the declared policy is {session.claims.empty_row!r}")
-    assume(session.claims.dropout != "output", "the output is dropped, and not the weights")
     problem = case.problem()
     answer, seen = session.expected(problem), session(dropping(problem, 0.5), seed=case.seed).output
     rows, all_empty = answer.empty.any(1).unsqueeze(-1), answer.empty.all(1).unsqueeze(-1)
@@ -92,10 +90,9 @@ def empty_rows_give_zeros(session: Session, case: Case) -> None:
     expect(policy == "zeros", f"the declared policy is {policy!r}, but should be 'zeros'")
 
 
-@property_of("MSK-9", Domain(masks=EMPTY, causal=BOTH))
+@property_of("MSK-9", Domain(masks=EMPTY, causal=BOTH), needs="empty_row=zeros|nan|uniform")
 def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     problem = case.problem()
-    assume(session.claims.empty_row != "error", "the declared policy is 'error'")
     filled, full = _filled(problem, session.claims.causal)
     assume(bool(full.any()), "every row is empty")
     bounds = session.expected(filled), session.expected(problem)
@@ -111,14 +108,13 @@ def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
 @property_of(
     "MSK-9",
     Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE),
-    needs="gradients",
+    needs=("gradients", "empty_row=zeros|nan|uniform"),
     requires="HED-1",
     must_reject=("wild", "unmasked"),
     number=2,
 )
 def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None:
     problem = case.problem()
-    assume(session.claims.empty_row != "error", "the declared policy is 'error'")
     right, seen = session.expected(problem).output, session(problem).output.tensor
     if session.claims.empty_row == "zeros" and bool(((seen - right.mid).abs() <= right.rad).all()):
         expect_gradients(session, problem, None, "to which a row without keys adds nothing")

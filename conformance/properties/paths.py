@@ -194,7 +194,7 @@ def _expect_extras(session: Session, case: Case) -> None:
 @property_of(
     "PTH-5",
     replace(EXTRA, modes=WITH_GRADIENT),
-    needs="extras",
+    needs=("extras=bias_kv|zero_key", "gradients"),
     requires="HED-1",
     must_reject=("wild", "detached"),
     min_rejection_rate=0.3,
@@ -202,7 +202,6 @@ def _expect_extras(session: Session, case: Case) -> None:
 )
 def extra_keys_have_gradients(session: Session, case: Case) -> None:
     keys = extra_keys(session.claims)
-    assume(session.claims.gradients and bool(keys), "needs the claim gradients, and extras that add a key")
     problem = case.problem()
     for extra in keys:
         expect_gradients(session, with_extra(problem, case, extra), None, f"with the extra {extra!r}")

@@ -15,20 +15,27 @@ from mha.conformance.harness.session import Session
 from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]
+NO_LIMIT = 1 << 16
+# A property that needs one of these builds what no property of another family has tried before it.
+VARIANTS = ("extras", "grouped_query", "kv_widths", "decodes", "composes")
 _registered: dict[tuple[str, int], Property] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Property:
-    """A function that raises a Violation unless a trial of a case keeps a clause.
+    """A function that raises a `Violation` unless the implementation keeps a clause on a case.
 
-    clause: id of the clause. number: of the property among those of its clause: it orders and seeds them, so that
-    neither a new name nor another module changes a case. level: of what is tested, where it is not the clause's own.
-    domain: the cases that it is about. module: the name of the module that has it. needs: a field of `Claims`, or a
-    word "field:word" in one, that must be claimed besides what the domain needs. after: the basic clause without which
-    this one tells nothing. rejects: the known wrong answers, of `harness.known_bad`, that it exists to reject, in
-    at least a share `floor` of the cases. limit: the most boundary cases, and one more than the most drawn ones, of a
-    property that takes long.
+    number: among the properties of the clause. It orders them and seeds their cases, so that no case changes with the
+        function's name or its module.
+    level: that of the clause, unless the property tests a recommendation only.
+    domain: the cases it takes. module: the name of the module that defines it.
+    needs: the claims it needs, in addition to those of its domain: "field", or "field=value" where several values are
+        possible, or "field=one|other" where one of them will do.
+    requires: the basic clause that must hold for the property to mean anything (see `engine.preconditions`).
+    must_reject: the known-bad answers of `harness.known_bad` that it must reject, in at least the share
+        `min_rejection_rate` of the cases.
+    max_cases: the most boundary cases, and one more than the most random ones, of a property that takes long.
+    may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3 allows.
     """
 
     name: str
@@ -36,24 +43,42 @@ class Property:
     number: int
     level: Level
     domain: Domain
-    check: PropertyFunction
+    function: PropertyFunction
     module: str
-    needs: str | None
+    needs: tuple[str, ...]
     requires: str | None
     must_reject: tuple[str, ...]
     min_rejection_rate: float
     max_cases: int
+    may_refuse: bool
 
     def within(self, claims: Claims, dtype: str) -> Domain | str:
-        """Return the cases that the claims leave, or why there are none."""
-        if self.needs:
-            field, _, word = self.needs.partition(":")
-            claimed = getattr(claims, field)
-            if (word not in claimed) if word else not claimed:
-                return f"needs the claim {self.needs.replace(':', '=')}"
+        """Return the domain cut down to what is claimed, or why no case is left."""
+        for need in self.needs:
+            if not is_claimed(claims, need):
+                return f"needs the claim {need}"
         if self.domain.dtypes and dtype not in self.domain.dtypes:
-            return f"is only about {', '.join(self.domain.dtypes)}"
+            return f"applies to {', '.join(self.domain.dtypes)} only"
         return self.domain.within(claims)
+
+    @property
+    def builds_a_variant(self) -> bool:
+        """Whether it builds what no property of another family has tried."""
+        return any(need.partition("=")[0] in VARIANTS for need in self.needs)
+
+
+def is_claimed(claims: Claims, need: str) -> bool:
+    """Return whether the claims meet a need of a property.
+
+    >>> is_claimed(Claims(composes={"compile"}), "composes=compile"), is_claimed(Claims(), "dropout")
+    (True, False)
+    """
+    field, _, values = need.partition("=")
+    claimed = getattr(claims, field)
+    if not values:
+        return bool(claimed)
+    several = {str(value) for value in claimed} if isinstance(claimed, frozenset) else {str(claimed)}
+    return not several.isdisjoint(values.split("|"))
 
 
 def property_of(
@@ -61,44 +86,46 @@ def property_of(
     domain: Domain | None = None,
     *,
     number: int = 1,
-    needs: str | None = None,
+    needs: str | tuple[str, ...] = (),
     level: Level | None = None,
     requires: str | None = "SHP-1",
     must_reject: tuple[str, ...] = ("noise",),
     min_rejection_rate: float = 0.5,
-    max_cases: int = 1 << 16,
+    max_cases: int = NO_LIMIT,
+    may_refuse: bool = True,
 ) -> Callable[[PropertyFunction], PropertyFunction]:
     """Register a function as a property of a clause; see `Property`."""
-    assert clause in CLAUSES, f"{clause} is no clause of the contract"
-    known = CLAUSES[clause]
+    # #lizard forgives(parameter_count): the fields of a property, each by name
+    assert clause in CLAUSES, f"the contract has no clause {clause}"
 
-    def register(check: PropertyFunction) -> PropertyFunction:
-        found = Property(
-            name=check.__name__,
+    def register(function: PropertyFunction) -> PropertyFunction:
+        new = Property(
+            name=function.__name__,
             clause=clause,
             number=number,
-            level=level or known.level,
+            level=level or CLAUSES[clause].level,
             domain=domain or Domain(),
-            check=check,
-            module=check.__module__.rpartition(".")[2],
-            needs=needs,
-            requires=None if known.family in ("CFG", "SHP") else requires,
+            function=function,
+            module=function.__module__.rpartition(".")[2],
+            needs=(needs,) if isinstance(needs, str) else needs,
+            requires=None if CLAUSES[clause].family in ("CFG", "SHP") else requires,
             must_reject=must_reject,
             min_rejection_rate=min_rejection_rate,
             max_cases=max_cases,
+            may_refuse=may_refuse,
         )
-        known_as = _registered.setdefault((clause, number), found).name
-        assert known_as == found.name, f"{clause} has a property {number} already: {known_as}"
-        return check
+        known = _registered.setdefault((clause, number), new)
+        assert known.name == new.name, f"{clause} already has a property number {number}: {known.name}"
+        return function
 
     return register
 
 
 @cache
 def properties() -> dict[str, tuple[Property, ...]]:
-    """Return the properties of each clause that has one, in the order of the contract."""
+    """Return the properties of each clause that has any, in the order of the contract and of their numbers."""
     for module in iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"mha.conformance.properties.{module.name}")
     ordered = [_registered[key] for key in sorted(_registered)]
-    found = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
-    return {clause: members for clause, members in found.items() if members}
+    by_clause = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
+    return {clause: members for clause, members in by_clause.items() if members}

@@ -127,7 +127,7 @@ def state_round_trips(session: Session, case: Case) -> None:
 @property_of(
     "STA-4",
     replace(UNDER_AUTOCAST, masks=("none",)),
-    needs="composes:autocast",
+    needs="composes=autocast",
     requires="HED-1",
     max_cases=5,
     number=2,

@@ -109,14 +109,13 @@ def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) ->
 @property_of(
     "GQA-1",
     replace(SEEDED, min_heads=2),
-    needs="grouped_query",
+    needs=("grouped_query", "dropout"),
     requires="HED-1",
     must_reject=("zeros",),
     max_cases=4,
     number=5,
 )
 def grouped_heads_drop(session: Session, case: Case) -> None:
-    assume(bool(session.claims.dropout), "needs the claim dropout")
     problem = rebuilt(case, replace(grouped(case), dropout=0.5))
     one, other = (session(problem, seed=seed).output for seed in (1, 2))
     told = f"{other.code} is {one.code}, though p = 0.5 and the seed is another"
@@ -128,14 +127,13 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
 @property_of(
     "GQA-1",
     replace(DRAWN, min_heads=2),
-    needs="grouped_query",
+    needs=("grouped_query", "dropout=True"),
     requires="HED-1",
     must_reject=("zeros", "noise"),
     max_cases=4,
     number=6,
 )
 def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
-    assume(session.claims.dropout is True, "needs the claim dropout=True")
     case = replace(case, L=17, S=17, head_dim=34)
     expect_dropped(session, rebuilt(case, grouped(case)), 0.5, case.seed)
 
@@ -143,14 +141,13 @@ def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
 @property_of(
     "GQA-1",
     replace(VARIANT, min_heads=2, modes=WITH_GRADIENT, masks=(*VARIANT.masks, *EMPTY)),
-    needs="grouped_query",
+    needs=("grouped_query", "gradients"),
     requires="HED-1",
     must_reject=("wild", "detached"),
     min_rejection_rate=0.3,
     number=7,
 )
 def grouped_heads_have_gradients(session: Session, case: Case) -> None:
-    assume(session.claims.gradients, "needs the claim gradients")
     problem = rebuilt(case, grouped(case))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
@@ -176,12 +173,11 @@ def other_widths_match_the_oracle(session: Session, case: Case) -> None:
 @property_of(
     "XAT-1",
     replace(VARIANT, inputs=("cross",), modes=WITH_GRADIENT),
-    needs="kv_widths",
+    needs=("kv_widths", "gradients"),
     must_reject=("wild", "detached"),
     min_rejection_rate=0.3,
     number=2,
 )
 def other_widths_have_gradients(session: Session, case: Case) -> None:
-    assume(session.claims.gradients, "needs the claim gradients")
     problem = rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
     expect_gradients(session, problem, None, "with kdim and vdim other than d_model")

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from mha.conformance.pytest_plugin.items import Selection
-    from mha.conformance.results import Report
+from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN, is_benchmark_run
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
-ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 CLAUSE_ID = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
-SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
-REPORT: pytest.StashKey[Report] = pytest.StashKey()
-UNWRITTEN = pytest.StashKey[list[str]]()
-# In columns; longer lines are hard to read.
-WIDEST = 110
-COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,20 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse a wrong option before anything runs."""
     options = (name for name in vars(config.option) if name.startswith("mha_"))
     if any(getattr(config.option, name) not in ([], None, False, "0") for name in options):
+        from mha.conformance.pytest_plugin.selection import selection
+
         selection(config)
-
-
-def selection(config: pytest.Config) -> Selection:
-    """Return what the options select; a wrong option ends the run with status 2."""
-    if SELECTION not in config.stash:
-        from mha.conformance.pytest_plugin.items import select
-
-        atexit.register(gc.freeze)  # at its end, the interpreter need not look through all of torch for garbage
-        try:
-            config.stash[SELECTION] = select(config)
-        except ValueError as error:
-            raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
-    return config.stash[SELECTION]
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -82,7 +60,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     if _are_benchmarks(file_path) and not parent.session.isinitpath(file_path):
         return pytest_pycollect_makemodule(file_path, parent)
     properties = file_path.parent.name == "properties" and _is_ours(file_path.parent.parent)
-    if times(parent.config) or file_path.suffix != ".py" or not properties:
+    if is_benchmark_run(parent.config) or file_path.suffix != ".py" or not properties:
         return None
     from mha.conformance.pytest_plugin.items import ContractFile
 
@@ -96,11 +74,6 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     from mha.conformance.pytest_plugin.items import BenchmarkFile
 
     return BenchmarkFile.from_parent(parent, path=module_path)
-
-
-def times(config: pytest.Config) -> bool:
-    """Whether this run is for benchmarks."""
-    return bool(config.getoption("benchmark_only", False))
 
 
 def _are_benchmarks(path: Path) -> bool:
@@ -130,24 +103,16 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Tell what was found, for each implementation."""
+    """Print the verdict on each implementation."""
     if REPORT in config.stash:
         from mha.conformance.pytest_plugin.summary import summary
 
         terminalreporter.section("the contract of multi-head attention")
-        screen = terminalreporter._tw
-        lines = summary(
-            selection(config),
-            config.stash[REPORT],
-            width=max(60, min(screen.fullwidth, WIDEST)),
-            color=screen.hasmarkup,
-            encoding=getattr(screen._file, "encoding", None) or "utf-8",
-        )
-        for line in lines:
+        for line in summary(config.stash[SELECTION], config.stash[REPORT], terminalreporter):
             terminalreporter.write_line(line)
     for line in config.stash.get(UNWRITTEN, ()):
         terminalreporter.write_line(line)
-    if times(config):
+    if is_benchmark_run(config):
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
         for reason in dict.fromkeys(reasons):
             terminalreporter.write_line(str(reason).removeprefix("Skipped: "))
@@ -155,45 +120,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report, also of a run that was stopped.
+    """Write the report, also of a run that was stopped; see `summary.finish` for the exit status."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    judged = SELECTION in session.config.stash and session.exitstatus <= pytest.ExitCode.INTERNAL_ERROR
+    if judged and reporter is not None:
+        from mha.conformance.pytest_plugin.summary import finish
 
-    The status is 2 where it cannot be written, the judge failed, nothing was judged, or a registered implementation is
-    broken.
-    """
-    config, reporter = session.config, session.config.pluginmanager.get_plugin("terminalreporter")
-    if SELECTION not in config.stash or session.exitstatus > pytest.ExitCode.INTERNAL_ERROR:
-        return
-    found = _verdicts(reporter) if reporter is not None else []
-    if reporter is not None and (found or config.option.mha_report):
-        from mha.conformance.pytest_plugin.summary import report_of
-        from mha.conformance.reports.files import keep, write
-
-        stopped = bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
-        report = report_of(selection(config), found, incomplete=stopped)
-        unwritten = [why for file in config.option.mha_report if (why := write(report, Path(file)))]
-        if found:
-            config.stash[REPORT] = report
-            keep(report, config.invocation_params.dir)
-        if unwritten:
-            config.stash[UNWRITTEN] = [f"mha: {why}" for why in unwritten]
-            session.exitstatus = 2
-    statuses = {verdict["status"] for verdict in found}
-    broken = any(entry.broken for entry in selection(config).unavailable)
-    if "harness_error" in statuses or statuses == {"not_claimed"} or broken:
-        session.exitstatus = max(2, session.exitstatus)
-
-
-def _verdicts(reporter: Any) -> list[dict[str, Any]]:
-    """Return the verdicts that came with the reports, from this process or from workers."""
-    reports = (report for reports in reporter.stats.values() for report in reports)
-    found = []
-    for report in reports:
-        told = [value for name, value in getattr(report, "user_properties", ()) if name == "mha"]
-        unjudged = ITEM.search(getattr(report, "nodeid", "")) if getattr(report, "failed", False) and not told else None
-        if getattr(report, "when", None) == "call":
-            found += told
-        if unjudged:
-            from mha.conformance.pytest_plugin.summary import stopped
-
-            found.append(stopped(report, *unjudged.groups()))
-    return found
+        finish(session, reporter)

@@ -16,9 +16,9 @@ from mha.conformance.benchmarks.workloads import SHAPES, Work, work_of
 from mha.conformance.engine.judge import check
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import threads
-from mha.conformance.pytest_plugin import selection
-from mha.conformance.pytest_plugin.items import Selection
+from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.reports.text import shown
+from mha.conformance.settings import Settings
 from mha.spec import Implementation, Problem
 
 
@@ -27,15 +27,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = selection(metafunc.config)
     works = [
         work
-        for dtype in chosen.dtypes
-        for device in chosen.devices
+        for dtype in chosen.settings.dtypes
+        for device in chosen.settings.devices
         for shape in SHAPES
         for training in (False, True)
         for count in sorted({1, torch.get_num_threads()} if device == "cpu" else {1})
         if not ((work := work_of(shape, dtype, device, training=training, threads=count)).decodes and training)
     ]
     metafunc.parametrize("work", works, ids=name_of)
-    metafunc.parametrize("implementation", chosen.implementations, ids=lambda implementation: implementation.name)
+    metafunc.parametrize(
+        "implementation",
+        [each.implementation for each in chosen.implementations.values()],
+        ids=lambda implementation: implementation.name,
+    )
 
 
 def name_of(work: Work) -> str:
@@ -51,7 +55,7 @@ def test_speed(benchmark: Any, request: pytest.FixtureRequest, implementation: I
     missing = work.unclaimed(implementation.claims)
     if missing:
         pytest.skip(f"{name} is not timed: {missing}")
-    failed = failed_clauses(implementation, work.case.dtype, device, selection(request.config))
+    failed = failed_clauses(implementation, work.case.dtype, device, selection(request.config).settings)
     if failed:
         pytest.fail(f"{name} is not timed: it does not conform ({failed})", pytrace=False)
     with threads(work.threads):
@@ -108,17 +112,17 @@ def prepared(work: Work) -> tuple[list[Problem], Reference]:
 _judged: dict[tuple[int, str, str], str] = {}
 
 
-def failed_clauses(implementation: Implementation, dtype: str, device: str, chosen: Selection) -> str:
-    """Return the clauses that keep an implementation from conforming; nothing if it conforms."""
+def failed_clauses(implementation: Implementation, dtype: str, device: str, settings: Settings) -> str:
+    """Return the clauses that keep an implementation from conforming, as text; empty if it conforms."""
     key = id(implementation), dtype, device
     if key not in _judged:
         _judged[key] = check(
             implementation,
-            chosen.profile,
-            chosen.seed,
+            settings.profile,
+            settings.seed,
             dtypes=[dtype],
             devices=[device],
-            waivers=chosen.waivers,
-            strict=chosen.strict,
+            waivers=settings.waivers,
+            strict=settings.strict,
         ).failing
     return _judged[key]

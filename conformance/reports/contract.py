@@ -1,21 +1,23 @@
-"""The contract as text: a page for each clause, an index, and the whole as one Markdown document."""
+"""The contract as text: a page for one clause, an index, and the whole contract as one Markdown document."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 
-from mha.conformance.properties.registry import properties
+from mha.conformance.properties.registry import Property, properties
 from mha.spec.clauses import CLAUSES, FAMILIES, Clause
 
-RENEW = "mha spec --markdown > spec/CONTRACT.md"
-NO_DIFFERENCE = "None is known."
+REGENERATE = "mha spec --markdown > spec/CONTRACT.md"
+NO_DIFFERENCE = "No differences are known."
+PROPERTIES = "conformance/properties"
+WIDTH = 80
 INTRODUCTION = f"""\
 # The contract of multi-head attention
 
-What an implementation of multi-head attention must do, as {len(CLAUSES)} clauses with stable names. They are data in
-`spec/clauses/`, and properties in `conformance/properties/` test them. This text is generated from both:
-`{RENEW}`.
+What an implementation of multi-head attention must do: {len(CLAUSES)} clauses with stable ids. They are data in
+[`spec/clauses/`](clauses); the properties in [`{PROPERTIES}/`](../{PROPERTIES}) test them.
+This file is generated from both, by `{REGENERATE}`.
 
 ## The function
 
@@ -25,29 +27,35 @@ weights = softmax(q k^T / sqrt(d_k) + mask)                          over the ke
 output  = concat(weights v) W_o^T + b_o                              the heads side by side, in order
 ```
 
-| | |
+| Symbol | Meaning |
 |---|---|
-| B | items in a batch |
+| B | items in the batch |
 | H | heads (`n_heads`) |
-| L | queries of an item |
-| S | keys, and values, of an item |
+| L | queries per item |
+| S | keys, and values, per item |
 | D | width of the model (`d_model`) |
-| d_k | width of a head, D / H |
+| d_k | width of one head, D / H |
 
-`query` and `output` are (B, L, D), `key` and `value` (B, S, D), and `weights` (B, H, L, S). A *row* is one query of one
-head. A boolean mask is True where the query may attend (the key is *allowed*, otherwise *masked*) and stands for 0 and
--infinity in the formula; an *empty row* has no allowed key. A *context* is weights times values, before W_o.
+`query` and `output` have shape (B, L, D), `key` and `value` (B, S, D), and `weights` (B, H, L, S).
+
+- A *row* is one query of one head: its scores, or its weights, for all keys.
+- A *boolean mask* is True where the query may attend: there the key is *allowed*, elsewhere it is *masked*. In the
+  formula, it stands for 0 and -infinity. An *additive mask* holds numbers that are added to the scores.
+- An *empty row* has no allowed key.
+- A *context* is weights times values, before W_o.
 
 ## How to read a clause
 
-- **MUST**: a violation fails a run. **SHOULD**: it is reported apart. **MAY**: it need not be done, and whoever claims
-  to do it is held to it.
-- **Equal**, "the same" and "changes nothing" mean equal to the bit where the operations are the same, and elsewhere
-  within the bound.
-- **Within the bound**: no further from the exact result than rounding explains. The bound is derived, for every
-  element, from the inputs and the roundoff of the dtype, and holds for any order of summation (Higham 2002, chapter 3).
-  No constant in it is tuned.
-- What is **claimed** or **declared** stands in the implementation's `Claims`; what is not claimed is not judged.
+- **MUST**: a violation fails the run. **SHOULD**: a violation is reported, but fails only a strict run. **MAY**: the
+  capability is optional, and the clause applies to implementations that claim it.
+- **Equal**, "the same" and "changes nothing" mean bit for bit where the operations are the same, and within the bound
+  elsewhere.
+- **Within the bound** means no further from the exact result than rounding explains. The bound is derived for each
+  element, from the inputs and the unit roundoff of the dtype, and holds for any order of summation (Higham 2002,
+  chapter 3). No constant in it is tuned.
+- The **oracle** is a float64 evaluation of the formula above that also computes this bound.
+- An implementation **claims** or **declares** what it can do in its `Claims`. What it does not claim is not tested.
+- A **known bug** in a source has been seen in real implementations.
 """
 
 _CODE = re.compile(r"(`[^`]*`)")
@@ -55,74 +63,91 @@ _REFERENCE = re.compile(r"\b[A-Z]{3}-\d+\b")
 _ISSUE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)?#(?P<number>\d+)")
 
 
-def page(clause_id: str, width: int = 80) -> str:
-    """Return all that is known of a clause, as plain text of at most `width` columns; KeyError if there is none."""
+def page(clause_id: str, width: int = WIDTH) -> str:
+    """Return everything about one clause as plain text of at most `width` columns; raise KeyError for an unknown id.
+
+    >>> print(page("MSK-4").partition("\\n")[0])
+    MSK-4 (MUST): An all-True mask equals no mask
+    """
     clause = CLAUSES[clause_id]
-    parts = [f"{clause.id} ({clause.level}): {clause.title}", _filled(clause.statement, width, "")]
-    for heading, text in _sections(clause).items():
-        parts.append(f"{heading}\n{_filled(text, width)}")
-    tests = _tests(clause_id)
-    told = textwrap.indent("\n".join(tests), "    ") if tests else _filled(_untested(clause), width)
-    parts.append(f"Properties that test it\n{told}")
+    parts = [f"{clause.id} ({clause.level}): {clause.title}", _fill(clause.statement, width, "")]
+    parts += [f"{heading}\n{_fill(text, width)}" for heading, text in _sections(clause).items()]
+    parts.append("Tested by\n" + (_listing(clause) or _fill(_untested(clause), width)))
     return "\n\n".join(parts)
 
 
-def index(family: str | None = None) -> str:
-    """Return a line for each clause: id, level and title, by family, of all families or of one."""
+def index(family: str | None = None, width: int = WIDTH) -> str:
+    """Return one line per clause (id, level, title), grouped by family; of one family only, if given.
+
+    >>> print(index("INC"))
+    INC: Incremental decoding
+    Decoding with a cache of keys and values that grows token by token.
+        INC-1   MAY     Cached decoding equals one causal pass
+    """
     blocks = []
     for letters, kind in FAMILIES.items():
         if family in (None, letters):
             members = [clause for clause in CLAUSES.values() if clause.family == letters]
             lines = [f"    {clause.id:<8}{clause.level:<8}{clause.title}" for clause in members]
-            blocks.append("\n".join([f"{letters}  {kind.title}. {kind.about}", *lines]))
+            blocks.append("\n".join([f"{letters}: {kind.title}", _fill(kind.about, width, ""), *lines]))
     return "\n\n".join(blocks)
 
 
 def document() -> str:
-    """Return the whole contract as Markdown, a section for each family, as it stands in spec/CONTRACT.md."""
+    """Return the whole contract as Markdown, one section per family: the content of spec/CONTRACT.md."""
     contents = [f"- [{letters}: {kind.title}](#{letters.lower()}). {kind.about}" for letters, kind in FAMILIES.items()]
     parts = [INTRODUCTION, "## Families\n\n" + "\n".join(contents) + "\n"]
     for letters, kind in FAMILIES.items():
-        parts.append(f'<a id="{letters.lower()}"></a>\n\n## {letters}: {kind.title}\n\n{_marked(kind.about)}\n')
+        parts.append(f'<a id="{letters.lower()}"></a>\n\n## {letters}: {kind.title}\n\n{_markdown(kind.about)}\n')
         parts += [_entry(clause) for clause in CLAUSES.values() if clause.family == letters]
     return "\n".join(parts)
 
 
 def _entry(clause: Clause) -> str:
-    """Return a clause's section of the document."""
-    lines = [f'<a id="{clause.id.lower()}"></a>', f"### {clause.id} ({clause.level}): {_marked(clause.title)}"]
-    lines.append(_marked(clause.statement))
-    lines += [f"*{heading}:* {_marked(text)}" for heading, text in _sections(clause).items()]
-    links = [f"[`{test}`](../{test.partition(':')[0]})" for test in _tests(clause.id)]
-    lines.append("*Properties that test it:* " + (", ".join(links) or _marked(_untested(clause))))
+    """Return the section of the document on one clause."""
+    lines = [f'<a id="{clause.id.lower()}"></a>', f"### {clause.id} ({clause.level}): {_markdown(clause.title)}"]
+    lines.append(_markdown(clause.statement))
+    lines += [f"*{heading}:* {_markdown(text)}" for heading, text in _sections(clause).items()]
+    links = [f"[`{_label(each, clause)}`](../{PROPERTIES}/{each.module}.py)" for each in _properties(clause)]
+    lines.append("*Tested by:* " + (", ".join(links) or _markdown(_untested(clause))))
     return "\n\n".join(lines) + "\n"
 
 
 def _sections(clause: Clause) -> dict[str, str]:
-    """Return what is said of a clause besides its statement, by heading."""
+    """Return the texts that explain a clause, by heading."""
     return {
         "Why it matters": clause.why,
-        "Where implementations differ": clause.differs or NO_DIFFERENCE,
-        "Source": clause.source,
         "Example of a violation": clause.violation,
+        "How libraries differ": clause.differs or NO_DIFFERENCE,
+        "Source": clause.source,
     }
 
 
-def _tests(clause_id: str) -> list[str]:
-    """Return where the properties of a clause are."""
-    tested = properties().get(clause_id, ())
-    level = CLAUSES[clause_id].level
-    return [
-        f"conformance/properties/{p.module}.py: {p.name}" + ("" if p.level == level else f" ({p.level})")
-        for p in tested
-    ]
+def _properties(clause: Clause) -> tuple[Property, ...]:
+    """Return the properties that test a clause, in order."""
+    return tuple(properties().get(clause.id, ()))
+
+
+def _label(tested: Property, clause: Clause) -> str:
+    """Return a property's name, with its level where that differs from the level of the clause."""
+    return tested.name if tested.level == clause.level else f"{tested.name} ({tested.level})"
+
+
+def _listing(clause: Clause) -> str:
+    """Return the properties of a clause as indented lines, under the files that define them."""
+    by_file: dict[str, list[str]] = {}
+    for each in _properties(clause):
+        by_file.setdefault(f"{PROPERTIES}/{each.module}.py", []).append(_label(each, clause))
+    lines = [line for file, names in by_file.items() for line in (file, *(f"    {name}" for name in names))]
+    return textwrap.indent("\n".join(lines), "    ")
 
 
 def _untested(clause: Clause) -> str:
-    return f"None. {clause.deferred}"
+    return f"Nothing yet. {clause.deferred}"
 
 
-def _filled(text: str, width: int, indent: str = "    ") -> str:
+def _fill(text: str, width: int, indent: str = "    ") -> str:
+    """Wrap a text to `width` columns; code and long words are never broken."""
     return textwrap.fill(
         text,
         width,
@@ -133,12 +158,12 @@ def _filled(text: str, width: int, indent: str = "    ") -> str:
     )
 
 
-def _marked(text: str) -> str:
-    """Return a text as Markdown: clauses and issues become links, and what is no code is shown as it is."""
+def _markdown(text: str) -> str:
+    """Return a text as Markdown: clause ids and issues become links, special characters outside code are escaped."""
     repository = ""
 
     def issue(match: re.Match[str]) -> str:
-        # "owner/name#1, #2": the second number is of the same repository.
+        # In "owner/name#1, #2" the second number belongs to the same repository.
         nonlocal repository
         repository = match["repository"] or repository
         return f"[{match[0]}](https://github.com/{repository}/issues/{match['number']})"

@@ -30,7 +30,7 @@ from mha.conformance.results import Report, Verdict
 from mha.spec import CLAUSES
 from mha.spec.clauses import FAMILIES
 
-CLASSES = {"!": "h", "✗": "f", "b": "b", "w": "w", "s": "s", "?": "u", "✓": "p", "-": "n"}
+CLASSES = {"!": "h", "✗": "f", "b": "b", "w": "w", "s": "s", "✓": "p", "-": "n"}
 # The plot of margins: where it begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
 
@@ -141,7 +141,7 @@ def _evidence(by_name: dict[str, list[Verdict]]) -> dict[str, dict[str, list[dic
             told |= {"message": visible(verdict.message), "rejected": _rejected(verdict)}
             told |= {"margin": f"{verdict.margin:.3g}" if verdict.margin else "", "case": visible(verdict.case or "")}
             told["script"] = visible(verdict.script or "", LONGEST_SCRIPT)
-            for field in ("implementation", "clause", "level", "required", "first"):
+            for field in ("implementation", "clause", "level", "required", "cases_to_failure", "rejections"):
                 del told[field]
             found.setdefault(verdict.clause, {}).setdefault(name, []).append(
                 {field: value for field, value in told.items() if value}
@@ -150,8 +150,7 @@ def _evidence(by_name: dict[str, list[Verdict]]) -> dict[str, dict[str, list[dic
 
 
 def _rejected(verdict: Verdict) -> str:
-    tried = {name.removesuffix(" tried"): count for name, count in verdict.rejected.items() if name.endswith(" tried")}
-    return ", ".join(f"{name} {verdict.rejected.get(name, 0)} of {count}" for name, count in tried.items())
+    return ", ".join(f"{name} {count.rejected} of {count.tried}" for name, count in verdict.rejections.items())
 
 
 def _departures(report: Report) -> Iterator[dict[str, str]]:

@@ -18,7 +18,6 @@ SIGNS = {
     "blocked": ("b", "blocked by another failure"),
     "waived": ("w", "waived"),
     "SHOULD not kept": ("s", "SHOULD not kept"),
-    "unclaimed": ("?", "works, but is not claimed"),
     "pass": ("✓", "kept"),
     "not claimed": ("-", "not claimed"),
 }
@@ -86,12 +85,11 @@ def outcome(verdicts: Collection[Verdict]) -> str:
 def share(verdicts: Collection[Verdict]) -> tuple[int, int]:
     """Return how many clauses are met in every dtype and on every device, and how many are claimed."""
     claimed = {verdict.clause for verdict in verdicts if verdict.status != "not_claimed"}
-    unmet = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed", "unclaimed")}
+    unmet = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")}
     return len(claimed - unmet), len(claimed)
 
 
 def rejections(verdicts: Iterable[Verdict]) -> tuple[int, int]:
-    """Return how many cases rejected the known wrong answer that they were given, and how many were given one."""
-    pairs = [(name.endswith(" tried"), count) for verdict in verdicts for name, count in verdict.rejected.items()]
-    tried = sum(count for of_tried, count in pairs if of_tried)
-    return sum(count for of_tried, count in pairs if not of_tried), tried
+    """Return how many cases rejected the known-bad answer that they were tried on, and how many were tried."""
+    counts = [count for verdict in verdicts for count in verdict.rejections.values()]
+    return sum(count.rejected for count in counts), sum(count.tried for count in counts)

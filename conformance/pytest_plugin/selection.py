@@ -1,0 +1,108 @@
+"""What the options of a run select: settings, and the implementations to judge."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from mha.conformance.harness.integrity import put_back
+from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
+from mha.conformance.reports.files import validate_file
+from mha.conformance.results import now, versions
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name
+from mha.conformance.waivers import read_waivers
+from mha.implementations import Registered, Resolved, discover, resolve
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the options select.
+
+    implementations: by name, in order. unavailable: the registered ones that could not be loaded. started: in UTC.
+    """
+
+    settings: Settings
+    implementations: dict[str, Resolved]
+    unavailable: tuple[Registered, ...]
+    started: str
+
+    def header(self) -> list[str]:
+        """Return the lines that say what is judged, and how."""
+        settings = self.settings
+        packages = ", ".join(f"{name} {number}" for name, number in versions().items())
+        strict = ", SHOULD counts as MUST" if settings.strict else ""
+        return [
+            f"judging: {', '.join(self.implementations) or 'nothing'}",
+            f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; "
+            f"profile {settings.profile}, seed {settings.seed}{strict}",
+            f"with: {packages}",
+            *(f"inferred: {name}; see mha check" for name, each in self.implementations.items() if each.inference),
+            *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
+        ]
+
+
+def selection(config: pytest.Config) -> Selection:
+    """Return what the options select; an option that cannot be followed ends the run with status 2."""
+    if SELECTION not in config.stash:
+        atexit.register(gc.freeze)  # at its end, the interpreter need not look through all of torch for garbage
+        try:
+            config.stash[SELECTION] = _select(config)
+        except ValueError as error:
+            raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
+    return config.stash[SELECTION]
+
+
+def _select(config: pytest.Config) -> Selection:
+    """Read the options; raises ValueError, in one line, for one that cannot be followed."""
+    settings = _settings(config)
+    registered, resolved = _resolve(config)
+    if replaced := put_back():
+        raise ValueError(f"importing an implementation replaced {replaced}; import it without that")
+    implementations = by_name(resolved)
+    _validate_reports(config)
+    if file := config.option.mha_waivers:
+        settings = replace(settings, waivers=tuple(read_waivers(Path(file), implementations)))
+    unavailable = tuple(entry for entry in registered if entry.implementation is None)
+    return Selection(settings, implementations, unavailable, now())
+
+
+def _settings(config: pytest.Config) -> Settings:
+    """Return the settings, without waivers; by default, benchmarks are judged quickly and in float32 alone."""
+    option, quick = config.option, is_benchmark_run(config)
+    if not str(option.mha_seed).isdecimal():
+        raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
+    return Settings(
+        profile=option.mha_profile or ("quick" if quick else "default"),
+        seed=int(option.mha_seed),
+        dtypes=_words(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
+        devices=_words(option.mha_device) or ("cpu",),
+        strict=option.mha_strict,
+    )
+
+
+def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
+    """Return the registered implementations, if they were asked for, and all that are to be judged."""
+    targets = _words(config.option.mha_impl)
+    if config.option.mha_impl and not targets:
+        raise ValueError("--mha-impl names no implementation; leave it out to judge all registered ones")
+    registered = discover() if not targets or "all" in targets else []
+    loaded = [(entry, entry.implementation) for entry in registered]
+    resolved = [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+    resolved += [each for target in targets if target != "all" for each in resolve(target)]
+    return registered, resolved
+
+
+def _validate_reports(config: pytest.Config) -> None:
+    for file in config.option.mha_report:
+        if is_benchmark_run(config):
+            raise ValueError("--mha-report writes verdicts; for benchmarks there is --benchmark-json FILE")
+        validate_file(Path(file), "--mha-report")
+
+
+def _words(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(word for text in given for word in text.split(",") if word)
