@@ -75,14 +75,14 @@ def expect_close(got: RecordedTensor, expected: Ball, *, because: str) -> None:
     error = (seen - value).abs()
     ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
     if bool((error <= expected.rad).all()):  # and then no number is NaN
-        got.saw(float(ratio.max()) if ratio.numel() else 0.0)
+        got.note_margin(float(ratio.max()) if ratio.numel() else 0.0)
         return
     plain = seen.isfinite() & value.isfinite()
     same = torch.where(plain, error <= expected.rad, (seen == value) | (seen.isnan() & value.isnan()))
     same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
     ratio = ratio.where(plain, 0.0)
     if bool(same.all()):
-        got.saw(float(ratio.max()))
+        got.note_margin(float(ratio.max()))
         return
     worst = _worst(torch.where(plain, ratio, float("inf")).masked_fill(same, -1.0))
     at = got[worst].code

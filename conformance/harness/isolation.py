@@ -92,7 +92,7 @@ def require_plain(
             raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")
 
 
-def require_told(code: str, found: Mapping[str, Any], weights: Weights) -> None:
+def require_gradients(code: str, found: Mapping[str, Any], weights: Weights) -> None:
     """Raise a Violation unless there is a gradient for each of the weights, of its shape."""
     for name, tensor in weights.named():
         gradient, shape = found.get(name), tuple(tensor.shape)

@@ -15,12 +15,12 @@ from mha.spec import Config, Problem, Weights
 class RecordedTensor:
     """A tensor that the implementation gave; `code` is the expression that names it in a script.
 
-    saw: told the largest error/bound of each comparison with a bound.
+    note_margin: called with the largest error/bound of each comparison with a bound.
     """
 
     tensor: Tensor
     name: str
-    saw: Callable[[float], None]
+    note_margin: Callable[[float], None]
     index: tuple[Any, ...] = ()
 
     @property
@@ -32,7 +32,7 @@ class RecordedTensor:
         part = index if isinstance(index, tuple) else (index,)
         if all(isinstance(place, int) for place in self.index):
             return replace(self, tensor=self.tensor[index], index=self.index + part)
-        return RecordedTensor(self.tensor[index], self.code, self.saw, part)
+        return RecordedTensor(self.tensor[index], self.code, self.note_margin, part)
 
     def detached(self) -> RecordedTensor:
         """The same without its history, for comparing."""
@@ -40,7 +40,7 @@ class RecordedTensor:
 
     def map(self, change: Callable[[Tensor], Tensor], code: str) -> RecordedTensor:
         """The tensor changed; `code` is the change, with {} for the tensor."""
-        return RecordedTensor(change(self.tensor), code.format(self.code), self.saw)
+        return RecordedTensor(change(self.tensor), code.format(self.code), self.note_margin)
 
     def row_sums(self) -> RecordedTensor:
         """The sums over the last dimension, taken in float64."""

@@ -15,7 +15,7 @@ from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CALL, Violation
 from mha.conformance.harness.integrity import require_untouched
-from mha.conformance.harness.isolation import guarded, require_plain, require_told
+from mha.conformance.harness.isolation import guarded, require_plain, require_gradients
 from mha.conformance.harness.recording import (
     BuildStep,
     CallStep,
@@ -81,10 +81,10 @@ class Session:
         with self._step(step), guarded(code.format("attention")):
             return Instance(step.number, change(origin.attention))
 
-    def aside(self, tensor: Tensor, name: str) -> RecordedTensor:
+    def unscripted(self, tensor: Tensor, name: str) -> RecordedTensor:
         """Return a tensor that came of no step of the trial as something to compare; no script shows it."""
         self.scripted = False
-        return RecordedTensor(tensor, name, self._saw)
+        return RecordedTensor(tensor, name, self._note_margin)
 
     def __call__(
         self,
@@ -143,20 +143,20 @@ class Session:
             if output.requires_grad:
                 output.backward(upstream)
         seen = {
-            name: self.seen(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
+            name: self.record(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
             for name, leaf in leaves.distinct(chosen).items()
         }
         if frozen or not self.claims.weight_gradients:
             return seen
-        return seen | self.told(built, problem.weights)
+        return seen | self.weight_gradients(built, problem.weights)
 
-    def told(self, built: Instance, weights: Weights) -> dict[str, RecordedTensor]:
+    def weight_gradients(self, built: Instance, weights: Weights) -> dict[str, RecordedTensor]:
         """Return the gradients of the weights, as an attention tells them."""
         code = f"attention_{built.number}.weight_gradients()"
         with guarded(code):
             found = dict(built.attention.weight_gradients())  # type: ignore[attr-defined]  # it is claimed
-        require_told(code, found, weights)
-        return {name: self.seen(found[name], f"{code}[{name!r}]") for name, _ in weights.named()}
+        require_gradients(code, found, weights)
+        return {name: self.record(found[name], f"{code}[{name!r}]") for name, _ in weights.named()}
 
     def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
         """Return the output with its history, for others to differentiate; no script shows it."""
@@ -165,9 +165,9 @@ class Session:
         step = CallStep(len(self._done) + 1, built.number, problem, False, self.case.mode)
         return self._call(step, built, (problem.query.dtype,)).output.tensor
 
-    def seen(self, tensor: Tensor, code: str) -> RecordedTensor:
+    def record(self, tensor: Tensor, code: str) -> RecordedTensor:
         """Return a tensor as something to compare."""
-        return RecordedTensor(tensor, code, self._saw)
+        return RecordedTensor(tensor, code, self._note_margin)
 
     def upstream(self, problem: Problem, rows: Tensor | None = None) -> Tensor:
         """Return numbers to multiply the output by, (B, L, D): small integers, and 0 outside `rows`, (B, L).
@@ -197,7 +197,7 @@ class Session:
         with torch.inference_mode():
             return sum_shared(problem, gradients(problem, self.claims, upstream))
 
-    def _saw(self, margin: float) -> None:
+    def _note_margin(self, margin: float) -> None:
         self.margin = max(self.margin, margin)
 
     def _call(self, step: CallStep, built: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
@@ -241,13 +241,13 @@ class Session:
             told = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
             raise Violation(told, (check,), family="SHP")
         require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
-        seen = self.seen(output, f"output_{number}")
+        seen = self.record(output, f"output_{number}")
         if not step.need_weights or weights is None:
             return RecordedOutput(seen, None)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
             require_plain(f"weights_{number}", weights, dtypes, problem.query.device, shape)
-        return RecordedOutput(seen, self.seen(weights, f"weights_{number}"))
+        return RecordedOutput(seen, self.record(weights, f"weights_{number}"))
 
     @property
     def steps(self) -> list[Step]:

@@ -12,7 +12,7 @@ from mha.conformance.harness.assertions import assume, expect_close, expect_no_w
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_answer
+from mha.conformance.properties.shared import expect_result
 
 WRONGS = ("mean", "zeros", "unmasked", "unscaled")
 # Enough numbers that a root mean square is no matter of luck.
@@ -23,7 +23,7 @@ ANYTHING = Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, values=E
 @property_of("NUM-1", ANYTHING, must_reject=WRONGS, min_rejection_rate=0.3)
 def results_are_within_the_bound(session: Session, case: Case) -> None:
     problem = case.problem()
-    expect_answer(session(problem), session.expected(problem), "the oracle's value")
+    expect_result(session(problem), session.expected(problem), "the oracle's value")
 
 
 # More items and heads than other cases have, and masks that differ by them.
@@ -61,7 +61,7 @@ EVERYDAY_SIZES = Domain(
 )
 def results_of_everyday_sizes_are_within_the_bound(session: Session, case: Case) -> None:
     problem = case.problem()
-    expect_answer(session(problem), session.expected(problem), "the oracle's value")
+    expect_result(session(problem), session.expected(problem), "the oracle's value")
 
 
 @property_of(
@@ -77,7 +77,7 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
     problem = replace(case, L=min(case.S, 65), S=min(case.S, 65)).problem()
     with threads(3):  # which leaves a remainder of most lengths
         seen = session(problem)
-    expect_answer(seen, session.expected(problem), "the oracle's value, on three threads")
+    expect_result(seen, session.expected(problem), "the oracle's value, on three threads")
 
 
 @property_of(

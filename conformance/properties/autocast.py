@@ -13,7 +13,7 @@ from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_answer, expect_finite, refuses
+from mha.conformance.properties.shared import expect_result, expect_finite, refuses
 from mha.spec import Problem, oracle
 
 LOW = torch.bfloat16
@@ -38,7 +38,7 @@ def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> 
     answer = oracle(problem, session.claims, autocast=LOW)
     asked = case.need_weights and case.mask not in EMPTY  # that an empty row changes with them is for MSK-8
     seen = session(problem, mode="autocast", need_weights=asked, dtypes=(LOW, problem.query.dtype))
-    expect_answer(seen, answer, "the oracle's value, with each product in bfloat16")
+    expect_result(seen, answer, "the oracle's value, with each product in bfloat16")
     if session.claims.gradients and not bool(answer.empty.any()):
         _expect_a_backward_pass(session, problem)
 
@@ -51,7 +51,7 @@ def _expect_a_backward_pass(session: Session, problem: Problem) -> None:
         with MODES["autocast"].enter(session.case.device):
             output = called(leaves.query, leaves.key, leaves.value, mask=leaves.mask, is_causal=leaves.is_causal).output
         output.float().sum().backward()
-    seen = [session.aside(x.grad, f"{name}.grad") for name, x in leaves.distinct().items() if x.grad is not None]
-    seen += session.told(built, problem.weights).values() if session.claims.weight_gradients else ()
+    seen = [session.unscripted(x.grad, f"{name}.grad") for name, x in leaves.distinct().items() if x.grad is not None]
+    seen += session.weight_gradients(built, problem.weights).values() if session.claims.weight_gradients else ()
     for each in seen:
         expect_finite(each, "after a call under autocast")

@@ -18,7 +18,7 @@ from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import RecordedOutput
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_slopes, refuses
+from mha.conformance.properties.shared import expect_backward, refuses
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
@@ -84,7 +84,7 @@ def calls_between_change_no_gradient(session: Session, case: Case) -> None:
     leaves = case.problem().map_inputs(leaf_of)
     output = session.forward(leaves)
     session.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
-    expect_slopes(session, leaves, output, "with another call before the backward pass")
+    expect_backward(session, leaves, output, "with another call before the backward pass")
 
 
 @property_of("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), values=MODERATE), number=4)
@@ -132,7 +132,7 @@ def _expect_served(session: Session, problem: Problem) -> None:
         if isinstance(module, nn.Module):
             module.zero_grad()
         leaves = problem.map_inputs(leaf_of)
-        expect_slopes(session, leaves, session.forward(leaves), f"in the {step} step of one module", whose)
+        expect_backward(session, leaves, session.forward(leaves), f"in the {step} step of one module", whose)
     assume(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
     assert isinstance(module, nn.Module)
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})

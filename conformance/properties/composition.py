@@ -27,7 +27,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.dropout import dropping
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_slopes
+from mha.conformance.properties.shared import expect_backward
 from mha.spec import Weights
 
 MASKS = ("none", "padding", "queries")
@@ -100,8 +100,8 @@ def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
             leaves = problem.map_inputs(leaf_of)
             output = session.forward(leaves, via=compiled(backend))
             because = f"what it gives uncompiled, with inputs that require gradients (backend {backend!r})"
-            expect_agree(session.aside(output.detach(), "compiled"), base, bounds=(bound, bound), because=because)
-            expect_slopes(session, leaves, output, f"compiled (backend {backend!r})", session.built(problem))
+            expect_agree(session.unscripted(output.detach(), "compiled"), base, bounds=(bound, bound), because=because)
+            expect_backward(session, leaves, output, f"compiled (backend {backend!r})", session.built(problem))
 
 
 @property_of("CMP-1", PLAIN, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1)
@@ -158,7 +158,7 @@ def _expect_exported(session: Session, case: Case) -> None:
     for each in (problem, longer):
         with guarded("the exported program"):
             result = program.module()(each.query, each.key, each.value, each.mask)
-        seen = session.aside(result, "exported")
+        seen = session.unscripted(result, "exported")
         because = f"what the exported program should give for (B, L, S) = {(*each.query.shape[:2], each.key.shape[1])}"
         expect_close(seen, session.expected(each).output, because=because)
 
@@ -208,9 +208,9 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
         slope = torch.func.grad(lambda query: (call(new, query) * upstream).sum())(problem.query)
     answers = session.expected(problem).output, session.expected(other).output
     because = "the oracle's value for other weights, given by functional_call"
-    expect_close(session.aside(replaced, "functional"), answers[1], because=because)
+    expect_close(session.unscripted(replaced, "functional"), answers[1], because=because)
     for index, answer in enumerate(answers):
         because = "the oracle's value under vmap over two sets of weights"
-        expect_close(session.aside(many[index], f"many[{index}]"), answer, because=because)
+        expect_close(session.unscripted(many[index], f"many[{index}]"), answer, because=because)
     right = session.expected_gradients(other, upstream)["query"]
-    expect_close(session.aside(slope, "slope"), right, because="the gradient, by torch.func.grad")
+    expect_close(session.unscripted(slope, "slope"), right, because="the gradient, by torch.func.grad")

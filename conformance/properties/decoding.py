@@ -55,7 +55,7 @@ class Sequence:
 
     def expect_one_pass(self, decoded: Tensor) -> None:
         """What was decoded is what one causal pass gives."""
-        seen = self.attention.aside(decoded, "decoded")
+        seen = self.attention.unscripted(decoded, "decoded")
         expect_close(seen, self.attention.expected(self.problem).output, because="one causal pass over all positions")
 
 

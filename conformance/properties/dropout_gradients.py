@@ -51,7 +51,7 @@ def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> Non
     slack = 2 * (weights.rad + (units.gamma(terms) + 4 * units.store) * weights.size)
     sizes = [x.detach().double().abs().unflatten(-1, heads).transpose(1, 2) for x in (upstream, problem.value)]
     reach = 2 * (sizes[0] * (slack @ sizes[1])).sum(2).flatten(1)
-    seen = session.aside(sums[1], "(value * value.grad).sum(1)")
+    seen = session.unscripted(sums[1], "(value * value.grad).sum(1)")
     expect_close(seen, Ball(sums[0], reach), because="(output * upstream).sum(1), since what is dropped is the same")
     if session.claims.weight_gradients and session.claims.dropout is True:  # of the weights, so before W_o
         error = 2 * (slack @ sizes[1]).transpose(1, 2).flatten(2)
@@ -69,5 +69,5 @@ def _expect_dropped_contexts(session: Session, problem: Problem, output: Ball, u
     relative = units.gamma(len(contexts) + items) + (items + 3) * units.store
     reach = arrived.mT.abs() @ (error + relative * (contexts.abs() + error))
     reach += len(contexts) * (units.flush + units.subnormal)
-    told = session.told(session.built(problem), problem.weights)["w_o"]
+    told = session.weight_gradients(session.built(problem), problem.weights)["w_o"]
     expect_close(told, Ball(arrived.mT @ contexts, reach), because="upstream.T @ output, as W_o is the identity")

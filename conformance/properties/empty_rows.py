@@ -74,7 +74,7 @@ def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
     told = f"the policy {session.claims.empty_row!r} for a row with no allowed key, with p = 0.5"
     _expect_rows(all_empty, seen, answer.output, told)
     others = seen.tensor.masked_fill(rows, 0.0) if session.claims.empty_row == "nan" else seen.tensor
-    expect_finite(session.aside(others, seen.code), "with p = 0.5, beside rows with no allowed key")
+    expect_finite(session.unscripted(others, seen.code), "with p = 0.5, beside rows with no allowed key")
 
 
 @property_of(

@@ -17,7 +17,7 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_answer, expect_gradients, refuses, weights_of
+from mha.conformance.properties.shared import expect_result, expect_gradients, refuses, weights_of
 from mha.spec import Claims, Problem, Weights, causal_mask, join_causal, to_convention
 
 ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)
@@ -187,7 +187,7 @@ def _expect_extras(session: Session, case: Case) -> None:
         if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
             seen = session(problem, need_weights=True)
             weights_of(seen)
-            expect_answer(seen, answer, because)
+            expect_result(seen, answer, because)
     assume(judged, "a row is empty, and the declared policy is 'error'")
 
 

@@ -76,19 +76,21 @@ def expect_gradients(session: Session, problem: Problem, rows: Tensor | None, be
     """
     upstream = session.upstream(problem, rows)
     seen, right = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
-    lost = lost_gradients(session, problem)
+    lost = undetermined_gradients(session, problem)
     known = [name for name in seen if name not in lost and bool(right[name].rad.isfinite().any())]
     assume(bool(known), "a step may overflow, so nothing is known")
     for name in known:
         expect_close(seen[name], right[name], because=f"the gradient, {because}")
 
 
-def lost_gradients(session: Session, problem: Problem) -> set[str]:
+def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
     """Return the names of the gradients of which nothing is known: that of W_o, where a context is NaN by policy."""
     return {"w_o"} if session.claims.empty_row == "nan" and bool(session.expected(problem).empty.any()) else set()
 
 
-def expect_slopes(session: Session, leaves: Problem, output: Tensor, because: str, of: Instance | None = None) -> None:
+def expect_backward(
+    session: Session, leaves: Problem, output: Tensor, because: str, of: Instance | None = None
+) -> None:
     """Differentiated now, an output that was computed before gives the right gradients of its inputs.
 
     of: the attention that gave it, if the gradients of its weights, which had none before, are looked at too.
@@ -99,15 +101,15 @@ def expect_slopes(session: Session, leaves: Problem, output: Tensor, because: st
     right = session.expected_gradients(leaves, upstream)
     for name in (name for name in INPUTS if name in right):
         leaf = getattr(leaves, name)
-        seen = session.aside(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}.grad")
+        seen = session.unscripted(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}.grad")
         expect_close(seen, right[name], because=f"the gradient, {because}")
     if of is not None and session.claims.weight_gradients:
-        told, lost = session.told(of, leaves.weights), lost_gradients(session, leaves)
+        told, lost = session.weight_gradients(of, leaves.weights), undetermined_gradients(session, leaves)
         for name in sorted(told.keys() - lost):
             expect_close(told[name], right[name], because=f"the gradient, {because}")
 
 
-def expect_answer(seen: RecordedOutput, answer: Expected, because: str) -> None:
+def expect_result(seen: RecordedOutput, answer: Expected, because: str) -> None:
     """The output is right, and so are the weights, if there are any."""
     expect_close(seen.output, answer.output, because=because)
     if seen.weights is not None:

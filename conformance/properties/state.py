@@ -231,6 +231,6 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     with guarded("a call from a thread"), ThreadPoolExecutor(THREADS) as pool:
         together = list(pool.map(call, problems * 4))
     for own, tensor in zip([*range(THREADS)] * 4, together, strict=True):
-        seen = session.aside(tensor, alone[own].code)
+        seen = session.unscripted(tensor, alone[own].code)
         because = f"what the same call gives alone, here called from one of {THREADS} threads"
         expect_agree(seen, alone[own], bounds=(bounds[own], bounds[own]), because=because)

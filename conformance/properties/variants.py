@@ -16,7 +16,7 @@ from mha.conformance.properties.accuracy import EVERYDAY_SIZES
 from mha.conformance.properties.dropout import DRAWN, SEEDED, expect_dropped
 from mha.conformance.properties.long_rows import FEW_QUERIES
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_answer, expect_gradients, refuses
+from mha.conformance.properties.shared import expect_result, expect_gradients, refuses
 from mha.spec import Config, Problem, Weights
 
 WRONGS = ("zeros", "mean", "noise")
@@ -62,7 +62,7 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     seen, answer = session(problem), session.expected(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
-    expect_answer(seen, answer, because)
+    expect_result(seen, answer, because)
     repeats, given = config.n_heads // config.kv_heads, problem.weights
 
     def repeated(x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
 def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Case) -> None:
     problem = rebuilt(case, grouped(case))
     told = f"the oracle's value for {problem.config.n_kv_heads} key/value heads"
-    expect_answer(session(problem), session.expected(problem), told)
+    expect_result(session(problem), session.expected(problem), told)
 
 
 @property_of(
@@ -103,7 +103,7 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
 def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) -> None:
     wider = replace(case, n_heads=4, L=2)
     problem = rebuilt(wider, replace(wider.config, n_kv_heads=2))  # with one for all, none can be mistaken
-    expect_answer(session(problem), session.expected(problem), f"the oracle's value for {case.S} keys")
+    expect_result(session(problem), session.expected(problem), f"the oracle's value for {case.S} keys")
 
 
 @property_of(
@@ -167,7 +167,7 @@ def other_widths_match_the_oracle(session: Session, case: Case) -> None:
     vdim = None if case.seed % 3 == 2 else 1 + case.seed // 7 % 7
     problem = rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
-    expect_answer(session(problem), session.expected(problem), because)
+    expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(
