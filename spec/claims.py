@@ -1,10 +1,10 @@
-"""What an implementation says that it can do: the judge holds it to that, and to no more."""
+"""What an implementation declares it can do. It is tested on that, and on nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
 
@@ -21,15 +21,22 @@ EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Where an implementation rounds: the loosest profile is the default. It enters the error bound.
+    """Where an implementation rounds. It enters the error bound; the default is the loosest profile.
 
-    scores_stored: scores and weights are stored in the inputs' dtype between steps, not in the accumulator's.
-    softmax_stored: so are the differences, exponentials and sums of the softmax; each sum is made in the accumulator.
-    scaling_roundings: how many of query and key are rounded after being scaled, before their product (0, 1 or 2).
-    exp_error: error of the exponential in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20 ulp).
-    log_normaliser: weights are exp(score - z), with z the row's log-sum-exp in the accumulator, or parts of a row are
-        joined by theirs (split keys); the sum of a row is then off by the rounding of z, which grows with the scores.
-    softmax_in_float32: float64 scores are cast to float32 for the softmax; NUM-2 is then not claimed.
+    scores_stored: scores and weights are stored in the dtype of the inputs between steps, not in the accumulator's.
+    softmax_stored: so are the differences, exponentials and sums of the softmax; each sum itself is accumulated in the
+        accumulator's dtype.
+    scaling_roundings: how many of query and key are rounded after being scaled, before their product: 0, 1 or 2.
+    exp_error: error of the exponential, in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20 ulp).
+    log_normaliser: weights are computed as exp(score - z), with z the row's log-sum-exp in the accumulator, or parts of
+        a row are merged by their log-sum-exps (split keys). The sum of a row is then off by the rounding of z, which
+        grows with the scores.
+    softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
+
+    Raises ValueError for a `scaling_roundings` or an `exp_error` outside its range: the bound would prove nothing.
+
+    >>> Rounding(softmax_stored=False, log_normaliser=False).exp_error  # a plain `torch.softmax`
+    40
     """
 
     scores_stored: bool = True
@@ -40,39 +47,55 @@ class Rounding:
     softmax_in_float32: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a profile with which the bound would prove nothing."""
-        if self.scaling_roundings not in (0, 1, 2) or not 0 <= self.exp_error <= LARGEST_EXP_ERROR:
-            raise ValueError(
-                f"Rounding.scaling_roundings must be 0, 1 or 2 and exp_error at most {LARGEST_EXP_ERROR}, but {self!r}"
-            )
+        """Raise ValueError unless the profile is one for which the bound proves something."""
+        if self.scaling_roundings not in (0, 1, 2):
+            raise ValueError(f"Rounding.scaling_roundings must be 0, 1 or 2, but is {self.scaling_roundings!r}")
+        if not 0 <= self.exp_error <= LARGEST_EXP_ERROR:
+            raise ValueError(f"Rounding.exp_error must be from 0 to {LARGEST_EXP_ERROR}, but is {self.exp_error!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What an implementation claims; a clause that needs more is reported as not claimed.
+    """What an implementation claims. A clause that needs more is reported as not claimed.
 
-    cross_attention: key and value may differ from query, and S from L.
-    masks: forms of mask that are taken, "bool" (True = may attend) and "float" (added to the scores).
-    per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, heads, queries; what
-        says no to the latter two takes padding alone.
-    always_causal: it is causal without being asked, so that only causal calls are made.
-    causal: where the causal diagonal starts when L != S, or None where `is_causal` is not taken (clause CAU-3).
-    empty_row: what a query without an allowed key gets (clause MSK-8).
-    returns_weights: per-head weights are returned on request.
-    bias: which values of `Config.bias` can be built.
-    dropout: `Config.dropout` is honoured in training, True for dropout of the weights, "output" for that of the output.
-    gradients: outputs can be differentiated.
-    weight_gradients: the attention tells the gradients of its weights: it is a `mha.spec.Differentiable`.
-    grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
-    kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
-    decodes: the attention is a `mha.spec.Decoder` (clause INC-1), in every configuration that is claimed.
-    decodes_ragged: its `decode` takes `active`, so that the items of a batch may differ in length.
-    composes: what it can be used in, "compile", "export", "func", "autocast" (the CMP clauses).
-    extras: "bias_kv", "zero_key", "length_first" (fields of `Config`), "unbatched" (inputs of two dimensions; PTH-5).
-    retiles: its order of summation depends on the problem's sizes or numbers; equal bits and exact corners are then
-        not asked for, but results within twice the bound.
-    dtypes, devices: where it runs.
-    rounding: see `Rounding`.
+    Inputs:
+        cross_attention: key and value may differ from query, and S from L.
+        masks: the forms of mask that it takes: "bool" (True = may attend) and "float" (added to the scores).
+        per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, between heads,
+            between queries. An implementation that claims neither of the last two takes padding masks only.
+        always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
+        causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
+        dtypes, devices: the dtypes and devices that it supports.
+
+    Results:
+        empty_row: the result of a query without an allowed key (clause MSK-8).
+        returns_weights: it returns per-head weights on request.
+        gradients: its outputs can be differentiated.
+        weight_gradients: it gives the gradients of its weights, as a `mha.spec.Differentiable`.
+        rounding: where it rounds; see `Rounding`.
+        retiles: its order of summation depends on the sizes or numbers of the problem. Equal bits and exact special
+            cases are then not required; results within twice the bound are.
+
+    Configurations:
+        bias: the values of `Config.bias` that it can be built with.
+        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output.
+        grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
+        kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
+        extras: "bias_kv", "zero_key" and "length_first", which are fields of `Config`, and "unbatched", which means
+            inputs of two dimensions (clause PTH-5).
+
+    Uses:
+        decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1).
+        decodes_ragged: its `decode` takes `active`, so the items of a batch may differ in length.
+        composes: what it works with: "compile", "export", "func", "autocast" (the CMP clauses).
+
+    Raises ValueError for an unknown value, or for claims that contradict each other.
+
+    >>> Claims(masks={"bool", "float"}, causal=None, returns_weights=False).empty_row
+    'zeros'
+    >>> Claims(causal="left")
+    Traceback (most recent call last):
+    ValueError: Claims.causal must be one of 'top_left', 'bottom_right', None, but is 'left'
     """
 
     cross_attention: bool = True
@@ -100,22 +123,31 @@ class Claims:
     rounding: Rounding = field(default_factory=Rounding)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a word that the contract does not know."""
-        known = {"masks": MASK_FORMS, "bias": (True, False), "dtypes": DTYPES, "devices": DEVICES}
-        known |= {"composes": COMPOSITIONS, "extras": EXTRAS}
-        for name, values in known.items():
+        """Turn collections into frozensets; raise ValueError for an unknown value or a contradiction."""
+        sets: dict[str, tuple[Any, ...]] = {
+            "masks": MASK_FORMS,
+            "bias": (True, False),
+            "dtypes": DTYPES,
+            "devices": DEVICES,
+            "composes": COMPOSITIONS,
+            "extras": EXTRAS,
+        }
+        for name, known in sets.items():
             claimed = getattr(self, name)
-            several = isinstance(claimed, Collection) and not isinstance(claimed, str)
-            if not several or not all(each in values for each in claimed):
-                raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, values))}, but is {claimed!r}")
+            is_set = isinstance(claimed, Collection) and not isinstance(claimed, str)
+            if not is_set or not all(value in known for value in claimed):
+                raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, known))}, but is {claimed!r}")
             object.__setattr__(self, name, frozenset(claimed))
-        choices = {"causal": (*get_args(Alignment), None), "empty_row": get_args(EmptyRow)}
-        choices["dropout"] = (False, True, "output")
         if self.always_causal and self.causal is None:
-            raise ValueError("Claims.always_causal says that every call is causal, but Claims.causal is None")
+            raise ValueError("Claims.always_causal needs an alignment, but Claims.causal is None")
         if self.decodes_ragged and not self.decodes:
-            raise ValueError("Claims.decodes_ragged says how it decodes, but Claims.decodes is False")
+            raise ValueError("Claims.decodes_ragged needs Claims.decodes, but that is False")
+        choices = {
+            "causal": (*get_args(Alignment), None),
+            "empty_row": get_args(EmptyRow),
+            "dropout": (False, True, "output"),
+        }
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                expected = ", ".join(map(repr, allowed))
-                raise ValueError(f"Claims.{name} must be one of {expected}, but is {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")

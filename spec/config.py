@@ -1,4 +1,4 @@
-"""The sizes of one multi-head attention."""
+"""The sizes and options of one multi-head attention."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from dataclasses import dataclass
 class Config:
     """Sizes and options of one attention (Vaswani et al. 2017, section 3.2.2).
 
-    An invalid combination can be represented, so that the CFG clauses can offer one: see `validate`.
+    Building a `Config` does not validate it, so that the CFG clauses can try invalid ones; see `validate`.
 
-    d_model: width of the query, of the output, and of key and value unless `kdim` or `vdim` says otherwise.
+    d_model: width of the query, of the output, and of key and value unless `kdim` or `vdim` is given.
     n_heads: number of query heads.
     n_kv_heads: number of key/value heads; None means `n_heads`.
     kdim, vdim: widths of key and value; None means `d_model`.
     bias: whether the four projections have a bias vector.
-    dropout: probability in [0, 1] of dropping a weight in training.
-    bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, stand after those of the input, for every query.
-    zero_key: a key and a value of zeros stand after those, for every query.
+    dropout: probability, in [0, 1], of dropping a weight in training.
+    bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, are appended to those of the input, visible to
+        every query.
+    zero_key: a key and value of zeros are appended after those, visible to every query.
     length_first: tensors are (length, batch, width) instead of (batch, length, width).
+
+    >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
+    >>> config.head_dim, config.kv_heads, config.key_width, config.value_width
+    (4, 1, 7, 12)
     """
 
     d_model: int
@@ -35,31 +40,36 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """d_k, the width of one head; only meaningful for a valid configuration."""
+        """Width of one head, d_k; meaningful only for a valid configuration."""
         return self.d_model // self.n_heads
 
     @property
     def kv_heads(self) -> int:
-        """Number of key/value heads, the default resolved."""
+        """Number of key/value heads: `n_kv_heads`, or `n_heads` if that is None."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
     def key_width(self) -> int:
-        """Width of the key input, the default resolved."""
+        """Width of the key input: `kdim`, or `d_model` if that is None."""
         return self.d_model if self.kdim is None else self.kdim
 
     @property
     def value_width(self) -> int:
-        """Width of the value input, the default resolved."""
+        """Width of the value input: `vdim`, or `d_model` if that is None."""
         return self.d_model if self.vdim is None else self.vdim
 
     @property
     def extra_keys(self) -> int:
-        """How many keys stand after those of the input."""
+        """Number of keys appended to those of the input: 0, 1 or 2."""
         return int(self.bias_kv) + int(self.zero_key)
 
     def validate(self) -> None:
-        """Raise ValueError, naming the numbers, unless this configuration is possible (clauses CFG-1 to CFG-6)."""
+        """Raise ValueError, naming the numbers, if this configuration is invalid (clauses CFG-1 to CFG-6).
+
+        >>> Config(d_model=10, n_heads=3).validate()
+        Traceback (most recent call last):
+        ValueError: d_model (10) must be divisible by n_heads (3)
+        """
         sizes = {
             "d_model": self.d_model,
             "n_heads": self.n_heads,

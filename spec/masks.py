@@ -1,4 +1,8 @@
-"""Masks: the canonical form, the conventions of implementations, and the causal mask."""
+"""Masks: the canonical form, the conventions of implementations, and the causal mask.
+
+A canonical mask is boolean, True = may attend, and broadcastable to (B, H, L, S). A mask of floating-point numbers is
+added to the scores instead.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,15 @@ MaskConvention = Literal["keep", "drop", "additive"]
 
 
 def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) -> Tensor:
-    """Translate a canonical mask into an implementation's convention.
+    """Translate a canonical mask into the convention of an implementation.
 
-    mask: boolean, True = may attend; any other dtype is returned as it is, for the implementation to take or refuse.
-    convention: "keep" (True = may attend), "drop" (True = may not) or "additive" (0 or -infinity, in `dtype`).
+    mask: a boolean mask of any shape; a mask of another dtype is returned unchanged, to be accepted or rejected by the
+        implementation.
+    convention: "keep" (True = may attend), "drop" (True = masked) or "additive" (0 or -infinity, in `dtype`).
+    Returns a mask of the same shape, boolean, or in `dtype` if the convention is "additive".
+
+    >>> to_convention(torch.tensor([True, False]), "additive", torch.float32)
+    tensor([0., -inf])
     """
     if mask.dtype != torch.bool or convention == "keep":
         return mask
@@ -27,10 +36,15 @@ def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) 
 
 
 def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu") -> Tensor:
-    """Return the boolean (L, S) mask under which query i may attend to key j.
+    """Return the boolean (L, S) causal mask, True where query i may attend to key j.
 
-    "top_left": j <= i, as `torch.nn.functional.scaled_dot_product_attention` has it.
-    "bottom_right": j <= i + S - L, so that the last query sees every key, as decoding with a cache wants it.
+    queries, keys: L and S.
+    alignment: "top_left" means j <= i, as in `torch.nn.functional.scaled_dot_product_attention`. "bottom_right" means
+        j <= i + S - L: the last query sees every key, as decoding with a cache requires (clause CAU-3).
+
+    >>> causal_mask(2, 3, "bottom_right").int()
+    tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
     """
     offset = keys - queries if alignment == "bottom_right" else 0
     rows = torch.arange(queries, device=device).unsqueeze(1)
@@ -38,9 +52,14 @@ def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.dev
 
 
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
-    """Return the one mask that is both: their logical AND, or -infinity where a floating-point mask meets the causal.
+    """Combine a mask with a causal mask, as their logical AND (clause CAU-4).
 
-    mask: canonical, or None. causal: boolean (L, S), as from `causal_mask`. Clause CAU-4.
+    mask: boolean or floating-point, broadcastable to (B, H, L, S), or None. Where the causal mask hides a position, a
+        floating-point mask becomes -infinity.
+    causal: boolean (L, S), as `causal_mask` returns it.
+
+    >>> join_causal(torch.tensor([False, True, True]), causal_mask(1, 3, "top_left"))
+    tensor([[False, False, False]])
     """
     if mask is None:
         return causal

@@ -1,4 +1,4 @@
-"""One question with one right answer: sizes, weights and inputs of an attention."""
+"""Everything that determines the result of one call: configuration, weights and inputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,18 @@ INPUTS = ("query", "key", "value")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Everything that determines the result of one call.
+    """The inputs of one call, with the configuration and the weights of the attention.
 
-    query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim); mask: canonical (boolean or floating point), or None.
+    query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim). Two of them may be the same tensor.
+    mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
+    is_causal: whether the causal mask applies as well, with the alignment that the implementation claims.
+
+    >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
+    >>> problem = Problem(config, Weights.random(config, seed=0, dtype=x.dtype), query=x[:, :3], key=x, value=x)
+    >>> problem.shape
+    (1, 2, 3, 5)
+    >>> list(problem.distinct())
+    ['query', 'key']
     """
 
     config: Config
@@ -33,40 +42,43 @@ class Problem:
     is_causal: bool = False
 
     def change(self, **fields: Any) -> Problem:
-        """Return the problem with some fields replaced; a part of the weights is given by its name, as `w_q=...`."""
+        """Return a copy with some fields replaced; fields of the weights are given by name, as in `change(w_q=...)`."""
         parts = {name: fields.pop(name) for name in list(fields) if name in Weights.__dataclass_fields__}
         if parts:
             fields["weights"] = replace(self.weights, **parts)
         return replace(self, **fields)
 
     def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
-        """Change query, key and value; those that are one tensor stay one."""
+        """Return a copy with query, key and value changed; inputs that are the same tensor stay the same tensor."""
         distinct = {id(tensor): tensor for tensor in (self.query, self.key, self.value)}
-        changed = {place: change(tensor) for place, tensor in distinct.items()}
+        changed = {identity: change(tensor) for identity, tensor in distinct.items()}
         query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value)
 
     def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
-        """Return the inputs of these names; those that are one tensor once, under the first name."""
-        found: dict[int, tuple[str, Tensor]] = {}
+        """Return these inputs by name; inputs that are the same tensor appear once, under the first of their names."""
+        by_identity: dict[int, tuple[str, Tensor]] = {}
         for name in names:
             tensor = getattr(self, name)
-            found.setdefault(id(tensor), (name, tensor))
-        return dict(found.values())
+            by_identity.setdefault(id(tensor), (name, tensor))
+        return dict(by_identity.values())
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(B, H, L, S), the shape of the scores."""
+        """The shape of the scores, (B, H, L, S)."""
         return self.query.shape[0], self.config.n_heads, self.query.shape[1], self.key.shape[1]
 
     def allowed(self, alignment: Alignment | None) -> Tensor:
-        """Return the boolean (B, H, L, S) mask of the pairs that may attend, the causal mask included."""
+        """Return the boolean (B, H, L, S) mask of which query may attend to which key, including the causal mask.
+
+        alignment: that of the causal mask. Raises ValueError if it is None and the problem is causal.
+        """
         _, _, queries, keys = self.shape
         allowed = torch.ones(self.shape, dtype=torch.bool, device=self.query.device)
         if self.mask is not None:
             allowed = allowed & (self.mask if self.mask.dtype == torch.bool else self.mask != float("-inf"))
         if self.is_causal:
             if alignment is None:
-                raise ValueError("a causal problem needs an alignment: the implementation claims none")
+                raise ValueError("a causal problem needs an alignment, but the implementation claims causal=None")
             allowed = allowed & causal_mask(queries, keys, alignment, self.query.device)
         return allowed

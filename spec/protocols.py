@@ -1,4 +1,4 @@
-"""The boundary: what the judge asks of an implementation."""
+"""The interface between the suite and an implementation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from mha.spec.weights import Weights
 
 
 class Output(NamedTuple):
-    """What one call gives: `output` (B, L, D), and `weights` (B, H, L, S) where they were asked for, else None."""
+    """The result of one call.
+
+    output: (B, L, D). weights: (B, H, L, S), the attention weights of each head if `need_weights=True` requested them,
+    else None.
+
+    >>> Output(torch.zeros(2, 5, 6)).weights is None
+    True
+    """
 
     output: Tensor
     weights: Tensor | None = None
 
 
 class Attention(Protocol):
-    """One attention with its weights loaded, in training mode or in evaluation mode as a `torch.nn.Module` is."""
+    """An attention with its weights loaded, in training or evaluation mode like a `torch.nn.Module`."""
 
     def __call__(
         self,
@@ -32,11 +39,14 @@ class Attention(Protocol):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> Output:
-        """Attend.
+        """Return the attention of `query` over `key` and `value`.
 
         query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
-        mask: boolean, True = may attend, or floating point, added to the scores; broadcastable to (B, H, L, S).
+        mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S).
+        is_causal: whether to apply the causal mask as well. need_weights: whether to return the weights.
+        Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause MSK-12).
         """
+        # #lizard forgives(parameter_count): the arguments of attention
         ...
 
     def train(self) -> Any:
@@ -49,43 +59,57 @@ class Attention(Protocol):
 
 
 class Decoder(Attention, Protocol):
-    """An attention that also takes one position at a time, and keeps the keys and values of those before (INC-1)."""
+    """An attention that also decodes one position at a time, with a cache of earlier keys and values (clause INC-1)."""
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Attend from the next position, causally.
+        """Return the output (B, 1, D) at the next position, which attends causally, and the cache for the one after it.
 
-        query, key and value: (B, 1, D), of this position. cache: what the call for the position before gave back, None
-        for the first. Returns the output (B, 1, D), and the cache for the next position.
-        active: boolean (B,), False for the items that have no position now: they keep their cache, and what is
-        given for them and comes out means nothing. Only given where `Claims.decodes_ragged` is claimed.
+        query, key, value: (B, 1, D), at this position.
+        cache: what the previous call returned; None at the first position.
+        active: boolean (B,), given only where `Claims.decodes_ragged` is claimed. Items where it is False have no
+            position now: their part of the cache stays as it is, and their inputs and outputs are ignored.
         """
         ...
 
 
 class Differentiable(Attention, Protocol):
-    """An attention that tells the gradients of its weights."""
+    """An attention that gives access to the gradients of its weights."""
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        """Return what `backward` has left, by the names and in the shapes of `Weights`; zeros where nothing came."""
+        """Return the gradients that `backward` accumulated, with the names and shapes of `Weights`; zeros if none."""
         ...
 
 
 @runtime_checkable
 class Implementation(Protocol):
-    """A way to compute multi-head attention, as the judge sees it."""
+    """An implementation of multi-head attention, as the suite tests it: a name, claims, and a way to build it.
+
+    >>> class Example:
+    ...     name = "example"
+    ...     claims = Claims(dtypes={"float32"}, returns_weights=False)
+    ...
+    ...     def build(self, config, weights, *, dtype, device):
+    ...         config.validate()
+    ...         return ...  # an `Attention` that holds these weights
+    >>> isinstance(Example(), Implementation)
+    True
+    """
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name shown in reports."""
         ...
 
     @property
     def claims(self) -> Claims:
-        """What it says that it can do."""
+        """What it can do."""
         ...
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
-        """Return an attention of this configuration with these weights; raise for an invalid one (clause CFG-1)."""
+        """Return an attention with this configuration and these weights, in `dtype` on `device`.
+
+        Raises for an invalid configuration (clauses CFG-1 to CFG-6).
+        """
         ...

@@ -1,4 +1,4 @@
-"""The checks that every call must make, for implementations to share: clauses SHP-6 and MSK-12."""
+"""Validation of the arguments of a call, for implementations to share (clauses SHP-6 and MSK-12)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,34 @@ def validate_call(
     *,
     masks: Collection[str] = ("bool", "float"),
 ) -> None:
-    """Raise ValueError for shapes that do not fit together, TypeError for a mask of a dtype that is not taken.
+    """Raise ValueError for shapes that do not match, and TypeError for a mask of a dtype that is not accepted.
 
-    query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim); mask: broadcastable to (B, H, L, S).
-    masks: the forms of mask that are taken, "bool" and "float" (of the query's dtype).
+    query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
+    mask: broadcastable to (B, H, L, S), or None.
+    masks: the accepted forms of mask: "bool", and "float" for the dtype of the query.
+
+    >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
+    >>> validate_call(config, x, x, x, mask=torch.ones(5, 4, dtype=torch.bool))
+    Traceback (most recent call last):
+    ValueError: mask must be broadcastable to (B, H, L, S) = (1, 2, 5, 5), but has shape (5, 4)
     """
     inputs = {"query": (query, config.d_model), "key": (key, config.key_width), "value": (value, config.value_width)}
     for name, (tensor, width) in inputs.items():
         if tensor.ndim != 3 or tensor.shape[-1] != width:
-            raise ValueError(f"{name} must have the shape (batch, length, {width}), but has {tuple(tensor.shape)}")
+            raise ValueError(f"{name} must have shape (batch, length, {width}), but has shape {tuple(tensor.shape)}")
     if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in inputs.items())
-        raise ValueError(f"batch sizes must agree, and the lengths of key and value, but the shapes are {shapes}")
-    if mask is None:
-        return
-    form = "bool" if mask.dtype == torch.bool else "float" if mask.dtype == query.dtype else None
+        raise ValueError(f"batch sizes, and the lengths of key and value, must be equal, but the shapes are {shapes}")
+    if mask is not None:
+        _validate_mask(mask, (query.shape[0], config.n_heads, query.shape[1], key.shape[1]), query.dtype, masks)
+
+
+def _validate_mask(mask: Tensor, scores: tuple[int, int, int, int], dtype: torch.dtype, masks: Collection[str]) -> None:
+    """Raise TypeError or ValueError unless the mask has an accepted dtype and broadcasts to `scores`, (B, H, L, S)."""
+    form = "bool" if mask.dtype == torch.bool else "float" if mask.dtype == dtype else None
     if form not in masks:
-        taken = {"bool": "torch.bool", "float": str(query.dtype)}
-        raise TypeError(f"a mask must be of dtype {' or '.join(taken[m] for m in masks)}, but is {mask.dtype}")
-    scores = (query.shape[0], config.n_heads, query.shape[1], key.shape[1])
+        dtypes = {"bool": "torch.bool", "float": str(dtype)}
+        raise TypeError(f"mask must have dtype {' or '.join(dtypes[form] for form in masks)}, but has {mask.dtype}")
     aligned = zip(reversed(mask.shape), reversed(scores), strict=False)
     if mask.ndim > 4 or any(size not in (1, full) for size, full in aligned):
-        raise ValueError(f"mask must be broadcastable to (B, H, L, S) = {scores}, but has {tuple(mask.shape)}")
+        raise ValueError(f"mask must be broadcastable to (B, H, L, S) = {scores}, but has shape {tuple(mask.shape)}")

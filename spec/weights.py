@@ -12,12 +12,16 @@ from mha.spec.config import Config
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Four projections in the convention of `torch.nn.Linear`: `y = x @ w.T + b`, each `w` of shape (out, in).
+    """The four projections, in the convention of `torch.nn.Linear`: y = x @ w.T + b, with w of shape (out, in).
 
-    w_q: (D, D), w_k: (n_kv_heads * d_k, kdim), w_v: (n_kv_heads * d_k, vdim), w_o: (D, D); head i owns the rows
-    `i*d_k:(i+1)*d_k` of w_q, w_k and w_v, and the same columns of w_o (clause HED-1).
-    b_q, b_k, b_v, b_o: one vector each, of the length of its matrix's first dimension, or None for all.
-    extra_k, extra_v: the projected key and value that `Config.bias_kv` adds, (n_kv_heads * d_k,), or None.
+    w_q: (D, D); w_k: (n_kv_heads * d_k, kdim); w_v: (n_kv_heads * d_k, vdim); w_o: (D, D). Head i uses the rows
+        i*d_k to (i+1)*d_k - 1 of w_q, w_k and w_v, and the same columns of w_o (clause HED-1).
+    b_q, b_k, b_v, b_o: one vector each, as long as the first dimension of its matrix; all None without biases.
+    extra_k, extra_v: (n_kv_heads * d_k,), the projected key and value that `Config.bias_kv` appends, or None.
+
+    >>> weights = Weights.random(Config(d_model=6, n_heads=2, kdim=5, bias=False), seed=0)
+    >>> {name: tuple(tensor.shape) for name, tensor in weights.named()}
+    {'w_q': (6, 6), 'w_k': (6, 5), 'w_v': (6, 6), 'w_o': (6, 6)}
     """
 
     w_q: Tensor
@@ -33,9 +37,11 @@ class Weights:
 
     @staticmethod
     def random(config: Config, seed: int, dtype: torch.dtype = torch.float64) -> Weights:
-        """Draw weights of standard deviation 1/sqrt(fan-in) and biases of 1/2, on the CPU, from `seed` alone.
+        """Return random weights, on the CPU, that depend only on `config` and `seed`.
 
-        They are drawn in float64 and then rounded, so that one seed means the same numbers in every dtype.
+        Matrices have standard deviation 1/sqrt(fan-in), biases 1/2. They are drawn in float64 and rounded to `dtype`,
+        so that a seed gives the same numbers in every dtype. An invalid configuration gets weights too, so that the
+        CFG clauses can try to build it.
         """
         generator = torch.Generator().manual_seed(seed)
         width = max(config.d_model, 0)
@@ -63,11 +69,11 @@ class Weights:
         )
 
     def to(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> Weights:
-        """Return the same weights in another dtype and on another device."""
+        """Return the weights in `dtype`, on `device`."""
         moved = {name: tensor.to(device, dtype) for name, tensor in self.named()}
         return Weights(**moved)
 
     def named(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors that are present, by name, in the order of the fields."""
+        """Return (name, tensor) for each tensor that is not None, in the order of the fields."""
         pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
         return [(name, tensor) for name, tensor in pairs if tensor is not None]
