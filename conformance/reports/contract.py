@@ -15,9 +15,9 @@ WIDTH = 80
 INTRODUCTION = f"""\
 # The contract of multi-head attention
 
-What an implementation of multi-head attention must do: {len(CLAUSES)} clauses with stable ids. They are data in
-[`spec/clauses/`](clauses); the properties in [`{PROPERTIES}/`](../{PROPERTIES}) test them.
-This file is generated from both, by `{REGENERATE}`.
+What an implementation of multi-head attention must do, in {len(CLAUSES)} clauses with stable ids. They are data in
+[`spec/clauses/`](clauses), and the properties in [`{PROPERTIES}/`](../{PROPERTIES}) test them. This file
+is generated from both, by `{REGENERATE}`.
 
 ## The function
 
@@ -39,12 +39,14 @@ output  = concat(weights v) W_o^T + b_o                              the heads s
 `query` and `output` have shape (B, L, D), `key` and `value` (B, S, D), and `weights` (B, H, L, S).
 
 - A *row* is one query of one head: its scores, or its weights, for all keys.
-- A *boolean mask* is True where the query may attend: there the key is *allowed*, elsewhere it is *masked*. In the
-  formula, it stands for 0 and -infinity. An *additive mask* holds numbers that are added to the scores.
+- A *boolean mask* is True where the query may attend to the key. The key is *allowed* there, and *masked* elsewhere;
+  in the formula, these stand for 0 and -infinity. An *additive mask* holds numbers that are added to the scores.
 - An *empty row* has no allowed key.
 - A *context* is weights times values, before W_o.
 
 ## How to read a clause
+
+The levels are those of RFC 2119.
 
 - **MUST**: a violation fails the run. **SHOULD**: a violation is reported, but fails only a strict run. **MAY**: the
   capability is optional, and the clause applies to implementations that claim it.
@@ -55,7 +57,7 @@ output  = concat(weights v) W_o^T + b_o                              the heads s
   chapter 3). No constant in it is tuned.
 - The **oracle** is a float64 evaluation of the formula above that also computes this bound.
 - An implementation **claims** or **declares** what it can do in its `Claims`. What it does not claim is not tested.
-- A **known bug** in a source has been seen in real implementations.
+- A **known bug**, given as a source, has been seen in real implementations.
 """
 
 _CODE = re.compile(r"(`[^`]*`)")

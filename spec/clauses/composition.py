@@ -174,6 +174,6 @@ CLAUSES: tuple[Clause, ...] = (
             "Each rank adds b_o to its partial output before the sum over ranks: with 4 ranks, the result is 3 b_o too "
             "large."
         ),
-        deferred="It takes several processes to test, and no implementation claims it yet.",
+        deferred="A test needs several processes, and no implementation claims it.",
     ),
 )
