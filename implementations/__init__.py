@@ -1,4 +1,4 @@
-"""Implementations of multi-head attention, adapters for those of others, and how they are found."""
+"""Implementations of multi-head attention, adapters for existing code, and how implementations are found."""
 
 from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel

@@ -1,4 +1,4 @@
-"""Finding implementations: registered under the entry-point group, or named by module or by file."""
+"""Finding implementations: by a registered name, or by module or file."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mha.implementations.errors import ImplementationError, UnavailableError
 from mha.implementations.inference.infer import infer
 from mha.spec import Claims, Config, Implementation, Weights
 
+# The group of entry points under which packages register implementations.
 GROUP = "mha.implementations"
 
 
@@ -28,7 +29,7 @@ GROUP = "mha.implementations"
 class Inference:
     """How a plain class was understood.
 
-    lines: what is printed about it. declaration: the code that declares the same.
+    lines: the report to print. declaration: the code that declares the same.
     """
 
     lines: tuple[str, ...]
@@ -39,8 +40,8 @@ class Inference:
 class Resolved:
     """An implementation, and how it was named.
 
-    target: as it was given to `resolve`, which takes it again; for an implementation that "all" named, its registered
-    name. inference: None for a declared implementation.
+    target: what `resolve` was given, and takes again; for an implementation that "all" named, its registered name.
+    inference: how a plain class was understood; None for a declared implementation.
     """
 
     implementation: Implementation
@@ -50,9 +51,10 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Registered:
-    """One entry of the group: its name, where it points, and either the implementation or why there is none.
+    """A registered implementation, or why it is unavailable.
 
-    broken: whether that is a fault, and not something optional that is missing here.
+    name, target: of the entry point. implementation: None if it could not be loaded. error: why not. broken: whether
+    that is a failure, rather than something optional that is missing. inference: as of `Resolved`.
     """
 
     name: str
@@ -64,17 +66,37 @@ class Registered:
 
 
 def discover() -> list[Registered]:
-    """Load every registered implementation, by name; one that fails to load is returned with its error."""
+    """Load every registered implementation, in the order of their names.
+
+    Raises nothing: an implementation that fails to load is returned with its error.
+
+    >>> {entry.name: entry.target for entry in discover()}["loop"]
+    'mha.implementations.loop:implementation'
+    """
     return [_load_entry(point) for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value))]
 
 
 def resolve(target: str) -> list[Resolved]:
-    """Return the implementations that `target` names.
+    """Return the implementations that `target` names: one, except for "all".
 
-    target: "all" for every registered one that loads, a registered name, "package.module:object", or
-    "path/to/file.py:object"; of a plain module class, or a `functools.partial` of one, it is inferred how to build
-        and call it.
-    Raises ImplementationError that says what was found instead, and what to do.
+    target: a registered name, "package.module:object", "path/to/file.py:object", or "all" for every registered
+        implementation that loads. The object is an implementation, or a plain `torch.nn.Module` class (or a
+        `functools.partial` of one); how to build and call a class is then inferred.
+
+    Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is neither of these.
+
+    >>> (resolved,) = resolve("mha.implementations.minimal:MinimalAttention")
+    >>> resolved.implementation.name
+    'MinimalAttention'
+    >>> print(resolved.inference.declaration)
+    from mha.implementations import from_module
+    from mha.spec import Claims
+    <BLANKLINE>
+    implementation = from_module(
+        MinimalAttention,
+        parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
+        claims=Claims(returns_weights=False),
+    )
     """
     if target == "all":
         loaded = [(entry, entry.implementation) for entry in discover()]
@@ -85,34 +107,33 @@ def resolve(target: str) -> list[Resolved]:
         implementation, inference = _implementation(target, _attribute(module, attribute, target))
         return [Resolved(implementation, target, inference)]
     if target.endswith(".py"):
-        names = ", ".join(_classes(_load_file(Path(target)))) or "none"
-        raise ImplementationError(f"{target!r}: say which class of it, as {target}:NAME (modules in it: {names})")
-    points = [point for point in entry_points(group=GROUP) if point.name == target]
-    if len({point.value for point in points}) > 1:
-        places = " and ".join(sorted(point.value for point in points))
-        raise ImplementationError(f"the name {target!r} is registered twice, by {places}; name one of these instead")
-    if not points:
-        known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
+        classes = ", ".join(_classes(_load_file(Path(target)))) or "none"
         raise ImplementationError(
-            f"no implementation is registered as {target!r} (registered: {known}); "
-            "name one of these, or a module:object, or a file.py:object"
+            f"{target!r} is a file; name a class in it, as {target}:NAME (its classes: {classes})"
         )
-    entry = _load_entry(points[0])
+    entry = _load_entry(_entry_point(target))
     if entry.implementation is None:
         raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
     return [Resolved(entry.implementation, target, entry.inference)]
 
 
 def preflight(implementation: Implementation) -> None:
-    """Build a small attention, so that an adapter that does not fit its module says so before any clause is judged.
+    """Build a small attention, to find an adapter that does not fit its module before any clause is judged.
 
-    Raises ImplementationError as the adapter does; anything else that `build` raises is for the judge to see.
+    Raises ImplementationError for an object that is not an implementation, and what the adapter raises of this type.
+    Any other error in `build` is ignored: the clauses about construction report it.
+
+    >>> preflight(resolve("loop")[0].implementation)
+    >>> preflight("loop")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    mha.implementations.errors.ImplementationError: 'loop' is not an implementation: it needs a name (str), ...
     """
     name, claims = getattr(implementation, "name", None), getattr(implementation, "claims", None)
     if not (isinstance(name, str) and isinstance(claims, Claims) and callable(getattr(implementation, "build", None))):
         raise ImplementationError(
-            f"an implementation has a name (text), claims (a mha.spec.Claims) and a function build; "
-            f"{implementation!r:.80} has the name {name!r:.80} and the claims {claims!r:.80}"
+            f"{implementation!r:.80} is not an implementation: it needs a name (str), claims (mha.spec.Claims) and a "
+            f"method build, but its name is {name!r:.80} and its claims are {claims!r:.80}"
         )
     config = Config(d_model=4, n_heads=2, bias=True in claims.bias)
     try:
@@ -123,11 +144,26 @@ def preflight(implementation: Implementation) -> None:
         return
 
 
+def _entry_point(name: str) -> EntryPoint:
+    """Return the entry point of a registered name."""
+    points = [point for point in entry_points(group=GROUP) if point.name == name]
+    if not points:
+        known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
+        raise ImplementationError(
+            f"no implementation is registered as {name!r} (registered: {known}); "
+            "give one of these names, package.module:object, or path/to/file.py:object"
+        )
+    if len({point.value for point in points}) > 1:
+        values = " and ".join(sorted(point.value for point in points))
+        raise ImplementationError(f"the name {name!r} is registered twice, for {values}; give one of these instead")
+    return points[0]
+
+
 def _load_entry(point: EntryPoint) -> Registered:
     try:
-        with _own_warnings():
-            found = point.load()
-        implementation, inference = _implementation(point.value, found)
+        with _default_warnings():
+            value = point.load()
+        implementation, inference = _implementation(point.value, value)
         return Registered(point.name, point.value, implementation, inference=inference)
     except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
@@ -138,27 +174,27 @@ def _load_entry(point: EntryPoint) -> Registered:
 
 
 @contextmanager
-def _own_warnings() -> Iterator[None]:
-    """Let what is imported warn, also where a run has made warnings errors."""
+def _default_warnings() -> Iterator[None]:
+    """Let imported code warn, even in a run that turns warnings into errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[None]:
-    """Let what is in a folder be imported, as `python` does for a script and `python -m` where it is called."""
+def _importable(folder: Path) -> Iterator[None]:
+    """Make the modules in a folder importable, as `python` does for a script."""
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        with suppress(ValueError):  # what is imported may have removed it
+        with suppress(ValueError):  # the imported code may have removed it
             sys.path.remove(str(folder))
 
 
 def _load_module(name: str) -> ModuleType:
     try:
-        with _own_warnings(), _beside(Path.cwd()):
+        with _default_warnings(), _importable(Path.cwd()):
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise ImplementationError(f"the module {name!r} cannot be imported: {_one_line(error)}") from error
@@ -169,15 +205,15 @@ def _load_file(path: Path) -> ModuleType:
         raise ImplementationError(f"there is no file {str(path)!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImplementationError(f"{str(path)!r} is no Python file")
+        raise ImplementationError(f"{str(path)!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         sys.modules.setdefault(path.stem, module)
-        with _own_warnings(), _beside(path.resolve().parent):
+        with _default_warnings(), _importable(path.resolve().parent):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         sys.modules.pop(path.stem, None)
-        hint = "; name it as a part of its package, package.module:NAME" if "relative import" in str(error) else ""
+        hint = "; name it as part of its package, package.module:NAME" if "relative import" in str(error) else ""
         raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}{hint}") from error
     return module
 
@@ -185,28 +221,29 @@ def _load_file(path: Path) -> ModuleType:
 def _attribute(module: ModuleType, name: str, target: str) -> object:
     if not hasattr(module, name):
         public = ", ".join(n for n in vars(module) if not n.startswith("_")) or "nothing"
-        raise ImplementationError(f"{target!r}: there is no {name!r} in it (it has {public})")
+        raise ImplementationError(f"{target!r} does not exist: the module defines {public}")
     return getattr(module, name)
 
 
 def _classes(module: ModuleType) -> list[str]:
-    """Return the names of the module classes that a file defines."""
+    """Return the names of the `torch.nn.Module` classes that a file defines."""
     own = ((name, value) for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
     return [name for name, value in own if isinstance(value, type) and issubclass(value, nn.Module)]
 
 
-def _implementation(target: str, found: object) -> tuple[Implementation, Inference | None]:
-    if isinstance(found, Implementation) and not isinstance(found, type):
-        preflight(found)
-        return found, None
-    cls = found.func if isinstance(found, partial) else found
+def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
+    """Return a declared implementation as it is, and a plain class as it is inferred."""
+    if isinstance(value, Implementation) and not isinstance(value, type):
+        preflight(value)
+        return value, None
+    cls = value.func if isinstance(value, partial) else value
     if isinstance(cls, type) and issubclass(cls, nn.Module):
-        inferred = infer(found, target.rpartition(":")[2])  # type: ignore[arg-type]  # it makes a module
-        return inferred.implementation, Inference(inferred.lines, inferred.code)
-    kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
+        inferred = infer(value, target.rpartition(":")[2])  # type: ignore[arg-type]  # it makes a module
+        return inferred.implementation, Inference(inferred.lines, inferred.declaration)
+    kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     advice = "make one with mha.implementations.from_module or from_kernel"
-    if isinstance(found, nn.Module):
-        advice = f"name the class {type(found).__name__} itself, for it is judged in many sizes"
+    if isinstance(value, nn.Module):
+        advice = f"name the class {type(value).__name__} instead, because it is built in many sizes"
     raise ImplementationError(
         f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
         f"and build); {advice}"

@@ -14,7 +14,7 @@ from torch import nn
 
 from mha.conformance import check
 from mha.implementations import ImplementationError, fused_qkv, minimal, modular, resolve
-from mha.implementations.inference.infer import Inference, infer
+from mha.implementations.inference.infer import InferredClass, infer
 from mha.implementations.inference.projections import role_of
 from mha.spec import Claims
 
@@ -138,7 +138,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
+def inferred(name: str) -> tuple[InferredClass, dict[str, Any]]:
     """Infer a class of a file; return that, and the names that its code defines when it is run below the class."""
     module = load(name)
     found = infer(getattr(module, EXPECTED[name][0]))

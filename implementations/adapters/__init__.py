@@ -1,1 +1,1 @@
-"""Adapters: what others wrote, seen through the protocol of `mha.spec`."""
+"""Adapters: modules and kernels that know nothing of the contract, as implementations of `mha.spec`."""

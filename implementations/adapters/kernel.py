@@ -1,4 +1,4 @@
-"""`from_kernel`: judge a function that computes softmax(q k^T s + mask) v, the projections supplied."""
+"""`from_kernel`: judge a function that computes softmax(q k^T / sqrt(d_k) + mask) v, between four projections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, by_name
+from mha.implementations.adapters.calling import Call, MaskFormat, call_by_name
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 
@@ -27,14 +27,24 @@ def from_kernel(
     claims: Claims | None = None,
     name: str | None = None,
 ) -> KernelImplementation:
-    """Adapt a kernel to the contract.
+    """Adapt a kernel to the contract: it is judged between four projections, which are supplied.
 
-    kernel: called with query, key and value by position, each of `layout`; returns the context in that layout, or the
-        context and the weights (B, H, L, S). It scales by 1/sqrt(d_k) itself.
-    layout: the order of b (batch), h (heads), l (length) and d (head_dim), separated by spaces.
-    mask, call, claims, name: as in `from_module`; by default the kernel claims no weights.
+    kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It scales the scores by
+        1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
+        (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed.
+    layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces.
+    mask, call, claims, name: as for `from_module`; by default, the kernel claims that it returns no weights.
 
-    Raises ImplementationError for a layout or a signature that cannot be understood, and for claims of extras.
+    Raises ImplementationError for an invalid layout, a signature that is not recognised, and claims of extras.
+
+    >>> def attend(q, k, v):
+    ...     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
+    >>> implementation = from_kernel(attend, mask=None)
+    >>> config = Config(d_model=6, n_heads=2)
+    >>> attention = implementation.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
+    >>> query, memory = torch.zeros(5, 3, 6, dtype=torch.float64), torch.zeros(5, 7, 6, dtype=torch.float64)
+    >>> attention(query, memory, memory).output.shape
+    torch.Size([5, 3, 6])
     """
     label = name or str(getattr(kernel, "__name__", "kernel"))
     if sorted(layout.split()) != ["b", "d", "h", "l"]:
@@ -42,9 +52,11 @@ def from_kernel(
     if claims is None:
         claims = Claims(returns_weights=False) if mask else Claims(masks=(), causal=None, returns_weights=False)
     if claims.extras:
-        told = f"claims has the extras {sorted(claims.extras)}"
-        raise ImplementationError(f"{label}: {told}, but around a kernel there are none; adapt a module instead")
-    caller = call or by_name(label, kernel, mask, claims, layout)
+        raise ImplementationError(
+            f"{label}: claims has the extras {sorted(claims.extras)}, but the projections around a kernel have none; "
+            "adapt a module instead"
+        )
+    caller = call or call_by_name(label, kernel, claims, layout, MaskFormat(mask))
     return KernelImplementation(label, claims, kernel, layout, caller)
 
 
@@ -59,34 +71,31 @@ class KernelImplementation:
     call: Call
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> KernelAttention:
-        """Put four projections around the kernel; raises ValueError for an invalid configuration."""
+        """Put four projections around the kernel.
+
+        Raises ValueError for an invalid configuration, and ImplementationError for weights of another configuration.
+        """
         config.validate()
-        wanted = _shapes(config)
+        expected = _shapes(config)
         given = {name: tuple(tensor.shape) for name, tensor in weights.named()}
-        if given != wanted or config.extra_keys:
-            told = f"the shapes {wanted} of the weights, and no extra keys"
-            raise ImplementationError(f"{self.name}: {config} needs {told}, but the weights have {given}")
+        if given != expected or config.extra_keys:
+            raise ImplementationError(
+                f"{self.name}: {config} needs weights of the shapes {expected} and no extra keys, "
+                f"but the weights have {given}"
+            )
         if isinstance(self.kernel, nn.Module):
             self.kernel.to(device=device, dtype=dtype)
-        held = weights.to(dtype, device)
-        module = KernelAttention(config, held, self.kernel, self.layout, self.call, self.claims)
+        module = KernelAttention(self, config, weights.to(dtype, device))
         return module if self.claims.gradients else module.requires_grad_(False)
 
 
 class KernelAttention(nn.Module):
     """Multi-head attention around a kernel."""
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Weights,
-        kernel: Callable[..., Any],
-        layout: str,
-        call: Call,
-        claims: Claims,
-    ) -> None:
+    def __init__(self, adapter: KernelImplementation, config: Config, weights: Weights) -> None:
         super().__init__()
-        self.config, self.kernel, self.layout, self.call, self.claims = config, kernel, layout, call, claims
+        self.config, self.kernel, self.layout = config, adapter.kernel, adapter.layout
+        self.call, self.claims = adapter.call, adapter.claims
         for name in PARAMETERS:
             given = getattr(weights, name)
             held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))
@@ -103,6 +112,7 @@ class KernelAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Project, call the kernel, and project back; see `mha.spec.Attention`."""
+        # #lizard forgives(parameter_count): the arguments of an attention
         validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
         split = f"b l (h d) -> {self.layout}"
         heads = [
@@ -122,7 +132,7 @@ class KernelAttention(nn.Module):
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that a configuration needs, in the order of `Weights`."""
+    """Return the shapes of the weights of a configuration, in the order of `Weights`."""
     width, kv_width = config.d_model, config.kv_heads * config.head_dim
     rows = {"q": width, "k": kv_width, "v": kv_width, "o": width}
     columns = {"q": width, "k": config.key_width, "v": config.value_width, "o": width}

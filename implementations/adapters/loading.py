@@ -1,8 +1,8 @@
-"""Loading the contract's weights into a module, by a map of names."""
+"""Loading the contract's weights into a module, and collecting their gradients, by a map of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,85 +11,97 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from mha.implementations.adapters.calling import axes_of
 from mha.implementations.errors import ImplementationError
 from mha.spec import Weights
 
 STACKED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
-# Where a weight is: a dotted name, that and how it lies there, or nowhere.
-Place = str | tuple[str, str] | None
+# Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an einops pattern; or
+# None for a projection that the module does not have.
+ParameterPath = str | tuple[str, str] | None
 KEYS = "w_q, w_k, w_v, w_o, w_qkv, w_kv, the same with b_, extra_k and extra_v"
 
 
 @torch.no_grad()
-def load(label: str, module: nn.Module, parameters: Mapping[str, Place], weights: Weights, head_dim: int) -> None:
+def load(
+    label: str, module: nn.Module, parameters: Mapping[str, ParameterPath], weights: Weights, head_dim: int
+) -> None:
     """Copy `weights` into `module`.
 
-    parameters: see `from_module`. Raises ImplementationError for a name that the module does not have, a key that the
-    contract does not know, a projection left out, or a shape that does not fit.
+    label: the module's name in messages. parameters: see `from_module`. head_dim: d_k.
+
+    Raises ImplementationError for a name that the module does not have, an unknown key, a projection that is left out,
+    a shape that does not fit, and a weight that is computed rather than stored.
     """
     given = dict(weights.named())
     loaded: set[str] = set()
-    for key, place in parameters.items():
-        entry = _entry(label, key, place)
+    for key, path in parameters.items():
+        entry = read_entry(label, key, path, head_dim)
         if entry is None:
             loaded.update(f"{kind}{key[1:]}" for kind in "wb")
             continue
         target = _find(label, module, entry.path)
-        _fill(label, entry, target, given, head_dim)
+        _fill(f"{label}: {key} ({entry.path})", entry, target, given)
         if not all(isinstance(tensor, nn.Parameter) for tensor in _tensors(target)):
             again = _find(label, module, entry.path)
-            _require_kept(f"{label}: {key} ({entry.path})", _tensors(target), _tensors(again))
+            _require_stored(f"{label}: {key} ({entry.path})", _tensors(target), _tensors(again))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
     missing = [name for name in given if name not in loaded]
     if missing:
         raise ImplementationError(
-            f"{label}: parameters says nothing of {', '.join(missing)}; the module has {_names(module)}"
+            f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the module are "
+            f"{_parameter_names(module)}"
         )
 
 
 def weight_gradients(
-    module: nn.Module, parameters: Mapping[str, Place], rows: Mapping[str, int], head_dim: int
+    module: nn.Module, parameters: Mapping[str, ParameterPath], rows: Mapping[str, int], head_dim: int
 ) -> dict[str, Tensor]:
-    """Collect the gradients of what `load` has filled, by the names of `Weights`; zeros where there is none.
+    """Collect the gradients of the weights that `load` has filled, by the names of `Weights`; zeros where none is set.
 
-    rows: the length of the first dimension of each weight that was loaded.
+    parameters: as for `load`. rows: the first dimension of each weight. head_dim: d_k.
     """
-    found: dict[str, Tensor] = {}
-    for key, place in parameters.items():
-        entry = _entry("", key, place)
+    gradients: dict[str, Tensor] = {}
+    for key, path in parameters.items():
+        entry = read_entry("", key, path, head_dim)
         target: Any = None if entry is None else _find("", module, entry.path)
         if entry is None or target is None:
             continue
-        words = {entry.kind: None} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
-        for kind, word in words.items():
-            names = [name for role in entry.roles if (name := f"{kind}_{role}") in rows]
-            if names:
-                tensors: list[Any] = [getattr(layer, word) for layer in _layers(target)] if word else [target]
-                whole = torch.cat([entry.back(_gradient(tensor), kind, head_dim) for tensor in tensors])
-                counts = [rows[name] for name in names]
-                split = whole.reshape(sum(counts), *([-1] if kind == "w" else [])).split(counts)
-                found |= dict(zip(names, split, strict=True))
-    return found
+        attributes = {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
+        for kind, attribute in attributes.items():
+            counts = {name: rows[name] for role in entry.roles if (name := f"{kind}_{role}") in rows}
+            if counts:
+                tensors = [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
+                gradients |= _split_gradient(entry, kind, tensors, counts)
+    return gradients
+
+
+def _split_gradient(entry: Entry, kind: str, tensors: Sequence[Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return the gradients by name: those of all layers are joined along the rows, then split by `counts`."""
+    whole = torch.cat([entry.to_contract(_gradient(tensor), kind) for tensor in tensors])
+    rows = list(counts.values())
+    split = whole.reshape(sum(rows), *([-1] if kind == "w" else [])).split(rows)
+    return dict(zip(counts, split, strict=True))
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    """Return the gradient of a parameter, or of a view of one; zeros where there is none."""
+    """Return the gradient of a parameter, or of a view of one; zeros where none is set."""
     whole = tensor if tensor.is_leaf else tensor._base
     if whole is None or whole.grad is None:
         return torch.zeros_like(tensor)
     if whole is tensor:
         return whole.grad
-    gradient = torch.empty_like(whole).copy_(whole.grad)  # which lies in memory as the parameter does
+    gradient = torch.empty_like(whole).copy_(whole.grad)  # with the strides of the parameter
     return gradient.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - whole.storage_offset())
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a map: what is at a place, and how it lies there.
+    """One entry of `parameters`: which weights are at a path, and in which layout.
 
-    kind: "w", "b" or "extra". roles: of "q", "k", "v", "o", stacked in this order. pattern: of einops, from the
-    contract's weight; r counts the roles, e the columns of a head.
+    kind: "w", "b" or "extra". roles: of "q", "k", "v" and "o", stacked in this order. pattern: an einops pattern from
+    the contract's weight (out, in), or empty; its axis r counts the roles, and e the columns of a head, `head_dim`.
     """
 
     key: str
@@ -97,126 +109,139 @@ class Entry:
     roles: tuple[str, ...]
     path: str
     pattern: str
+    head_dim: int
 
-    def there(self, value: Tensor, kind: str, head_dim: int) -> Tensor:
-        """Arrange the contract's weight or bias as it lies in the module."""
-        return self._arranged(value, *self._sides(kind), head_dim) if self.pattern else value
+    def to_module(self, value: Tensor, kind: str) -> Tensor:
+        """Rearrange a weight ("w") or bias ("b") of the contract into the module's layout."""
+        return self._rearranged(value, *self._sides(kind)) if self.pattern else value
 
-    def back(self, value: Tensor, kind: str, head_dim: int) -> Tensor:
-        """Arrange what lies in the module as in the contract."""
+    def to_contract(self, value: Tensor, kind: str) -> Tensor:
+        """Rearrange a weight ("w") or bias ("b") of the module into the contract's layout."""
         if not self.pattern:
             return value
         left, right = self._sides(kind)
-        return self._arranged(value, right, left, head_dim)
+        return self._rearranged(value, right, left)
 
     def _sides(self, kind: str) -> tuple[str, str]:
-        """The pattern's two sides; a bias has no axis of inputs, which is the weight's last."""
+        """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the weight's last."""
         left, _, right = self.pattern.partition("->")
         if kind == "b" and self.kind == "w":
             inputs = left.split()[-1]
             left, right = (" ".join(axis for axis in side.split() if axis != inputs) for side in (left, right))
         return left, right
 
-    def _arranged(self, value: Tensor, left: str, right: str, head_dim: int) -> Tensor:
-        sizes = {axis: size for axis, size in (("r", len(self.roles)), ("e", head_dim)) if axis in _axes(left)}
+    def _rearranged(self, value: Tensor, left: str, right: str) -> Tensor:
+        known = {"r": len(self.roles), "e": self.head_dim}
+        sizes = {axis: size for axis, size in known.items() if axis in axes_of(left)}
         return rearrange(value, f"{left} -> {right}", **sizes)
 
 
-def _axes(side: str) -> list[str]:
-    return side.replace("(", " ").replace(")", " ").split()
+def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entry | None:
+    """Read an entry of `parameters`; None for a projection that the module does not have.
 
-
-def _entry(label: str, key: str, place: Place) -> Entry | None:
+    Raises ImplementationError for an unknown key, and for a path that is not a `ParameterPath`.
+    """
     kind, _, role = key.partition("_")
     roles = STACKED.get(role, (role,))
-    if not set(roles) <= ({"k", "v"} if kind == "extra" else {"q", "k", "v", "o"} if kind in ("w", "b") else set()):
+    known = {"w": {"q", "k", "v", "o"}, "b": {"q", "k", "v", "o"}, "extra": {"k", "v"}}
+    if not set(roles) <= known.get(kind, set()):
         raise ImplementationError(f"{label}: parameters has the key {key!r}; the known keys are {KEYS}")
-    if place is None:
+    if path is None:
         return None
-    path, pattern = (place, "") if isinstance(place, str) else place if isinstance(place, tuple) else ("", "")
-    if not path or not isinstance(path, str):
+    name, pattern = (path, "") if isinstance(path, str) else path if isinstance(path, tuple) else ("", "")
+    if not name or not isinstance(name, str):
         raise ImplementationError(
             f"{label}: parameters[{key!r}] must be a dotted name, a dotted name and an einops pattern, or None, "
-            f"but is {place!r}"
+            f"but is {path!r}"
         )
-    return Entry(key, kind, roles, path, pattern)
+    return Entry(key, kind, roles, name, pattern, head_dim)
 
 
 def _find(label: str, module: nn.Module, path: str) -> object:
-    """Return what is at a path; a `*` stands for each member of a list of layers, in their order."""
+    """Return what is at a path; a `*` stands for each member of an nn.ModuleList, in order."""
     before, starred, after = path.partition(".*.")
     if starred:
         members = _find(label, module, before)
         if not isinstance(members, nn.ModuleList):
-            raise ImplementationError(f"{label}: {before!r} is no nn.ModuleList, though {path!r} says so")
-        return nn.ModuleList(_find(label, member, after) for member in members)  # type: ignore[misc]  # _fill looks
+            raise ImplementationError(f"{label}: {path!r} needs an nn.ModuleList at {before!r}, which is not one")
+        return nn.ModuleList(_find(label, member, after) for member in members)  # type: ignore[misc]  # _fill checks
     target: object = module
     for part in path.split("."):
         if not hasattr(target, part):
-            raise ImplementationError(f"{label}: it has no {path!r}; the module has {_names(module)}")
+            raise ImplementationError(
+                f"{label}: the module has no {path!r}; its parameters are {_parameter_names(module)}"
+            )
         target = getattr(target, part)
     return target
 
 
-def _require_kept(what: str, tensors: list[Tensor], again: list[Tensor]) -> None:
-    """Raise ImplementationError where a tensor is another one each time it is read, so that nothing can be loaded."""
+def _require_stored(where: str, tensors: Sequence[Tensor], again: Sequence[Tensor]) -> None:
+    """Raise ImplementationError if reading a tensor a second time gives another one: nothing can be loaded into it."""
     if any(first.data_ptr() != second.data_ptr() for first, second in zip(tensors, again, strict=True)):
-        told = "is computed anew each time it is read, as with a parametrization, so nothing can be loaded into it"
-        raise ImplementationError(f"{what} {told}; name parameters, or judge the module without the parametrization")
+        raise ImplementationError(
+            f"{where} is computed each time it is read, as with a parametrization, so weights cannot be loaded into "
+            "it; name a stored parameter, or judge the module without the parametrization"
+        )
 
 
 def _tensors(target: object) -> list[Tensor]:
-    """Return the tensor itself, or those of a layer or a list of layers."""
+    """Return the tensor itself, or the weights and biases of a layer or a list of layers."""
     if isinstance(target, Tensor):
         return [target]
-    found = (getattr(layer, word, None) for layer in _layers(target) for word in ("weight", "bias"))
-    return [tensor for tensor in found if isinstance(tensor, Tensor)]
+    held = (getattr(layer, name, None) for layer in _layers(target) for name in ("weight", "bias"))
+    return [tensor for tensor in held if isinstance(tensor, Tensor)]
 
 
-def _names(module: nn.Module) -> str:
-    return ", ".join(name for name, _ in module.named_parameters()) or "no parameters"
+def _parameter_names(module: nn.Module) -> str:
+    return ", ".join(name for name, _ in module.named_parameters()) or "none"
 
 
 def _layers(target: object) -> list[Any]:
     return list(target) if isinstance(target, nn.ModuleList) else [target]
 
 
-def _fill(label: str, entry: Entry, target: object, given: Mapping[str, Tensor], head_dim: int) -> None:
-    """Fill one layer, list of layers or parameter with the weights of its roles; a layer takes its bias too."""
-    what = f"{entry.key} ({entry.path})"
-    values = [given[f"{entry.kind}_{role}"] for role in entry.roles if f"{entry.kind}_{role}" in given]
+def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor]) -> None:
+    """Fill one layer, list of layers or parameter with the weights of its roles."""
+    values = [given[name] for role in entry.roles if (name := f"{entry.kind}_{role}") in given]
     if isinstance(target, nn.Module) and entry.kind == "w":
-        biases = [given[f"b_{role}"] for role in entry.roles if f"b_{role}" in given]
-        wanted = bool(biases)
-        stacked = torch.cat(biases if wanted else [torch.zeros(value.shape[0]) for value in values])
-        for layer, weight, bias in _shares(_layers(target), torch.cat(values), stacked):
-            _copy(label, f"{what}.weight", getattr(layer, "weight", None), entry, weight, "w", head_dim)
-            if getattr(layer, "bias", None) is not None or wanted:
-                _copy(label, f"{what}.bias", getattr(layer, "bias", None), entry, bias, "b", head_dim)
+        _fill_layers(where, entry, _layers(target), values, given)
     elif isinstance(target, Tensor):
         if values:
-            _copy(label, what, target, entry, torch.cat(values), entry.kind, head_dim)
+            _copy(where, target, entry, torch.cat(values), entry.kind)
         else:
             torch.nn.init.zeros_(target)
     elif target is not None or values:
-        raise ImplementationError(f"{label}: {what} is {type(target).__name__}, neither a layer nor a parameter")
+        raise ImplementationError(f"{where} is of type {type(target).__name__}, but should be a layer or a parameter")
 
 
-def _shares(layers: list[Any], weight: Tensor, bias: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
-    """Give each layer its rows of weight and bias."""
+def _fill_layers(
+    where: str, entry: Entry, layers: Sequence[Any], values: Sequence[Tensor], given: Mapping[str, Tensor]
+) -> None:
+    """Fill each layer with its share of the rows of weight and bias; without biases, a bias becomes zero."""
+    biases = [given[name] for role in entry.roles if (name := f"b_{role}") in given]
+    stacked = torch.cat(biases or [torch.zeros(value.shape[0]) for value in values])
+    for layer, weight, bias in _shares(layers, torch.cat(values), stacked):
+        _copy(f"{where}.weight", getattr(layer, "weight", None), entry, weight, "w")
+        if getattr(layer, "bias", None) is not None or biases:
+            _copy(f"{where}.bias", getattr(layer, "bias", None), entry, bias, "b")
+
+
+def _shares(layers: Sequence[Any], weight: Tensor, bias: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    """Yield each layer with its rows of weight and bias."""
     count = len(layers)
     yield from zip(layers, weight.chunk(count), bias.chunk(count), strict=False)
 
 
-def _copy(label: str, what: str, target: object, entry: Entry, value: Tensor, kind: str, head_dim: int) -> None:
+def _copy(where: str, target: object, entry: Entry, value: Tensor, kind: str) -> None:
+    """Copy a weight or bias of the contract into a tensor of the module."""
     if not isinstance(target, Tensor):
-        raise ImplementationError(f"{label}: {what} is missing, though the weights have it; see Claims.bias")
+        raise ImplementationError(f"{where} is missing, but the configuration has it; see Claims.bias")
     if is_lazy(target):
-        raise ImplementationError(f"{label}: {what} has no shape before the first call; use a layer that has its shape")
+        raise ImplementationError(f"{where} has no shape before the first call; use a layer that is not lazy")
     try:
-        value = entry.there(value, kind, head_dim)
+        value = entry.to_module(value, kind)
     except EinopsError as error:
-        raise ImplementationError(f"{label}: {what}: {str(error).splitlines()[0]}") from None
+        raise ImplementationError(f"{where}: {str(error).splitlines()[0]}") from None
     if target.squeeze().shape != value.squeeze().shape:
-        raise ImplementationError(f"{label}: {what} has {tuple(target.shape)}, but should have {tuple(value.shape)}")
+        raise ImplementationError(f"{where} has the shape {tuple(target.shape)}, but should have {tuple(value.shape)}")
     target.copy_(value.view_as(target) if not entry.pattern else value)

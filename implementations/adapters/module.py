@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, by_name
-from mha.implementations.adapters.loading import KEYS, Place, load, weight_gradients
+from mha.implementations.adapters.calling import Call, MaskFormat, call_by_name
+from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
-# The constructor's words for what it may be given: fields of Config, and what follows from them.
-CONSTRUCTOR_WORDS = {
+# The names of constructor parameters, by what they are given: a field of Config, or what follows from the fields.
+CONSTRUCTOR_NAMES = {
     "d_model": (
         *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
@@ -32,7 +32,7 @@ CONSTRUCTOR_WORDS = {
         "attention_probs_dropout_prob",
     ),
     "no_dropout": ("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
-    "longest": ("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings"),
+    "max_length": ("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings"),
     "n_kv_heads": ("n_kv_heads", "num_kv_heads"),
     "kdim": ("kdim",),
     "vdim": ("vdim",),
@@ -41,12 +41,12 @@ CONSTRUCTOR_WORDS = {
     "batch_first": ("batch_first",),
     "config": ("config", "cfg", "args"),
 }
-# What a module that must know the longest sequence is built for; in self-attention no case is longer.
-LONGEST = 2048
+# The length for which a module is built that asks for the longest one; no case of self-attention is longer.
+MAX_LENGTH = 2048
 
-Parameters = Mapping[str, Place] | Callable[[Config], Mapping[str, Place]]
-# The forms of mask that are claimed where nothing else is said.
-MASKS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
+Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
+# The forms of masks that are claimed by default.
+MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
 
 def from_module(
@@ -61,65 +61,107 @@ def from_module(
     claims: Claims | None = None,
     name: str | None = None,
 ) -> ModuleImplementation:
-    """Adapt a module class, or a `functools.partial` of one, to the contract.
+    """Adapt a module class to the contract, without changing it.
 
-    constructor: called by the names of its parameters, as far as `CONSTRUCTOR_WORDS` knows them; a
-        `functools.partial` gives the others. One parameter `config` gets an object that has all these names.
-    parameters: where the weights are loaded: "w_q", "w_k", "w_v" and "w_o" to the dotted name of a linear layer, of a
-        list of one layer per head ("heads.*.q" for a layer of each of a list), or of a parameter; "w_qkv" or "w_kv" for
-        projections stacked in that order; "b_..." for a bias that is no part of a layer; "extra_k" and "extra_v" for
-        what `Config.bias_kv` adds; None for a projection that there is not. A name and an einops pattern, as
-        ("qkv", "(r h e) d -> (h r e) d"), say how a weight (out, in) lies there: r counts the stacked projections, and
-        e the columns of a head; the last axis on the left is that of the inputs.
-        A function of the configuration that returns such a map serves where the names depend on it.
-    mask: the module's convention for boolean masks, "keep" (True = may attend), "drop" (True = may not), "additive"
-        (0 or -infinity is added), or None where it takes no mask.
-    mask_shape: the shape of mask that it takes, as "b s", "b 1 l s" or "(b h) l s", if it takes no broadcast (B, H, L,
-        S); see `Claims.per_head_mask` and `Claims.per_query_mask`.
-    mask_numbers: whether it takes ones and zeros of the query's dtype for a boolean mask.
-    layout: the order of b (batch), l (length) and d (d_model) in inputs and output, "b l d" or "l b d".
-    call: how to call the module; by default by the names of the parameters of `forward` (see `by_name`).
-    claims: what the module can do; by default `Claims()`, with float masks too if `mask` is "additive", and without
-        masks if it is None. Where they are without gradients, the weights are built to require none.
-    name: by default the class's name.
+    constructor: the class, or a `functools.partial` of it. Its parameters are recognised by name (`CONSTRUCTOR_NAMES`);
+        a `functools.partial` supplies any others. A parameter `config` is given an object with all of these names.
+    parameters: where the weights go: the keys "w_q", "w_k", "w_v" and "w_o", each with the dotted name of a linear
+        layer, of an nn.ModuleList with one layer per head ("heads.*.q" for a layer inside each member of a list), or of
+        a parameter; "w_qkv" or "w_kv" for projections stacked in that order; "b_q" and so on for a bias that is not
+        part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; None for a projection that the module
+        does not have. A name with an einops pattern, such as ("qkv", "(r h e) d -> (h r e) d"), gives the layout of a
+        weight (out, in) in the module: r counts the stacked projections, e the columns of a head, and the last axis on
+        the left is that of the inputs. If the names depend on the configuration, a function of the `Config` that
+        returns such a map.
+    mask: the module's convention for boolean masks: "keep" (True = may attend), "drop" (True = may not attend),
+        "additive" (0 or -infinity, added to the scores), or None if it takes no mask.
+    mask_shape: the shape of its masks, such as "b s", "b 1 l s" or "(b h) l s", if it does not take what is
+        broadcastable to (B, H, L, S); see also `Claims.per_head_mask` and `Claims.per_query_mask`.
+    mask_numbers: whether it takes boolean masks as ones and zeros in the dtype of the query.
+    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model) or "l b d".
+    call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`.
+    claims: what the module supports; by default `Claims()`, with float masks if `mask` is "additive", and without masks
+        if it is None. If gradients are not claimed, the weights are loaded with requires_grad=False.
+    name: the name in reports; by default that of the class.
 
-    Raises ImplementationError where the constructor or `forward` cannot be understood.
+    Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised, and for arguments
+    that contradict each other.
+
+    >>> class MyAttention(nn.Module):
+    ...     def __init__(self, d_model, n_heads, bias=True):
+    ...         super().__init__()
+    ...         self.n_heads = n_heads
+    ...         self.qkv = nn.Linear(d_model, 3 * d_model, bias=bias)
+    ...         self.out = nn.Linear(d_model, d_model, bias=bias)
+    ...     def forward(self, x):
+    ...         parts = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+    ...         context = torch.nn.functional.scaled_dot_product_attention(*parts)
+    ...         return self.out(context.transpose(1, 2).flatten(2))
+    >>> claims = Claims(masks=(), causal=None, cross_attention=False, returns_weights=False)
+    >>> implementation = from_module(
+    ...     MyAttention, parameters={"w_qkv": "qkv", "w_o": "out"}, mask=None, claims=claims
+    ... )
+    >>> implementation.name
+    'MyAttention'
+    >>> config = Config(d_model=6, n_heads=2)
+    >>> attention = implementation.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
+    >>> x = torch.zeros(5, 3, 6, dtype=torch.float64)
+    >>> attention(x, x, x).output.shape
+    torch.Size([5, 3, 6])
     """
+    # #lizard forgives(parameter_count): the public options, each by name
     target = constructor.func if isinstance(constructor, partial) else constructor
     label = name or str(getattr(target, "__name__", "module"))
     if not (inspect.isclass(target) and issubclass(target, nn.Module)):
         raise ImplementationError(f"from_module needs a torch.nn.Module class, but got {constructor!r}")
-    if claims is None:
-        claims = Claims(masks=MASKS_OF.get(mask, {"bool"})) if mask else Claims(masks=(), causal=None)
-    if mask is None and claims.masks:
-        raise ImplementationError(f"{label}: mask=None says that it takes no mask, but claims.masks is {claims.masks}")
+    claims = _claims(label, mask, claims)
     if not (callable(parameters) or isinstance(parameters, Mapping)):
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
         )
     if layout not in ("b l d", "l b d"):
         raise ImplementationError(f"{label}: layout must be 'b l d' or 'l b d', but is {layout!r}")
-    words = constructor_words(label, constructor)
-    caller = call or by_name(label, target.forward, mask, claims, layout, mask_shape, mask_numbers)
-    return ModuleImplementation(label, claims, constructor, parameters, words, caller, layout, mask_shape)
+    arguments = constructor_arguments(label, constructor)
+    masks = MaskFormat(mask, mask_shape, mask_numbers)
+    caller = call or call_by_name(label, target.forward, claims, layout, masks)
+    return ModuleImplementation(label, claims, constructor, parameters, arguments, caller, layout, mask_shape)
+
+
+def _claims(label: str, mask: MaskConvention | None, claims: Claims | None) -> Claims:
+    """Return the claims, or the default ones for a convention of masks."""
+    if claims is None:
+        return Claims(masks=MASK_FORMS_OF.get(mask, {"bool"})) if mask else Claims(masks=(), causal=None)
+    if mask is None and claims.masks:
+        raise ImplementationError(
+            f"{label}: mask=None declares that it takes no mask, but claims.masks is {sorted(claims.masks)}; "
+            "claim masks=() or declare the convention"
+        )
+    return claims
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleImplementation:
-    """A module class as an implementation; made by `from_module`."""
+    """A module class as an implementation; made by `from_module`.
+
+    arguments: what each parameter of the constructor is given, a key of `CONSTRUCTOR_NAMES`.
+    """
 
     name: str
     claims: Claims
     constructor: Callable[..., nn.Module]
     parameters: Parameters
-    words: Mapping[str, str]
+    arguments: Mapping[str, str]
     call: Call
     layout: str = "b l d"
     mask_shape: str | None = None
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
-        """Construct the module and load the weights; what the constructor raises is its refusal of `config`."""
-        module = construct(self.constructor, self.words, config).to(device=device, dtype=dtype)
+        """Construct the module and load the weights.
+
+        Raises what the constructor raises for a configuration that it rejects, and ImplementationError for weights
+        that cannot be loaded.
+        """
+        module = construct(self.constructor, self.arguments, config).to(device=device, dtype=dtype)
         parameters = self.parameters(config) if callable(self.parameters) else self.parameters
         load(self.name, module, parameters, weights, config.head_dim)
         if not self.claims.gradients:
@@ -128,18 +170,18 @@ class ModuleImplementation:
 
 
 class ModuleAttention(nn.Module):
-    """A module with its weights; `module` is the user's own object."""
+    """A module with its weights; `module` is the object that was constructed."""
 
     def __init__(
         self,
         module: nn.Module,
         adapter: ModuleImplementation,
         config: Config,
-        parameters: Mapping[str, Place],
+        parameters: Mapping[str, ParameterPath],
         weights: Weights,
     ) -> None:
         super().__init__()
-        self.module, self.adapter, self.config, self.parameter_names = module, adapter, config, parameters
+        self.module, self.adapter, self.config, self.parameter_paths = module, adapter, config, parameters
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
 
     def forward(
@@ -152,16 +194,17 @@ class ModuleAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> Output:
-        """Call the module in its own convention."""
+        """Call the module with its own conventions; see `mha.spec.Attention`."""
+        # #lizard forgives(parameter_count): the arguments of an attention
         if mask is not None and self.adapter.mask_shape:
             mask = mask[(None,) * (4 - mask.ndim)]
-            mask = mask.expand(-1, self.config.n_heads, -1, -1)  # which refuses any other number than 1
-        named: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+            mask = mask.expand(-1, self.config.n_heads, -1, -1)  # raises for a number of heads that is not 1 or H
+        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
         if self.adapter.layout == "b l d":
-            return self.adapter.call(self.module, query, key, value, **named)
-        turned = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # what is one tensor stays one
-        query, key, value = (turned[id(x)] for x in (query, key, value))
-        output, weights = self.adapter.call(self.module, query, key, value, **named)
+            return self.adapter.call(self.module, query, key, value, **options)
+        transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
+        query, key, value = (transposed[id(x)] for x in (query, key, value))
+        output, weights = self.adapter.call(self.module, query, key, value, **options)
         return Output(output.transpose(0, 1) if isinstance(output, Tensor) else output, weights)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
@@ -171,49 +214,49 @@ class ModuleAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
-        found = weight_gradients(self.module, self.parameter_names, self.rows, self.config.head_dim)
-        lost = {name: rows for name, rows in self.rows.items() if name not in found}
+        gradients = weight_gradients(self.module, self.parameter_paths, self.rows, self.config.head_dim)
+        absent = {name: rows for name, rows in self.rows.items() if name not in gradients}
         width = {"w_k": self.config.key_width, "w_v": self.config.value_width}
-        for name, rows in lost.items():  # of a projection that there is not
+        for name, rows in absent.items():  # of a projection that the module does not have
             shape = (rows, width.get(name, self.config.d_model)) if name.startswith("w") else (rows,)
-            found[name] = next(self.module.parameters()).new_zeros(shape)
-        return found
+            gradients[name] = next(self.module.parameters()).new_zeros(shape)
+        return gradients
 
 
-def construct(constructor: Callable[..., nn.Module], words: Mapping[str, str], config: Config) -> nn.Module:
-    """Call a constructor with what its words mean in a configuration."""
-    meant: dict[str, Any] = {"no_dropout": 0.0, "longest": LONGEST, "batch_first": not config.length_first}
-    meant["n_kv_heads"] = config.kv_heads
-    meant |= {
-        field: getattr(config, field) for field in CONSTRUCTOR_WORDS if field not in meant and hasattr(config, field)
+def construct(constructor: Callable[..., nn.Module], arguments: Mapping[str, str], config: Config) -> nn.Module:
+    """Call a constructor for a configuration; arguments: what each of its parameters is given."""
+    values: dict[str, Any] = {"no_dropout": 0.0, "max_length": MAX_LENGTH, "batch_first": not config.length_first}
+    values["n_kv_heads"] = config.kv_heads
+    values |= {
+        field: getattr(config, field) for field in CONSTRUCTOR_NAMES if field not in values and hasattr(config, field)
     }
-    every = {word: meant[field] for field, known in CONSTRUCTOR_WORDS.items() if field in meant for word in known}
-    meant["config"] = SimpleNamespace(**every)
-    return constructor(**{word: meant[field] for word, field in words.items()})
+    every = {name: values[field] for field, known in CONSTRUCTOR_NAMES.items() if field in values for name in known}
+    values["config"] = SimpleNamespace(**every)
+    return constructor(**{name: values[field] for name, field in arguments.items()})
 
 
-def constructor_words(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
-    """Return what each parameter of a constructor is given, as far as its name is known.
+def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
+    """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its name is known.
 
-    Raises ImplementationError where none is for d_model or n_heads, or one that is needed is unknown.
+    Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
-    taken = inspect.signature(constructor).parameters
-    words = {word: field for field, known in CONSTRUCTOR_WORDS.items() for word in known if word in taken}
+    parameters = inspect.signature(constructor).parameters
+    arguments = {name: field for field, known in CONSTRUCTOR_NAMES.items() for name in known if name in parameters}
     for field in ("d_model", "n_heads"):
-        if field not in words.values() and "config" not in words.values():
-            known = ", ".join(CONSTRUCTOR_WORDS[field])
+        if field not in arguments.values() and "config" not in arguments.values():
+            known = ", ".join(CONSTRUCTOR_NAMES[field])
             raise ImplementationError(
-                f"{label}: its constructor takes ({', '.join(taken)}), none of which is a known word for {field} "
-                f"({known}); derive a class from it whose constructor takes d_model and n_heads"
+                f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
+                f"{field} ({known}); derive a class from it whose constructor takes d_model and n_heads"
             )
     unknown = [
         name
-        for name, p in taken.items()
-        if name not in words and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        for name, p in parameters.items()
+        if name not in arguments and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if unknown:
         raise ImplementationError(
-            f"{label}: its constructor needs {', '.join(unknown)}, of which nothing is known; give "
+            f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
             f"functools.partial({label}, {unknown[0]}=...)"
         )
-    return words
+    return arguments

@@ -1,1 +1,1 @@
-"""Inference: how to build and call a plain module class, read from its names and shapes, and tried on small inputs."""
+"""Inference: how to build and call a plain module class, from its names and shapes and from trial runs."""

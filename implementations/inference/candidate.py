@@ -1,4 +1,4 @@
-"""One way to understand a module class, to be tried."""
+"""One way to understand a module class, for trial runs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import ARGUMENT_WORDS
+from mha.implementations.adapters.calling import Signature, signature_of
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.inference.probes import CONFIG, Formula
-from mha.implementations.inference.projections import Map
-from mha.spec import Claims, Config, Output, Weights
+from mha.implementations.inference.projections import ParameterMap
+from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
 
 @dataclass
-class Reading:
-    """One way to understand a class, or a `functools.partial` of one; the claims grow as more of it is tried."""
+class Candidate:
+    """One way to understand a class, or a `functools.partial` of one.
+
+    parameters, layout, mask, mask_shape, mask_numbers: as for `from_module`. label: the name of the class.
+    formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
+    from `Claims()`, added as they are found. problem: what the last call raised. weights_shape: of the weights that it
+    returns, if any.
+    """
 
     constructor: Callable[..., nn.Module]
-    map: Map
+    parameters: ParameterMap
     label: str
     layout: str = "b l d"
     formula: Formula = field(default_factory=Formula)
-    mask: Any = None
+    mask: MaskConvention | None = None
     mask_shape: str | None = None
     mask_numbers: bool = False
     claims: dict[str, Any] = field(default_factory=dict)
@@ -36,48 +42,49 @@ class Reading:
     weights_shape: tuple[int, ...] | None = None
 
     def options(self) -> dict[str, Any]:
-        """What `from_module` is given, but for the claims."""
+        """Return the arguments for `from_module`, except the claims."""
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
-        return {"parameters": self.map, "mask": self.mask, **shape, **layout}
+        return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
 
     def implementation(self) -> ModuleImplementation:
-        """Build the adapter."""
+        """Return the implementation that this candidate declares."""
         masks = {} if self.mask else {"masks": ()}
         return from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
 
     @property
-    def alone(self) -> bool:
-        """Whether it is self-attention."""
+    def self_attention(self) -> bool:
+        """Whether it takes one input."""
         return "cross_attention" in self.claims
 
     @property
     def config(self) -> Config:
-        """What it is tried with."""
+        """The configuration of trial runs."""
         return replace(CONFIG, bias=max(self.claims.get("bias", {True})))
 
     @property
     def weights(self) -> Weights:
-        """What is loaded into it."""
+        """The weights of trial runs."""
         return Weights.random(self.config, 0)
 
-    def call(self, inputs: tuple[Tensor, ...], **named: Any) -> Output | None:
-        """Call the module, in evaluation; None if it raises, and `problem` says what."""
-        with torch.no_grad():
-            try:
-                attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
-                return attention.eval()(*inputs, **named)  # type: ignore[no-any-return]  # of nn.Module
-            except (Exception, SystemExit) as error:  # of the class, which may do anything
-                self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
-                return None
-
     @property
-    def taken(self) -> Mapping[str, inspect.Parameter]:
+    def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of `forward`."""
         cls: Any = self.constructor.func if isinstance(self.constructor, partial) else self.constructor
         return inspect.signature(cls.forward).parameters
 
+    @property
+    def signature(self) -> Signature:
+        """What the parameters of `forward` mean."""
+        return signature_of(self.forward_parameters)
 
-def word_of(role: str, taken: Mapping[str, inspect.Parameter]) -> str | None:
-    return next((word for word in ARGUMENT_WORDS[role] if word in taken), None)
+    def call(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
+        """Build the module and call it in evaluation mode; if that raises, return None and set `problem`."""
+        with torch.no_grad():
+            try:
+                attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
+                return attention.eval()(*inputs, **options)  # type: ignore[no-any-return]  # of nn.Module
+            except (Exception, SystemExit) as error:  # the class may raise anything
+                self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+                return None

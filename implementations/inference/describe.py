@@ -1,78 +1,167 @@
-"""What was inferred, in words and as code."""
+"""What was inferred about a class, as a table and as a declaration."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.calling import INPUT_WORDS, input_names
-from mha.implementations.adapters.loading import Place
-from mha.implementations.inference.candidate import Reading, word_of
+from mha.implementations.adapters.calling import INPUT_NAMES
+from mha.implementations.adapters.loading import ParameterPath
+from mha.implementations.adapters.module import MAX_LENGTH
+from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
-from mha.implementations.inference.projections import unloaded
+from mha.implementations.inference.projections import not_loaded
 
 WIDTH = 110
-# What a constructor may be given besides, and no trial tells: see the fields of `Claims`.
-NOT_TRIED = ("dropout", "n_kv_heads", "kdim", "vdim", "bias_kv", "zero_key")
+# Options of constructors that no trial run tests: see the fields of `Claims`.
+NOT_TESTED = ("dropout", "n_kv_heads", "kdim", "vdim", "bias_kv", "zero_key")
+CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
+# Arguments that are the same in every configuration.
+CONSTANTS = {"no_dropout": "0.0", "max_length": str(MAX_LENGTH)}
 CONVENTIONS = {
     "keep": "True = may attend",
-    "drop": "True = masked",
+    "drop": "True = may not attend",
     "additive": "added to the scores",
 }
 
 
-def row_of_projections(places: Mapping[str, Place]) -> str:
+class Row(NamedTuple):
+    """One row of the table: a topic, what was found, and how."""
+
+    topic: str
+    finding: str
+    evidence: str
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as aligned text."""
+    width = max(len(row.topic) for row in rows)
+    return "\n".join(
+        fill(
+            f"{row.topic:<{width}}  {row.finding}  [{row.evidence}]",
+            WIDTH,
+            subsequent_indent=" " * (width + 2),
+            break_long_words=False,
+        )
+        for row in rows
+    )
+
+
+def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> list[Row]:
+    """Return what was found.
+
+    module: the module of the trial runs. arguments: what the parameters of its constructor are given.
+    """
+    tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
+    formula = [Row("formula", _formula(candidate.formula), "tested")] if candidate.explained else []
+    unused, initial = _unused_options(candidate, arguments), not_loaded(module, candidate.parameters)
+    return [
+        Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
+        Row("projections", _projections(candidate.parameters), tested),
+        Row("biases", _biases(candidate), "tested"),
+        Row("inputs", _inputs(candidate), tested),
+        *formula,
+        Row("mask", _mask(candidate), "tested" if candidate.mask else "by name"),
+        Row("causal", _causal(candidate), tested),
+        Row("weights", _weights(candidate), "tested"),
+        *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
+        *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
+    ]
+
+
+def _assignments(arguments: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={CONSTANTS.get(field, field)}" for name, field in arguments.items())
+
+
+def _projections(parameters: Mapping[str, ParameterPath]) -> str:
     """Return which parameter is which projection."""
 
-    def told(place: Place) -> str:
-        return "none" if place is None else place if isinstance(place, str) else f"{place[0]} as {place[1]}"
+    def text(path: ParameterPath) -> str:
+        return "none" if path is None else path if isinstance(path, str) else f"{path[0]} as {path[1]}"
 
-    return ", ".join(f"{key}: {told(place)}" for key, place in places.items())
+    return ", ".join(f"{key}: {text(path)}" for key, path in parameters.items())
 
 
-def row_of_mask(reading: Reading) -> str:
+def _biases(candidate: Candidate) -> str:
+    values = candidate.claims.get("bias")
+    if values is None:
+        return "with or without"
+    return "always" if True in values else "not on every projection"
+
+
+def _inputs(candidate: Candidate) -> str:
+    axes = f"({', '.join(candidate.layout.split())})"
+    if candidate.self_attention:
+        return f"one, as self-attention, of shape {axes}"
+    return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
+
+
+def _formula(formula: Formula) -> str:
+    differences = []
+    if formula.scale != "1/sqrt(d_k)":
+        differences.append("scores are not scaled" if formula.scale == "none" else f"the scale is {formula.scale}")
+    if not formula.projected:
+        differences.append("there is no output projection")
+    return f"differs from the contract: {' and '.join(differences)}" if differences else CONTRACT
+
+
+def _mask(candidate: Candidate) -> str:
     """Return what a mask means, and its shape."""
-    meant = CONVENTIONS[reading.mask]
-    meant = meant.replace("True", "1") if reading.mask_numbers else meant
-    return f"{meant}, of shape {reading.mask_shape or '(b, h, l, s) or broadcast to it'}"
+    if candidate.mask is None:
+        return "none"
+    meaning = CONVENTIONS[candidate.mask]
+    meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
+    shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
+    return f"{candidate.signature.mask}: {meaning}, {shape}"
 
 
-def code_of(label: str, options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
-    """Return the declaration that says what was inferred, ready to paste below the class."""
+def _causal(candidate: Candidate) -> str:
+    if "always_causal" in candidate.claims:
+        return "always"
+    flag, alignment = candidate.signature.is_causal, candidate.claims.get("causal", "top_left")
+    if flag:
+        return f"{flag}, aligned {alignment}"
+    return f"through the mask, aligned {alignment}" if alignment else "no"
+
+
+def _weights(candidate: Candidate) -> str:
+    if "returns_weights" not in candidate.claims:
+        return "returned per head"
+    shape = candidate.weights_shape
+    return f"not returned per head, but of shape {shape}" if shape else "not returned"
+
+
+def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
+    """Return the options of `forward` and of the constructor that no call uses."""
+    signature, parameters = candidate.signature, candidate.forward_parameters
+    used = {*signature.inputs, signature.mask, signature.is_causal, signature.need_weights}
+    unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
+    unused += [name for name, field in arguments.items() if field in NOT_TESTED]
+    known = {*arguments, *getattr(candidate.constructor, "keywords", ())}
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    options = inspect.signature(candidate.constructor).parameters.items()
+    return unused + [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds]
+
+
+def declaration_of(label: str, options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+    """Return the code that declares what was inferred, ready to paste below the class.
+
+    options: for `from_module`. claims: those that differ from `Claims()`.
+    """
     lines = [f"    {name}={_literal(value)}," for name, value in options.items() if (name, value) != ("mask", "keep")]
     imports = ["from mha.implementations import from_module"]
     if claims:
-        told = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
-        lines.append(f"    claims=Claims({told}),")
+        arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
+        lines.append(f"    claims=Claims({arguments}),")
         imports.append("from mha.spec import Claims")
     return "\n".join([*imports, "", f"implementation = from_module(\n    {label},", *lines, ")"])
 
 
-def _literal(value: Any) -> str:
-    """Return a value as it is written, with double quotes."""
-    if isinstance(value, set):
-        return f"{{{', '.join(_literal(each) for each in sorted(value, key=str))}}}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_literal, value))})" if value else "()"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def table(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return rows of three cells as aligned text."""
-    first = max(len(row[0]) for row in rows)
-    return "\n".join(
-        fill(f"{what:<{first}}  {told}  [{sure}]", WIDTH, subsequent_indent=" " * (first + 2), break_long_words=False)
-        for what, told, sure in rows
-    )
-
-
-def declaring(label: str) -> str:
+def declaration_advice(label: str) -> str:
     """Return how to declare by hand what could not be inferred."""
     return (
         f". Declare it below the class, and judge that: implementation = from_module({label}, "
@@ -80,48 +169,12 @@ def declaring(label: str) -> str:
     )
 
 
-def rows_of(reading: Reading, module: nn.Module, words: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return what was understood, and how sure that is.
-
-    module: as it was tried. words: what its constructor is given.
-    """
-    tried = "tried" if reading.explained else "assumed: nothing explains the outputs"
-    names, taken = input_names(reading.taken), reading.taken
-    built = ", ".join(f"{word}={meant}" for word, meant in words.items())
-    inputs = "one, self-attention" if reading.alone else ", ".join(names or INPUT_WORDS)
-    first = ", attends along the first axis" if reading.layout == "l b d" else ""
-    biases = {None: "with and without", True: "always", False: "not of all projections"}
-    only = reading.claims.get("bias")
-    rows = [
-        ("built as", f"{reading.label}({built})", "by name"),
-        ("projections", row_of_projections(reading.map), tried),
-        ("biases", biases[None if only is None else max(only)], "tried"),
-        ("inputs", f"{inputs}; {reading.layout}{first}", tried),
-    ]
-    if reading.explained:
-        rows.append(("formula", _told(reading.formula), "tried"))
-    word = word_of("mask", taken)
-    told = f"{word}: {row_of_mask(reading)}" if reading.mask else "none"
-    rows.append(("mask", told, "tried" if reading.mask else "by name"))
-    flag, causal = word_of("is_causal", taken), reading.claims.get("causal", "top_left")
-    asked = f"{flag}, {causal}" if flag else f"by the mask, {causal}" if causal else "no"
-    rows.append(("causal", "always" if "always_causal" in reading.claims else asked, tried))
-    weights = "per head" if "returns_weights" not in reading.claims else "not returned per head"
-    weights += f" but {reading.weights_shape}" if reading.weights_shape and weights != "per head" else ""
-    rows.append(("weights", weights, "tried"))
-    used = {*names, word, flag, word_of("need_weights", taken)}
-    unused = [name for name, p in taken.items() if p.default is not p.empty and name not in used]
-    unused += [word for word, meant in words.items() if meant in NOT_TRIED]
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    built_by = inspect.signature(reading.constructor).parameters.items()
-    known = {*words, *getattr(reading.constructor, "keywords", ())}
-    unused += [f"{name}={p.default!r}" for name, p in built_by if name not in known and p.kind in kinds]
-    rows += [("left out", ", ".join(unused), "not judged: claim it")] if unused else []
-    left = unloaded(module, reading.map)
-    return rows + ([("not loaded", ", ".join(left), "they stay as they are initialised")] if left else [])
-
-
-def _told(formula: Formula) -> str:
-    departs = [] if formula.scale == "1/sqrt(d_k)" else [f"the scale is {formula.scale}"]
-    departs += [] if formula.projected else ["there is no output projection"]
-    return f"departs from the contract: {' and '.join(departs)}" if departs else "softmax(q k^T / sqrt(d_k)) v W_o"
+def _literal(value: Any) -> str:
+    """Return the code of a value, with double quotes and sets in a fixed order."""
+    if isinstance(value, set):
+        return f"{{{', '.join(_literal(each) for each in sorted(value, key=str))}}}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))})" if value else "()"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,120 +1,139 @@
-"""`infer`: a plain module class as an implementation, and how that was understood."""
+"""`infer`: a plain module class as an implementation, with a report on how it was understood."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import indent
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import ARGUMENT_WORDS, input_names, takes_one_input
-from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_words
+from mha.implementations.adapters.calling import required_inputs
+from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_arguments
 from mha.implementations.errors import ImplementationError
-from mha.implementations.inference.candidate import Reading, word_of
-from mha.implementations.inference.describe import code_of, declaring, rows_of, table
-from mha.implementations.inference.masks import try_masks
-from mha.implementations.inference.probes import CONFIG, formulas, near, probes
-from mha.implementations.inference.projections import Unclear, maps
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
+from mha.implementations.inference.masks import find_mask
+from mha.implementations.inference.probes import CONFIG, formulas, is_close, probes
+from mha.implementations.inference.projections import Unclear, parameter_maps
 from mha.spec import Weights, causal_mask
 
 
 @dataclass(frozen=True)
-class Inference:
-    """What was inferred of a class.
+class InferredClass:
+    """A class as it was understood.
 
-    implementation: to be judged. rows: what, how it was understood, and how sure that is. code: the declaration that
-    says the same.
+    implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
     """
 
     implementation: ModuleImplementation
-    rows: tuple[tuple[str, str, str], ...]
-    code: str
+    rows: tuple[Row, ...]
+    declaration: str
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """All of it as text."""
-        return table(self.rows), "", "The same as a declaration:", "", indent(self.code, "    ")
+        """The report to print."""
+        return table(self.rows), "", "The same as a declaration:", "", indent(self.declaration, "    ")
 
 
-def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
-    """Infer how a class, or a `functools.partial` of one, is built and called, and what it can do.
+def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
+    """Infer how a class, or a `functools.partial` of one, is built and called, and what it supports.
 
-    label: its name, by default that of the class.
+    label: its name in reports; by default that of the class.
 
-    Raises ImplementationError, with what to declare, for what names, shapes and trials leave open.
+    Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
-    words = constructor_words(label, constructor)
+    arguments = constructor_arguments(label, constructor)
     try:
-        module = construct(constructor, words, CONFIG)
+        module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in words.values() else ""
-        raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {told}{hint}") from error
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in arguments.values() else ""
+        raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     try:
-        reading = _understood(Reading(constructor, {}, label), module, words)
-        try_masks(reading)
-        _try_the_rest(reading)
+        candidate = _understand(Candidate(constructor, {}, label), module, arguments)
+        find_mask(candidate)
+        _find_causal(candidate)
+        _find_weights(candidate)
+        _require_one_head(candidate)
     except Unclear as unclear:
-        raise ImplementationError(f"{label} cannot be understood alone: {unclear}{declaring(label)}") from None
-    rows = rows_of(reading, module, words)
-    return Inference(reading.implementation(), tuple(rows), code_of(label, reading.options(), reading.claims))
+        raise ImplementationError(f"{label} needs a declaration: {unclear}{declaration_advice(label)}") from None
+    rows = rows_of(candidate, module, arguments)
+    declaration = declaration_of(label, candidate.options(), candidate.claims)
+    return InferredClass(candidate.implementation(), tuple(rows), declaration)
 
 
-def _understood(empty: Reading, module: nn.Module, words: dict[str, str]) -> Reading:
-    """Return the one reading of projections and layout that explains what the module computes."""
-    taken = empty.taken
-    alone, names = takes_one_input(taken), input_names(taken)
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    flags = {"self", *(word for known in ARGUMENT_WORDS.values() for word in known)}
-    needed = [
-        name for name, p in taken.items() if p.default is p.empty and name not in flags and p.kind not in variable
+def _understand(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
+    """Return the one candidate whose projections and layout give what the module computes."""
+    _require_inputs(empty)
+    claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if empty.signature.one_input else {})
+    candidates = [
+        replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
+        for parameters in parameter_maps(module, CONFIG)
+        for layout in ("b l d", "l b d")
     ]
-    if not alone and not names and len(needed) != 3:
-        raise Unclear(f"forward({', '.join(taken)}) takes neither one input nor three; give call=... that calls it")
-    found = [replace(empty, map=each, layout=layout) for each in maps(module, CONFIG) for layout in ("b l d", "l b d")]
-    for candidate in found:
-        candidate.claims = {"causal": None, **({"cross_attention": False} if alone else {})}
-    biases, problem = _biases(found[0], words)
-    if not biases:
-        raise Unclear(problem)
-    for candidate in found:
+    biases = _possible_biases(candidates[0], arguments)
+    for candidate in candidates:
         candidate.claims |= {} if len(biases) == 2 else {"bias": biases}
-    explaining = [candidate for candidate in found if _explains(candidate)]
-    if not explaining and not alone and not names:
-        told = f"forward({', '.join(taken)}) does not name its inputs"
-        raise Unclear(f"{told}, and as query, key, value nothing explains it; give call=... that calls it")
-    if all(candidate.problem for candidate in found):
-        raise Unclear(f"each call raises; the first {found[0].problem}")
-    if len(explaining) == 1:
-        return explaining[0]
-    first = found[0]
-    seen = first.call(probes(alone=alone)[0].inputs)
-    unlike = {str({key: place for key, place in each.map.items() if key != "w_o"}) for each in found}
-    if explaining or len(unlike) > 1:
-        what = "several readings of its projections explain" if explaining else "no reading of its projections explains"
-        ways = sorted({str(each.map) for each in explaining or found})
-        more = f"; and {len(ways) - 2} more" if len(ways) > 2 else ""
-        raise Unclear(f"{what} what it computes ({'; '.join(ways[:2])}{more})")
-    if seen is None or not isinstance(seen.output, Tensor):
-        given = seen.output if seen else None
-        several = f" of {len(given)}" if isinstance(given, tuple) else ""
-        told = first.problem or f"it returns {type(given).__name__}{several}"
-        raise Unclear(f"it gives no output that could be read ({told}); give call=... that returns the output")
+    matching = [candidate for candidate in candidates if _find_formula(candidate)]
+    return matching[0] if len(matching) == 1 else _only_choice(candidates, matching)
+
+
+def _require_inputs(candidate: Candidate) -> None:
+    """Raise Unclear unless the module takes one input or three."""
+    signature, parameters = candidate.signature, candidate.forward_parameters
+    required = [p for p in required_inputs(parameters) if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    if not signature.one_input and not signature.inputs and len(required) != 3:
+        raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")
+
+
+def _only_choice(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> Candidate:
+    """Return the candidate of a module that no formula describes, if there is one choice; otherwise raise Unclear."""
+    first = candidates[0]
+    if not matching and not first.self_attention and not first.signature.inputs:
+        raise Unclear(
+            f"forward({', '.join(first.forward_parameters)}) does not name its inputs, and its output matches no "
+            "formula if they are query, key and value; pass call=..."
+        )
+    if all(candidate.problem for candidate in candidates):
+        raise Unclear(f"each call raises, the first one {first.problem}")
+    _require_one_map(candidates, matching)
+    _require_output(first)
     return first
 
 
-def _explains(candidate: Reading) -> bool:
-    """Whether one formula gives what the module gives, on both probes; then it is the candidate's."""
+def _require_one_map(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> None:
+    """Raise Unclear if there are several choices of projections, except for the name of W_o where none matches."""
+    inputs = [{key: path for key, path in each.parameters.items() if key != "w_o"} for each in candidates]
+    if matching or any(each != inputs[0] for each in inputs):
+        maps = sorted({str(each.parameters) for each in matching or candidates})
+        more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
+        problem = "more than one choice" if matching else "no choice"
+        raise Unclear(f"{problem} of projections gives what it computes ({'; '.join(maps[:2])}{more})")
+
+
+def _require_output(candidate: Candidate) -> None:
+    """Raise Unclear unless the module returns a tensor, alone or first in a tuple."""
+    result = candidate.call(probes(self_attention=candidate.self_attention)[0].inputs)
+    if result is None or not isinstance(result.output, Tensor):
+        returned = result.output if result else None
+        length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        reason = candidate.problem or f"it returns {type(returned).__name__}{length}"
+        raise Unclear(f"its output was not found ({reason}); pass call=... that returns the output")
+
+
+def _find_formula(candidate: Candidate) -> bool:
+    """Set the formula that gives the module's outputs on both probes, and return whether there is one."""
     for formula in formulas():
-        if formula.projected != (candidate.map.get("w_o") is not None):
+        if formula.projected != (candidate.parameters.get("w_o") is not None):
             continue
-        for probe in probes(alone=candidate.alone):
-            seen = candidate.call(probe.inputs)
-            if seen is None or not near(seen.output, formula(probe.inputs, candidate.weights, None)):
+        for probe in probes(self_attention=candidate.self_attention):
+            result = candidate.call(probe.inputs)
+            if result is None or not is_close(result.output, formula(probe.inputs, candidate.weights, None)):
                 break
         else:
             candidate.formula, candidate.explained = formula, True
@@ -122,63 +141,73 @@ def _explains(candidate: Reading) -> bool:
     return False
 
 
-def _biases(reading: Reading, words: dict[str, str]) -> tuple[set[bool], str]:
-    """Return which values of `Config.bias` can be built, and why none, if none; without all biases, there are none.
+def _possible_biases(candidate: Candidate, arguments: Mapping[str, str]) -> set[bool]:
+    """Return the values of `Config.bias` that can be built; bias=False must build no bias at all.
 
-    A constructor that takes `bias` promises both; one that takes `qkv_bias` may keep that of the output.
+    Raises Unclear if the weights can be loaded with neither. A constructor that takes `bias` or `use_bias` is trusted;
+    one that takes `qkv_bias` may keep the bias of the output.
     """
-    adapter, found, problem = reading.implementation(), set(), ""
+    adapter, biases, problem = candidate.implementation(), set(), ""
     for bias in (True, False):
         config = replace(CONFIG, bias=bias)
         try:
             adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
-            found.add(bias)
+            biases.add(bias)
         except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
-    if found == {True, False} and not {"bias", "use_bias"} & set(words):
-        built = [construct(reading.constructor, words, replace(CONFIG, bias=bias)) for bias in (True, False)]
+    if not biases:
+        raise Unclear(problem)
+    if biases == {True, False} and not {"bias", "use_bias"} & set(arguments):
+        built = [construct(candidate.constructor, arguments, replace(CONFIG, bias=bias)) for bias in (True, False)]
         more, less = (sum(parameter.numel() for parameter in module.parameters()) for module in built)
-        found = found if more - less == 4 * CONFIG.d_model else {True}
-    return found, problem
+        biases = biases if more - less == 4 * CONFIG.d_model else {True}
+    return biases
 
 
-def _try_the_rest(reading: Reading) -> None:
-    """Find whether it is causal, whether it returns weights, and whether one head is built alike."""
-    flag, (probe, _) = word_of("is_causal", reading.taken), probes(alone=reading.alone)
-    reading.claims.pop("causal")
-    if reading.formula.causal:
-        reading.claims["always_causal"] = True
-    elif flag:
-        alignment = _alignment(reading)
-        reading.claims |= {} if alignment == "top_left" else {"causal": alignment}
-    elif reading.mask is None or "per_query_mask" in reading.claims:
-        reading.claims["causal"] = None
-    seen = reading.call(probe.inputs, need_weights=True, is_causal=reading.formula.causal)
+def _find_causal(candidate: Candidate) -> None:
+    """Set the claims about causal attention."""
+    candidate.claims.pop("causal")
+    if candidate.formula.causal:
+        candidate.claims["always_causal"] = True
+    elif candidate.signature.is_causal:
+        alignment = _alignment(candidate)
+        candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
+    elif candidate.mask is None or "per_query_mask" in candidate.claims:
+        candidate.claims["causal"] = None
+
+
+def _alignment(candidate: Candidate) -> str:
+    """Return how the causal flag aligns the diagonal; "top_left" where trial runs do not show it."""
+    probe = probes(self_attention=candidate.self_attention)[0]
+    tried = replace(candidate, claims=candidate.claims | {"causal": "top_left"}, problem="")
+    result = tried.call(probe.inputs, is_causal=True)
+    if result is None:
+        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
+    lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
+    expected = candidate.formula(probe.inputs, candidate.weights, causal_mask(*lengths, "bottom_right"))
+    return "bottom_right" if not candidate.self_attention and is_close(result.output, expected) else "top_left"
+
+
+def _find_weights(candidate: Candidate) -> None:
+    """Set whether it returns weights (B, H, L, S), and the shape of what it returns."""
+    probe = probes(self_attention=candidate.self_attention)[0]
+    result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.formula.causal)
     query, key, _ = probe.inputs
-    wanted = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
-    weights = seen.weights if seen else None
-    if not isinstance(weights, Tensor) or tuple(weights.shape) != wanted:
-        reading.claims["returns_weights"] = False
-    reading.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
-    one = replace(reading.config, n_heads=1)
+    expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
+    weights = result.weights if result else None
+    if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
+        candidate.claims["returns_weights"] = False
+    candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
+
+
+def _require_one_head(candidate: Candidate) -> None:
+    """Raise Unclear if the weights of a module with one head are found elsewhere."""
+    one = replace(candidate.config, n_heads=1)
     try:
-        reading.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
+        candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
     except ImplementationError as error:
         raise Unclear(
-            f"with one head it is built otherwise: {error}; give parameters=... as a function of Config"
+            f"with one head, its parameters differ: {error}; pass parameters=... as a function of Config"
         ) from None
     except (Exception, SystemExit):
-        return  # a refusal, which is for the judge to see
-
-
-def _alignment(reading: Reading) -> str:
-    """Return how the causal flag aligns the diagonal; top-left where nothing tells."""
-    probe = probes(alone=reading.alone)[0]
-    tried = replace(reading, claims=reading.claims | {"causal": "top_left"}, problem="")
-    seen = tried.call(probe.inputs, is_causal=True)
-    if seen is None:
-        word = word_of("is_causal", reading.taken)
-        raise Unclear(f"{word}=True raises {tried.problem}; give call=... that gives what it needs")
-    lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
-    right = reading.formula(probe.inputs, reading.weights, causal_mask(*lengths, "bottom_right"))
-    return "bottom_right" if not reading.alone and near(seen.output, right) else "top_left"
+        return  # the constructor rejects one head: the clauses about construction report it

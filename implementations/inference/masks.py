@@ -1,4 +1,4 @@
-"""What a module's mask means, and of what shape it is: found by what masks do."""
+"""The convention and the shape of a module's masks, found by what masks do to its outputs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mha.implementations.inference.candidate import Reading, word_of
-from mha.implementations.inference.probes import Probe, near, probes, with_numbers
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import Probe, additive, is_close, probes
 from mha.implementations.inference.projections import Unclear
+from mha.spec import MaskConvention
 
-# Shapes of mask that are tried, with the axes along which such a mask may differ: the most general first.
+# The shapes of masks to try, the most general first, each with the axes along which such a mask may differ.
 SHAPES: dict[str | None, str] = {
     None: "bhls",
     "b h l s": "bhls",
@@ -26,69 +27,76 @@ SHAPES: dict[str | None, str] = {
     "s b": "bs",
     "l s": "ls",
 }
+CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
+CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
 
 
-def try_masks(reading: Reading) -> None:
-    """Find convention and shape; raises Unclear where none explains what masks do."""
-    word = word_of("mask", reading.taken)
-    if word is None:
-        reading.claims["masks"] = ()
+def find_mask(candidate: Candidate) -> None:
+    """Set the convention, shape and claims of masks; raises Unclear if no convention and shape fit."""
+    name = candidate.signature.mask
+    if name is None:
+        candidate.claims["masks"] = ()
         return
     for numbers, (shape, axes) in product((False, True), SHAPES.items()):
-        fitting = set()
-        for convention in ("keep", "drop") if numbers else ("keep", "drop", "additive"):
-            tried = replace(reading, mask=convention, mask_shape=shape, mask_numbers=numbers)
-            if all(_fits(tried, probe, axes) for probe in probes(alone=reading.alone)):
-                fitting.add(convention)
+        fitting = _fitting_conventions(candidate, shape, axes, numbers)
         if fitting:
-            reading.mask = next(each for each in ("keep", "drop", "additive") if each in fitting)
-            reading.mask_shape, reading.mask_numbers = shape, numbers
-            forms = {"bool", "float"} if "additive" in fitting else {"bool"}
-            reading.claims |= {"masks": forms} if forms != {"bool"} else {}
-            kinds = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
-            reading.claims |= {claim: False for axis, claim in kinds.items() if axis not in axes}
+            candidate.mask, candidate.mask_shape, candidate.mask_numbers = fitting[0], shape, numbers
+            candidate.claims |= {"masks": {"bool", "float"}} if "additive" in fitting else {}
+            candidate.claims |= {claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes}
             return
-    why = "" if reading.explained else "; nothing explains its outputs without a mask either"
+    unexplained = "" if candidate.explained else "; without a mask, its output matches no known formula either"
     raise Unclear(
-        f"no convention of {word!r} explains what it does with a mask of the usual shapes{why}; give mask='keep', "
+        f"with a mask of a common shape as {name!r}, its output matches no convention{unexplained}; pass mask='keep', "
         "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
     )
 
 
-def _fits(tried: Reading, probe: Probe, axes: str) -> bool:
-    """Whether masks of a convention and a shape do on a probe what they should."""
+def _fitting_conventions(candidate: Candidate, shape: str | None, axes: str, numbers: bool) -> list[MaskConvention]:
+    """Return the conventions under which masks of a shape have their effect on both probes."""
+    fitting = []
+    for convention in CONVENTIONS[:2] if numbers else CONVENTIONS:
+        tried = replace(candidate, mask=convention, mask_shape=shape, mask_numbers=numbers)
+        if all(_fits(tried, probe, axes) for probe in probes(self_attention=candidate.self_attention)):
+            fitting.append(convention)
+    return fitting
+
+
+def _fits(tried: Candidate, probe: Probe, axes: str) -> bool:
+    """Return whether masks that differ along some axes have their effect on a probe."""
     causal = tried.formula.causal
     masks = [probe.mask(axes, causal=causal)]
     if tried.mask_shape is None:
         masks += [probe.mask("bs", causal=causal)[:, :1, :1], probe.mask("ls", causal=causal)[:1, :1]]
     if tried.mask == "additive" and tried.explained:
-        masks.append(with_numbers(masks[0]))
-    return all(_explains(tried, probe, mask) if tried.explained else _hides(tried, probe, mask) for mask in masks)
+        masks.append(additive(masks[0]))
+    effect = _gives_formula if tried.explained else _hides_keys
+    return all(effect(tried, probe, mask) for mask in masks)
 
 
-def _explains(tried: Reading, probe: Probe, mask: Tensor) -> bool:
-    seen = tried.call(probe.inputs, mask=mask)
-    return seen is not None and near(seen.output, tried.formula(probe.inputs, tried.weights, mask))
+def _gives_formula(tried: Candidate, probe: Probe, mask: Tensor) -> bool:
+    result = tried.call(probe.inputs, mask=mask)
+    return result is not None and is_close(result.output, tried.formula(probe.inputs, tried.weights, mask))
 
 
-def _hides(tried: Reading, probe: Probe, mask: Tensor) -> bool:
-    """Whether a query does not read what is hidden from it, and reads the rest, where no formula tells its output.
+def _hides_keys(tried: Candidate, probe: Probe, mask: Tensor) -> bool:
+    """Return whether each query reads the allowed keys and no others, for a module whose formula is unknown.
 
-    Each key is changed in turn, and so each query's own input in self-attention, which it always reads.
+    Each value is changed in turn. In self-attention that changes the query at this position as well, so its own output
+    shows nothing.
     """
     query, key, value = probe.inputs
-    base, heads = tried.call(probe.inputs, mask=mask), mask.expand(len(query), -1, query.shape[1], -1)
+    base, allowed = tried.call(probe.inputs, mask=mask), mask.expand(len(query), -1, query.shape[1], -1)
     if base is None or not isinstance(base.output, Tensor) or base.output.shape != query.shape:
         return False
-    for place in range(key.shape[1]):
-        moved = value.clone()
-        moved[:, place] += 1.0
-        changed = tried.call((moved,) * 3 if tried.alone else (query, key, moved), mask=mask)
+    for position in range(key.shape[1]):
+        shifted = value.clone()
+        shifted[:, position] += 1.0
+        changed = tried.call((shifted,) * 3 if tried.self_attention else (query, key, shifted), mask=mask)
         if changed is None:
             return False
         reads = ((changed.output - base.output).abs() > 1e-9).any(-1)
-        may = heads[..., place].any(1)
-        own = torch.arange(query.shape[1]) == place if tried.alone else torch.zeros(query.shape[1], dtype=torch.bool)
-        if bool((reads != may)[:, ~own].any()):
+        expected = allowed[..., position].any(1)
+        own = (torch.arange(query.shape[1]) == position) & tried.self_attention
+        if bool((reads != expected)[:, ~own].any()):
             return False
     return True

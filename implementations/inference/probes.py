@@ -1,4 +1,4 @@
-"""What a module does, tried on small inputs of sizes that no axis shares."""
+"""Trial runs: small inputs whose sizes all differ, and the formulas that an output is compared with."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from torch import Tensor
 
 from mha.spec import Config, Weights, causal_mask
 
-# Five columns for each of two heads: the probes' other sizes are none of these.
+# Two heads of five columns: no other size of a probe is one of these.
 CONFIG = Config(d_model=10, n_heads=2)
-# Two readings differ by far more than this, and rounding in float64 makes far less; -1e4 is a fill too.
-NEAR = 1e-3
+# Of the largest output. Formulas differ by far more; rounding in float64, and a fill value of -1e4, by far less.
+TOLERANCE = 1e-3
 SCALES = {"1/sqrt(d_k)": 5**-0.5, "1/sqrt(d_model)": 10**-0.5, "none": 1.0, "1/d_k": 1 / 5}
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula that may explain a module's output: the contract's, or one that departs from it."""
+    """A formula that may give a module's output: the contract's, or a variant of it.
+
+    scale: a key of `SCALES`. causal: whether it is always causal. projected: whether W_o is applied.
+    """
 
     scale: str = "1/sqrt(d_k)"
     causal: bool = False
@@ -46,46 +49,47 @@ class Formula:
 
 
 def formulas() -> Iterator[Formula]:
-    """Yield the contract's formula, then those that depart from it."""
+    """Yield the contract's formula, then its variants."""
     for projected, causal, scale in product((True, False), (False, True), SCALES):
         yield Formula(scale, causal, projected)
 
 
-def near(seen: object, right: Tensor) -> bool:
-    """Whether an output is what a formula gives, but for rounding."""
-    if not isinstance(seen, Tensor) or seen.shape != right.shape:
+def is_close(output: object, expected: Tensor) -> bool:
+    """Return whether an output is what a formula gives, up to `TOLERANCE`."""
+    if not isinstance(output, Tensor) or output.shape != expected.shape:
         return False
-    return bool(((seen.detach().double() - right).abs() <= NEAR * right.abs().max()).all())
+    return bool(((output.detach().double() - expected).abs() <= TOLERANCE * expected.abs().max()).all())
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Small inputs: query (B, L, D), key and value (B, S, D), or one tensor three times for self-attention."""
+    """Small random inputs: query (B, L, D), key and value (B, S, D); in self-attention, one tensor for all three."""
 
     batch: int
     queries: int
     keys: int
-    alone: bool
+    self_attention: bool
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value."""
+        """Query, key and value in float64."""
         generator = torch.Generator().manual_seed(0)
 
-        def drawn(length: int) -> Tensor:
+        def draw(length: int) -> Tensor:
             return torch.randn(self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
 
-        query = drawn(self.queries)
-        return (query, query, query) if self.alone else (query, drawn(self.keys), drawn(self.keys))
+        query = draw(self.queries)
+        return (query, query, query) if self.self_attention else (query, draw(self.keys), draw(self.keys))
 
-    def mask(self, extent: str, *, causal: bool) -> Tensor:
-        """Return a boolean mask (B, H, L, S), True = may attend, that differs along the axes that `extent` names.
+    def mask(self, axes: str, *, causal: bool) -> Tensor:
+        """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes of "bhls".
 
-        In every row a key is allowed, the first where the rows are causal besides, and one is not.
+        Each row has a key that is allowed and one that is not. causal: allow the first key in each row, so that the
+        causal mask leaves no row empty.
         """
-        keys = self.queries if self.alone else self.keys
+        keys = self.queries if self.self_attention else self.keys
         sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": self.queries, "s": keys}
-        shape = tuple(size if axis in extent else 1 for axis, size in sizes.items())
+        shape = tuple(size if axis in axes else 1 for axis, size in sizes.items())
         order = torch.rand(shape, generator=torch.Generator().manual_seed(1))
         if causal:
             order[..., 0] = -1.0
@@ -93,12 +97,12 @@ class Probe:
         return (order.argsort(-1).argsort(-1) < kept).expand(tuple(sizes.values()))
 
 
-def probes(*, alone: bool) -> tuple[Probe, Probe]:
-    """Return two probes whose sizes stand in another order, so that what fits both fits not by luck."""
-    return Probe(3, 4, 6, alone), Probe(7, 6, 4, alone)
+def probes(*, self_attention: bool) -> tuple[Probe, Probe]:
+    """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence."""
+    return Probe(3, 4, 6, self_attention), Probe(7, 6, 4, self_attention)
 
 
-def with_numbers(mask: Tensor) -> Tensor:
-    """Return a boolean mask as one that is added: -infinity, and small numbers, the same along the same axes."""
+def additive(mask: Tensor) -> Tensor:
+    """Return a boolean mask as an additive one: -infinity, and small numbers that vary along the last axis."""
     numbers = mask.cumsum(-1, dtype=torch.float64) / 7
     return numbers.masked_fill(~mask, -math.inf)

@@ -1,18 +1,19 @@
-"""Where a module has the four projections: read from the names and shapes of its parameters."""
+"""Where a module has the four projections, from the names and shapes of its parameters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import permutations, product
 
 from torch import nn
 
-from mha.implementations.adapters.loading import Place
+from mha.implementations.adapters.loading import ParameterPath
 from mha.spec import Config
 
-Map = dict[str, Place]
-# Each role's words, as they stand between the underscores, digits and dots of a name.
+ParameterMap = dict[str, ParameterPath]
+# The words that name a role, as they stand between the underscores, digits, capitals and dots of a name.
 ROLE_WORDS = {
     "qkv": ("qkv", "wqkv", "cattn", "inproj", "querykeyvalue", "toqkv"),
     "kv": ("kv", "wkv", "tokv", "keyvalue"),
@@ -21,142 +22,204 @@ ROLE_WORDS = {
     "v": ("v", "vs", "wv", "value", "values", "tov", "tovalues"),
     "o": ("o", "wo", "out", "output", "toout", "proj", "dense", "cproj", "fcout", "outproj", "concat", "unifyheads"),
 }
-# What has one of these in its name is no projection, whatever else the name says.
-FOREIGN = ("norm", "ln", "gate", "rel", "relative", "pos", "position", "rotary", "rope", "lora", "embed", "embedding")
-NOISE = ("w", "fc", "to", "c", "proj", "linear", "lin", "weight", "layer", "projection", "in", "b", "bias", "attn")
+# A name with one of these words is not that of a projection.
+OTHER_WORDS = (
+    "norm",
+    "ln",
+    "gate",
+    "rel",
+    "relative",
+    "pos",
+    "position",
+    "rotary",
+    "rope",
+    "lora",
+    "embed",
+    "embedding",
+)
+# Words that say nothing about the role.
+NEUTRAL_WORDS = (
+    "w",
+    "fc",
+    "to",
+    "c",
+    "proj",
+    "linear",
+    "lin",
+    "weight",
+    "layer",
+    "projection",
+    "in",
+    "b",
+    "bias",
+    "attn",
+)
+BIAS_WORDS = ("b", "bias", "biases")
 
 
 class Unclear(Exception):
     """What could not be inferred, and what to declare instead."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """A parameter, a linear layer, or the layers of all heads in a list, at a path as `from_module` takes it.
+
+    shape: of the parameter or weight; rows of several layers are added up. kind: "w" or "b". is_layer: not a parameter.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    kind: str
+    is_layer: bool
+
+
 def role_of(name: str) -> str | None:
-    """Return the role that a dotted name tells: "q", "k", "v", "o", "qkv", "kv", or None."""
-    if any(word in FOREIGN for part in name.split(".") for word in _words(part)):
+    """Return the role that a dotted name gives to a parameter: "q", "k", "v", "o", "qkv", "kv", or None.
+
+    >>> role_of("attn.W_query"), role_of("c_attn"), role_of("q_norm")
+    ('q', 'qkv', None)
+    """
+    if any(word in OTHER_WORDS for word in _words(name)):
         return None
-    return _role_of(name.rpartition(".")[2]) or _role_of(name)
+    return _role_by_words(name.rpartition(".")[2]) or _role_by_words(name)
 
 
-def _role_of(name: str) -> str | None:
-    words = [word for part in name.split(".") for word in _words(part)]
+def _role_by_words(name: str) -> str | None:
+    words = _words(name)
     joined = "".join(word for word in words if word not in ("weight", "bias"))
-    for candidates in ([word for word in words if word not in NOISE], [joined], words):
+    for candidates in ([word for word in words if word not in NEUTRAL_WORDS], [joined], words):
         roles = [role for role, known in ROLE_WORDS.items() if any(word in known for word in candidates)]
         if len(roles) == 1:
             return roles[0]
     return None
 
 
-def _words(part: str) -> list[str]:
-    """Split a name at underscores and at capitals: W_query, toQKV, cAttn."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", part.replace("_", " "))]
+def _words(name: str) -> list[str]:
+    """Split a dotted name at dots, underscores, digits and capitals: W_query, toQKV, cAttn."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-def places(module: nn.Module, config: Config) -> dict[str, list[Place]]:
-    """Return for each key of a map ("w_q", "w_qkv", "b_o", ...) the ways in which what is there may lie there.
+def possible_paths(module: nn.Module, config: Config) -> dict[str, list[ParameterPath]]:
+    """Return, for each key of a map ("w_q", "w_qkv", "b_o", ...), the path and possible layouts of its weight.
 
-    Raises Unclear where the names tell no role, or one twice.
+    Raises Unclear if a shape does not fit the role in the name, or if two names have the same role.
     """
-    found: dict[str, list[Place]] = {}
-    for path, shape, kind, layer in _held(module):
-        role = role_of(path)
+    paths: dict[str, list[ParameterPath]] = {}
+    for held in _held(module):
+        role = role_of(held.path)
         if role is None:
             continue
-        key = f"{kind}_{role}"
-        ways = list(_ways(path, shape, role, kind, layer, config))
-        if not ways:
-            raise Unclear(f"{path} has the shape {shape}, which is none of a projection {key} of {config}")
-        if key in found:
-            raise Unclear(f"{path} and {_path(found[key][0])} both look like {key}")
-        found[key] = ways
-    return found or _four_in_order(module)
+        key = f"{held.kind}_{role}"
+        patterns = _patterns(held, role, config)
+        if not patterns:
+            raise Unclear(f"{held.path} looks like {key}, but its shape {held.shape} does not fit {config}")
+        if key in paths:
+            raise Unclear(f"{held.path} and {_name_of(paths[key][0])} both look like {key}")
+        paths[key] = [(held.path, pattern) if pattern else held.path for pattern in patterns]
+    return paths or _four_in_order(module)
 
 
-def maps(module: nn.Module, config: Config) -> list[Map]:
-    """Return every map of the projections that names and shapes allow; more than one differ in how weights lie.
+def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
+    """Return every map of the projections that the names and shapes allow; several differ in layouts, or in W_o.
 
-    Raises Unclear where a projection of query, key or value is not found.
+    Raises Unclear if there is no projection of query, key or value.
     """
-    found = places(module, config)
-    there = {role for key in found if key.startswith("w_") for role in key[2:]}
-    missing = sorted({"q", "k", "v"} - there)
+    paths = possible_paths(module, config)
+    roles = {role for key in paths if key.startswith("w_") for role in key[2:]}
+    missing = sorted({"q", "k", "v"} - roles)
     if missing:
-        names = ", ".join(name for name, _ in module.named_parameters()) or "nothing"
-        raise Unclear(f"no parameter looks like the projection of {', '.join(missing)} (it has {names})")
-    if "o" not in there:
-        # A layer of the right shape may be it by another name: the trial decides.
-        unread = [path for path, shape, kind, _ in _held(module) if _square(shape, kind, config) and not role_of(path)]
-        found["w_o"] = [*unread, None]
-    return [dict(zip(found, chosen, strict=True)) for chosen in product(*found.values())]
+        names = ", ".join(name for name, _ in module.named_parameters()) or "none"
+        raise Unclear(f"no parameter looks like the projection of {', '.join(missing)} (its parameters: {names})")
+    if "o" not in roles:
+        # A square matrix without a role may be W_o under another name: trial runs decide.
+        square = ("w", (config.d_model, config.d_model))
+        unnamed = [held.path for held in _held(module) if (held.kind, held.shape) == square and not role_of(held.path)]
+        paths["w_o"] = [*unnamed, None]
+    return [dict(zip(paths, chosen, strict=True)) for chosen in product(*paths.values())]
 
 
-def unloaded(module: nn.Module, places: Mapping[str, Place]) -> list[str]:
-    """Return the names of the parameters that a map does not fill: they stay as they are initialised."""
-    filled = [re.escape(_path(place)).replace(r"\*", "[^.]+") for place in places.values() if place is not None]
-    read = re.compile(rf"({'|'.join(filled)})(\.\d+)?(\.weight|\.bias)?")
-    return [name for name, _ in module.named_parameters() if not read.fullmatch(name)]
+def not_loaded(module: nn.Module, parameters: Mapping[str, ParameterPath]) -> list[str]:
+    """Return the names of the parameters that a map does not fill, which keep their initial values."""
+    filled = [re.escape(_name_of(path)).replace(r"\*", "[^.]+") for path in parameters.values() if path is not None]
+    loaded = re.compile(rf"({'|'.join(filled)})(\.\d+)?(\.weight|\.bias)?")
+    return [name for name, _ in module.named_parameters() if not loaded.fullmatch(name)]
 
 
-def _square(shape: tuple[int, ...], kind: str, config: Config) -> bool:
-    return kind == "w" and shape == (config.d_model, config.d_model)
+def _name_of(path: ParameterPath) -> str:
+    return path if isinstance(path, str) else path[0] if path else "none"
 
 
-def _path(place: Place) -> str:
-    return place if isinstance(place, str) else place[0] if place else "nothing"
-
-
-def _held(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...], str, bool]]:
-    """Yield name, shape, kind and whether it is a linear layer of all that holds weights; heads of a list as one."""
+def _held(module: nn.Module) -> Iterator[Held]:
+    """Yield the linear layers, then the matrices and biases that are parameters of other modules."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    heads = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child)]
-    told = set()
-    for name, layer in layers.items():
-        own = next((each for each in heads if name.startswith(f"{each}.")), None)
-        _, _, after = name.removeprefix(f"{own}.").partition(".") if own else ("", "", "")
-        shown = f"{own}.*.{after}" if after else own if own and role_of(own) else name
-        if shown in told:
-            continue
-        told.add(shown)
-        count = sum(each.startswith(f"{own}.") and each.endswith(after) for each in layers) if shown != name else 1
-        yield shown, (layer.out_features * count, layer.in_features), "w", True
+    yield from _held_layers(module, layers)
     for name, parameter in module.named_parameters():
         owner, _, last = name.rpartition(".")
         if owner in layers or "norm" in type(module.get_submodule(owner)).__name__.lower():
             continue
-        named = any(word in ("b", "bias", "biases") for word in _words(last))
-        if named or parameter.ndim > 1:
-            yield name, tuple(parameter.shape), "b" if named else "w", False
+        is_bias = any(word in BIAS_WORDS for word in _words(last))
+        if is_bias or parameter.ndim > 1:
+            yield Held(name, tuple(parameter.shape), "b" if is_bias else "w", is_layer=False)
 
 
-def _ways(path: str, shape: tuple[int, ...], role: str, kind: str, layer: bool, config: Config) -> Iterator[Place]:
-    """Yield how a weight or bias of the contract may lie in this shape, the usual way first."""
-    d, h, e, r = config.d_model, config.n_heads, config.head_dim, len(role)
-    columns = "(r h e)" if r > 1 else "(h e)"
-    patterns: list[str] = []
-    if kind == "b":
-        shapes = {(r * d,): [""], (r, h, e): [f"{columns} -> r h e"], (h, e): [f"{columns} -> h e"]}
-        patterns = shapes.get(shape, [])
-    elif shape in ((r * d, d), (d, r * d)):
-        ways = ("", "(h r e)", "(h e r)") if r > 1 else ("",)
-        if shape == (r * d, d):
-            patterns += [f"(r h e) d -> {way} d" if way else "" for way in ways]
-        if shape == (d, r * d) and not layer:  # which may be multiplied from either side
-            patterns += [f"(r h e) d -> d {way or '(r h e)'}" if r > 1 else "o i -> i o" for way in ways]
-    elif role == "o":
-        patterns = [f"d (h e) -> {' '.join(way)}" for way in permutations("hed") if _fits(shape, way, config)]
-    else:
-        patterns = [f"(h e) d -> {' '.join(way)}" for way in permutations("hed") if _fits(shape, way, config)]
-    yield from ((path, pattern) if pattern else path for pattern in patterns)
+def _held_layers(module: nn.Module, layers: Mapping[str, nn.Linear]) -> Iterator[Held]:
+    """Yield the linear layers; those at the same place in each member of a list are one."""
+    lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child)]
+    groups: dict[str, list[nn.Linear]] = {}
+    for name, layer in layers.items():
+        groups.setdefault(_path_in_list(name, lists), []).append(layer)
+    for path, (first, *rest) in groups.items():
+        yield Held(path, (first.out_features * (1 + len(rest)), first.in_features), "w", is_layer=True)
 
 
-def _fits(shape: tuple[int, ...], axes: tuple[str, ...], config: Config) -> bool:
-    sizes = {"d": config.d_model, "h": config.n_heads, "e": config.head_dim}
-    return shape == tuple(sizes[axis] for axis in axes)
+def _path_in_list(name: str, lists: list[str]) -> str:
+    """Return the path of a layer as `from_module` takes it: "heads.*.q" for heads.0.q, "queries" for queries.0."""
+    own = next((each for each in lists if name.startswith(f"{each}.")), None)
+    if own is None:
+        return name
+    _, _, after = name.removeprefix(f"{own}.").partition(".")
+    if after:
+        return f"{own}.*.{after}"
+    return own if role_of(own) else name
 
 
-def _four_in_order(module: nn.Module) -> dict[str, list[Place]]:
-    """Four layers in one list, named by nothing but their place: query, key, value, output."""
+def _patterns(held: Held, role: str, config: Config) -> list[str]:
+    """Return the layouts that a weight or bias of a role may have in this shape, as einops patterns.
+
+    The most common is first; an empty pattern is the contract's own layout.
+    """
+    stacked, d = len(role), config.d_model
+    if held.kind == "b":
+        return _bias_patterns(held.shape, stacked, config)
+    if held.shape in ((stacked * d, d), (d, stacked * d)):
+        return _matrix_patterns(held, stacked, d)
+    contract = "d (h e)" if role == "o" else "(h e) d"
+    sizes = {"d": d, "h": config.n_heads, "e": config.head_dim}
+    fitting = [axes for axes in permutations("hed") if held.shape == tuple(sizes[axis] for axis in axes)]
+    return [f"{contract} -> {' '.join(axes)}" for axes in fitting]
+
+
+def _bias_patterns(shape: tuple[int, ...], stacked: int, config: Config) -> list[str]:
+    h, e = config.n_heads, config.head_dim
+    contract = "(r h e)" if stacked > 1 else "(h e)"
+    known = {(stacked * config.d_model,): "", (stacked, h, e): f"{contract} -> r h e", (h, e): f"{contract} -> h e"}
+    return [known[shape]] if shape in known else []
+
+
+def _matrix_patterns(held: Held, stacked: int, d: int) -> list[str]:
+    orders = ("", "(h r e)", "(h e r)") if stacked > 1 else ("",)
+    patterns = []
+    if held.shape == (stacked * d, d):
+        patterns += [f"(r h e) d -> {order} d" if order else "" for order in orders]
+    if held.shape == (d, stacked * d) and not held.is_layer:  # a parameter may be multiplied from either side
+        patterns += [f"(r h e) d -> d {order or '(r h e)'}" if stacked > 1 else "o i -> i o" for order in orders]
+    return patterns
+
+
+def _four_in_order(module: nn.Module) -> dict[str, list[ParameterPath]]:
+    """Return the paths of query, key, value and output in a list of four layers, whose names say nothing."""
     for name, child in module.named_modules():
         if isinstance(child, nn.ModuleList) and len(child) == 4 and all(isinstance(x, nn.Linear) for x in child):
-            return {f"w_{role}": [f"{name}.{place}"] for place, role in enumerate("qkvo")}
+            return {f"w_{role}": [f"{name}.{index}"] for index, role in enumerate("qkvo")}
     return {}
