@@ -16,7 +16,8 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units, units_of
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.forward import Expected, log_drift, oracle
+from mha.spec.core import normaliser_error as log_drift
+from mha.spec.forward import Expected, oracle
 from mha.spec.problem import INPUTS, Problem
 
 # Roundings of dP and of its row sum on their way to dS: at most four operations (the backward pass of exp, sum and
@@ -44,7 +45,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, answer: Expect
     allowed = problem.allowed(claims.causal)
     allowed = torch.nn.functional.pad(allowed, (0, answer.key.mid.shape[2] - keys), value=True)
     softmax = units.coarser(units_of(torch.float32)) if claims.rounding.softmax_in_float32 else units
-    weights, drift = answer.weights, log_drift(answer.highest, answer.key.mid.shape[2], softmax.accumulate)
+    weights, drift = answer.weights, log_drift(answer.max_score, answer.key.mid.shape[2], softmax.accumulate)
     if claims.empty_row != "zeros":
         weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
     weights = Ball(weights.mid, weights.rad + drift * weights.size)

@@ -1,0 +1,345 @@
+"""The attention core, softmax(tau q k^T + b) v, in float64, and a bound on what rounding may do to it.
+
+Symbols, for one query of one head:
+
+    tau         the scale                          u_a    unit roundoff of the accumulator
+    q, k_j, v_j query, and key and value number j  u_s    unit roundoff of the dtype of the inputs, the storage dtype
+    A, n        the allowed keys, and how many     u      u_s where scores and weights are stored, else u_a
+    b_j         entry of a float mask              eta_s  half the smallest subnormal of the storage dtype
+    s_j, m      score, and the largest one         eta_a  smallest normal of the accumulator: less may become 0
+    p_j, o      weight, and context sum_j p_j v_j  gamma(n) = n u_a / (1 - n u_a)
+    E_j         error of s_j                       dx     error of x: |computed - exact| <= dx
+    w_j         error of log p_j                   a (+) b = (1 + a)(1 + b) - 1
+
+Assumptions: operations round to nearest with relative errors of at most u_a or u_s. Sums run in any order, whole, in
+tiles, or split and joined by a running or split maximum. The largest score of a row, or of the part of it that has been
+read, is subtracted before the exponential. What is stored, and how accurate the exponential is, `Rounding` declares.
+The bound is then a theorem. No constant in it is tuned.
+
+Sources: Vaswani et al. 2017, equation 1; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002,
+chapters 2 and 3; midpoint-radius arithmetic as in Arb (Johansson 2017). The derivation of E, w, T1, T2 and T3 is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mha.spec.bounds import Ball, Units, units_of
+from mha.spec.claims import EmptyRow, Rounding
+
+# Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
+CHUNK = 1 << 18
+# The largest number whose exponential is taken. A bound of e^600 proves nothing, but it is finite.
+LARGEST_LOG = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The roundoffs of each step.
+
+    units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is computed in float32.
+    rounding: what the implementation declares.
+
+    >>> single = Precision.of(torch.float64, Rounding(softmax_in_float32=True))
+    >>> single.units.accumulate < 1e-15 < single.softmax.accumulate
+    True
+    """
+
+    units: Units
+    softmax: Units
+    rounding: Rounding
+
+    @staticmethod
+    def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
+        """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
+        units = units_of(dtype)
+        return Precision(
+            units, units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units, rounding
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heads:
+    """The inputs of the core.
+
+    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
+    allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B, H, L, S), or None.
+
+    >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
+    >>> Heads(one, one, one, torch.ones(1, 1, 1, 1, dtype=torch.bool)).forbidden
+    tensor([[[[False]]]])
+    """
+
+    query: Ball
+    key: Ball
+    value: Ball
+    allowed: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def forbidden(self) -> Tensor:
+        """Boolean (B, H, L, S): the pairs that may not attend."""
+        return ~self.allowed
+
+    @property
+    def empty(self) -> Tensor:
+        """Boolean (B, H, L, 1): the rows without an allowed key."""
+        return ~self.allowed.any(-1, keepdim=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """The results of the core.
+
+    weights: p, (B, H, L, S). context: o, (B, H, L, d_k). make_row_sums: returns the sums of the rows of weights,
+    (B, H, L). max_score: (B, H, L), the largest magnitude that m may have.
+
+    >>> ones = Ball.exact(torch.ones(1, 1, 3, 2))
+    >>> heads = Heads(ones[:, :, :1], ones, ones, torch.tensor([[[[True, True, False]]]]))
+    >>> attended = attend(heads, 0.5, Precision.of(torch.float32, Rounding()), "zeros")
+    >>> attended.weights.mid
+    tensor([[[[0.5000, 0.5000, 0.0000]]]], dtype=torch.float64)
+    >>> bool(attended.make_row_sums().rad < 1e-4)
+    True
+    """
+
+    weights: Ball
+    context: Ball
+    make_row_sums: Callable[[], Ball]
+    max_score: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Softmax:
+    """The weights, and the terms of their errors, (B, H, L, S) unless another shape is given.
+
+    p: the weights. score_error: E. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
+    excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator.
+    least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight.
+    lost: the error of a numerator that underflows. underflow: that of a weight.
+    gamma: relative error of a row's sum, (B, H, L, 1). cast: u_p, that of a weight that is cast.
+    max_score: as in `Attended`.
+    """
+
+    p: Tensor
+    score_error: Tensor
+    w_own: Tensor
+    excess: Tensor
+    least: Tensor
+    spread: Tensor
+    lost: Tensor
+    underflow: Tensor
+    gamma: Tensor
+    cast: float
+    max_score: Tensor
+
+
+def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
+    """Return weights and contexts, as they are stored; rows without an allowed key get what `empty_row` says.
+
+    >>> heads = Heads(*(Ball.exact(torch.ones(1, 1, 1, 1)),) * 3, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
+    >>> attend(heads, 1.0, Precision.of(torch.float32, Rounding()), "nan").context.mid
+    tensor([[[[nan]]]], dtype=torch.float64)
+    """
+    if empty_row == "uniform":
+        heads = _with_uniform_rows(heads)
+    empty, units, stores = heads.empty, precision.units, precision.rounding.scores_stored
+    softmax = _softmax(heads, tau, precision)
+    # |p^_j - p_j| <= spread_j + (gamma(n) (+) u_p) (p_j + spread_j) + eta_s + eta_a, and exactly 0 outside A
+    likely = softmax.p + softmax.spread
+    dp = softmax.spread + compound(softmax.gamma, softmax.cast) * likely + softmax.underflow
+    dp = dp.masked_fill(heads.forbidden, 0.0)
+    context = _context(heads, softmax, dp, precision)
+    # Weights that are not stored before the product are stored when they are returned.
+    returned = 0.0 if stores else (precision.softmax.store * (softmax.p + dp) + units.subnormal) * heads.allowed
+    p, o = softmax.p, context.mid
+    if empty_row == "nan":
+        p, o = p.masked_fill(empty, float("nan")), o.masked_fill(empty, float("nan"))
+    return Attended(
+        weights=Ball(p, dp + returned),
+        context=Ball(o, context.rad),
+        make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision.softmax.accumulate),
+        max_score=softmax.max_score,
+    )
+
+
+def _with_uniform_rows(heads: Heads) -> Heads:
+    """Let an empty row attend to every key, with equal scores."""
+    empty = heads.empty
+    query = Ball(heads.query.mid.masked_fill(empty, 0.0), heads.query.rad.masked_fill(empty, 0.0))
+    bias = None if heads.bias is None else heads.bias.masked_fill(empty, 0.0)
+    return replace(heads, query=query, bias=bias, allowed=heads.allowed | empty)
+
+
+def _scores(heads: Heads, tau: float, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Return s and E, both (B, H, L, S); outside A, s is not used, and E is 0."""
+    q, k, units, rounding = heads.query, heads.key, precision.units, precision.rounding
+    width = q.mid.shape[-1]
+    # r = gamma(d + 4) + pre u_s + mat u_s. Four of the roundings make tau: a root, a division, a second root, a cast.
+    # pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored.
+    relative = units.gamma(width + 4) + rounding.scaling_roundings * units.store
+    relative += units.store if rounding.scores_stored else 0.0
+    # s_j = tau q.k_j
+    # E_j = (tau dq + r tau |q|).(|k_j| + dk_j) + tau |q|.dk_j + d eta_a
+    scaled, size = tau * q.mid, tau * q.mid.abs()
+    s = scaled @ k.mid.mT
+    error = (tau * q.rad + relative * size) @ k.size.mT + size @ k.rad.mT + width * units.flush
+    if heads.bias is not None:
+        # s_j = tau q.k_j + b_j;  E_j += u (|s_j| + |b_j|), unless b_j = 0
+        bias = heads.bias.masked_fill(heads.forbidden, 0.0)
+        s = s + bias
+        stored = units.store if rounding.scores_stored else units.accumulate
+        error += stored * (s.abs() + bias.abs()) * (bias != 0)
+    if rounding.softmax_in_float32:
+        # E_j += 2^-24 |s_j|
+        error += units_of(torch.float32).store * s.abs()
+    error = error.masked_fill(heads.forbidden, 0.0)
+    if units.largest < float("inf"):
+        # Nothing is known of a row in which a score may overflow: (|q| + dq).(|k_j| + dk_j) + |s_j| + E_j >= largest
+        reach = q.size @ k.size.mT + s.abs() + error
+        overflows = heads.allowed & (reach >= units.largest)
+        error = error.masked_fill(overflows.any(-1, keepdim=True) & heads.allowed, float("inf"))
+    return s, error
+
+
+def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
+    """Return p = softmax(s) over A, with all that bounds its error."""
+    units, own, rounding, forbidden = precision.units, precision.softmax, precision.rounding, heads.forbidden
+    s, score_error = _scores(heads, tau, precision)
+    # Of an empty row, any finite score serves: the policy sets its weights afterwards.
+    s = s.masked_fill(forbidden, float("-inf")).masked_fill(heads.empty, 0.0)
+    # log p_j = s_j - m - log sum_l exp(s_l - m)
+    log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
+    m = row_max(s)
+    w_own = _own_error(m.unsqueeze(-1) - s, own, rounding)
+    # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
+    w = (score_error + w_own).masked_fill(forbidden, 0.0)
+    p, upper, lower = log_p.exp(), (log_p + w).exp(), (log_p - w).exp()
+    # A numerator that underflows is lost before the division, and the denominator is 1 / max_l p^+_l or more:
+    # lost = (eta_a + eta_s [softmax stored]) max_l p^+_l;  p^+_j += lost, p^-_j -= lost
+    eta = own.flush + (units.subnormal if rounding.softmax_stored else 0.0)
+    lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
+    upper, lower = upper + lost, (lower - lost).clamp(min=0.0)
+    least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
+    max_score = m.abs() + row_max(score_error)
+    gamma = own.gammas(heads.allowed.sum(-1, keepdim=True).clamp(min=1).double())
+    if rounding.log_normaliser:
+        gamma = gamma + normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate)
+    return _Softmax(
+        p=p,
+        score_error=score_error,
+        w_own=w_own,
+        excess=upper - p,
+        least=least,
+        # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
+        spread=torch.maximum(upper / least - p, p - lower / most),
+        lost=lost,
+        underflow=(units.subnormal + own.flush) * heads.allowed.double(),
+        gamma=gamma,
+        cast=own.store if rounding.scores_stored else own.accumulate,
+        max_score=max_score,
+    )
+
+
+def _own_error(gap: Tensor, own: Units, rounding: Rounding) -> Tensor:
+    """Return what the steps of the softmax add to w, from gap_j = m - s_j, (B, H, L, S).
+
+    The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
+    key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
+    stored between them: (gap_j + 2) (u_s - u_a).
+    """
+    error = 3 * own.accumulate * gap + (rounding.exp_error + 4) * own.accumulate
+    if rounding.softmax_stored:
+        error += (gap + 2) * max(own.store - own.accumulate, 0.0)
+    return error
+
+
+def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) -> Ball:
+    """Return o = sum_j p_j v_j with B_o, (B, H, L, d_k); dp are the errors of the weights."""
+    v, units, empty = heads.value, precision.units, heads.empty
+    gamma, u_a = softmax.gamma, precision.softmax.accumulate
+    o = softmax.p @ v.mid
+    # T1 = sum_j (p^+_j - p_j) |v_j - o| / sum_j p^-_j
+    t1 = weighted_distance(softmax.excess, v.mid, o) / softmax.least
+    # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) 3 u_a (+) u_p) (p_j + spread_j) + eta_s + eta_a) (|v_j| + dv_j)
+    rounded = compound(gamma, gamma, 3 * u_a, softmax.cast) * (softmax.p + softmax.spread) + softmax.underflow
+    # B_o = T1 + T2 + T3 + sum_j (p_j + dp_j) dv_j + n eta_a, then stored: + u_s (|o| + B_o) + eta_s
+    radius = t1 + rounded @ v.size + (softmax.p + dp) @ v.rad
+    n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
+    exact = Ball(o, (radius + n * units.flush).masked_fill(empty, 0.0))
+    return Ball(o, exact.stored(units).rad.masked_fill(empty, 0.0))
+
+
+def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor | float, u_a: float) -> Ball:
+    """Return the sums of the rows of weights, (B, H, L), with smaller radii than those of the weights together.
+
+    A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
+    returned: the error of storing the weights that are returned, (B, H, L, S).
+    """
+    # x_j = 2 w_own_j + 6 u_a (E_j + max_l E_l): how far numerator j may be from its part of the denominator
+    error = softmax.score_error
+    x = (2 * softmax.w_own + 6 * u_a * (error + row_max(error).unsqueeze(-1))).masked_fill(heads.forbidden, 0.0)
+    # |sum - 1| <= min(sum_j (p_j + dp_j) x_j, max_j x_j) (+) gamma(n) (+) u_p + underflow
+    most = softmax.p + weights.rad
+    radius = torch.minimum((most * x).sum(-1), row_max(x))
+    radius = compound(radius, softmax.gamma.squeeze(-1), softmax.cast)
+    radius = radius + (softmax.underflow + softmax.lost + returned).sum(-1)
+    unknown = radius.nan_to_num(nan=float("inf"), posinf=float("inf"))
+    return Ball(weights.mid.sum(-1), unknown.masked_fill(heads.empty.squeeze(-1), 0.0))
+
+
+def compound(first: Tensor, *others: Tensor | float) -> Tensor:
+    """Return the relative error of a product of factors with these relative errors: (1 + a)(1 + b)... - 1.
+
+    >>> compound(torch.tensor(0.5), 1.0)
+    tensor(2.)
+    """
+    total = first
+    for other in others:
+        total = total + other + total * other
+    return total
+
+
+def normaliser_error(max_score: Tensor, keys: int, u_a: float) -> Tensor:
+    """Return the relative error that all weights of a row share, (B, H, L, 1), where they are exp(s_j - z).
+
+    z = log sum_j exp(s_j) is rounded once more, after a sum, two changes of base, and a logarithm of at most the number
+    of keys within 2 ulp; where parts of a row are joined, each has its own z. max_score: as in `Attended`.
+
+    >>> f"{float(normaliser_error(torch.tensor([10.0]), 1024, 2.0**-24)):.1e}"
+    '5.9e-06'
+    """
+    # exp((3 max |m| + 10 log max(2, S)) u_a) - 1
+    steps = (3 * max_score + 10 * math.log(max(2, keys))) * u_a
+    return steps.clamp(max=LARGEST_LOG).expm1().unsqueeze(-1)
+
+
+def row_max(x: Tensor) -> Tensor:
+    """Return the largest number of each row, 0 where rows have no elements.
+
+    >>> row_max(torch.tensor([[1.0, 3.0], [2.0, -1.0]]))
+    tensor([3., 2.])
+    """
+    return x.amax(-1) if x.shape[-1] else x.sum(-1)
+
+
+def weighted_distance(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:
+    """Return sum_j excess_j |v_j - o|, (B, H, L, d), for excess (B, H, L, S), value (B, H, S, d), context (B, H, L, d).
+
+    Errors of the weights move a context only as far as the values differ from it, since sum_j p_j (v_j - o) = 0.
+
+    >>> equal = torch.ones(1, 1, 2, 1)
+    >>> weighted_distance(torch.ones(1, 1, 1, 2), equal, equal[:, :, :1])
+    tensor([[[[0.]]]])
+    """
+    rows = max(1, CHUNK // max(1, value.numel()))
+    parts = []
+    for part, centre in zip(excess.split(rows, 2), context.split(rows, 2), strict=True):
+        distance = (value.unsqueeze(2) - centre.unsqueeze(3)).abs_()
+        parts.append((part.unsqueeze(3) @ distance).squeeze(3))
+    return torch.cat(parts, 2)
