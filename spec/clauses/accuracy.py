@@ -77,7 +77,7 @@ CLAUSES: tuple[Clause, ...] = (
             "masked batch, or becomes -infinity and makes empty rows NaN."
         ),
         source=(
-            "IEEE 754: the largest finite binary16 number is 65504; known bug: NVIDIA/apex#1105, "
+            "IEEE 754: the largest finite binary16 number is 65504; known bugs: NVIDIA/apex#1105, "
             "facebookresearch/fairseq#3575, google/flax#1527"
         ),
         differs=(

@@ -67,7 +67,7 @@ CLAUSES: tuple[Clause, ...] = (
         id="CAU-4",
         level="MUST",
         title="Causal and padding masks combine",
-        statement="A causal mask and a padding mask together equal their logical AND.",
+        statement="A causal mask and a padding mask together act as their logical AND.",
         why=(
             "Decoder batches are causal and padded at once. If one mask replaces the other, queries see padding or the "
             "future, and only in the batches that have padding."

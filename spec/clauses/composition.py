@@ -35,7 +35,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         why=(
             "An exported program serves batches and lengths that its example did not have. If it is specialised to the "
-            "example, it rejects them, or an export is needed for each size."
+            "example, it rejects them, and each size needs its own export."
         ),
         source="torch.export documentation (dynamic shapes)",
         differs=(
@@ -43,7 +43,7 @@ CLAUSES: tuple[Clause, ...] = (
             "specialised to the example's sizes is the usual failure."
         ),
         violation=(
-            "`B, L = int(query.shape[0]), int(query.shape[1])`: `int` turns the sizes into the example's constants, "
+            "`B, L = int(query.shape[0]), int(query.shape[1])`: `int` turns the sizes of the example into constants, "
             "and `torch.export` refuses to treat them as dynamic."
         ),
     ),
@@ -77,7 +77,7 @@ CLAUSES: tuple[Clause, ...] = (
             "finite, so is every gradient."
         ),
         why=(
-            "Mixed-precision training is autocast around a whole model. Code that assumes float32 between its own "
+            "Mixed-precision training runs a whole model under autocast. Code that assumes float32 between its own "
             "lines overflows there, or raises on mixed dtypes."
         ),
         source="torch.amp documentation",

@@ -9,8 +9,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Gradients match the oracle's",
         statement=(
             "Gradients with respect to query, key, value and every weight match the oracle's float64 gradients within "
-            "the gradient bound, also with dropout. In bfloat16 and float16, where that bound proves little, their "
-            "root mean square error SHOULD be at most twice that of the plain formula in the same dtype."
+            "the gradient bound, also with dropout. In bfloat16 and float16, where that bound is loose, their root "
+            "mean square error SHOULD be at most twice that of the plain formula in the same dtype."
         ),
         why=(
             "Training follows the gradient, not the output. With a slightly incorrect gradient the loss still falls, "

@@ -126,7 +126,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         why=(
             "Items are padded to different lengths, and packed documents see different keys. An entry applied to "
-            "another position hides real tokens and exposes padding, and no shape shows it."
+            "another position hides real tokens and exposes padding, and the shapes do not show it."
         ),
         source=(
             "F.scaled_dot_product_attention documentation; known bugs: only the first item's or head's mask is used, "
@@ -176,9 +176,9 @@ CLAUSES: tuple[Clause, ...] = (
             "F.scaled_dot_product_attention; known bugs: pytorch/pytorch#103963, #160064"
         ),
         differs=(
-            "F.scaled_dot_product_attention gives zeros since torch 2.5 (NaN before), as do flex_attention and ONNX "
-            "Attention-23. JAX, Flax and transformers' eager code give the mean of all values; MLX gives the mean for "
-            "a boolean mask and NaN for an additive one; timm gives zeros when fused and NaN when not. "
+            "F.scaled_dot_product_attention has given zeros since torch 2.5 (NaN before), as do flex_attention and "
+            "ONNX Attention-23. JAX, Flax and transformers' eager code give the mean of all values; MLX gives the mean "
+            "for a boolean mask and NaN for an additive one; timm gives zeros when fused and NaN when not. "
             "torch.nn.MultiheadAttention 2.13 has no single policy: NaN with `need_weights=True`, b_o without, and NaN "
             "again on the inference fast path."
         ),
@@ -222,7 +222,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         why=(
             "The padded tail of a buffer from `torch.empty`, or of a layer that gives NaN in empty rows, may hold NaN, "
-            "and must not spread. NaN in a real token must show, instead of becoming a plausible number."
+            "which must not spread. NaN in a real token must show, instead of becoming a plausible number."
         ),
         source="Follows from MSK-3 (masking equals deleting); known bug: 0 * NaN = NaN (pytorch/pytorch#101967)",
         differs=(
@@ -270,8 +270,8 @@ CLAUSES: tuple[Clause, ...] = (
             "added."
         ),
         why=(
-            "Tokenisers return masks of integers, 0 and 1. Code that guesses what is meant hides nothing, or hides "
-            "other tokens, and the model still trains, only worse."
+            "Tokenisers return masks of integers, 0 and 1. If code guesses what is meant, it hides nothing or the "
+            "wrong tokens, and the model still trains, only worse."
         ),
         source="Known bug: a 0/1 integer mask added to the scores as if it were a bias",
         differs=(

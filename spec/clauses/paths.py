@@ -16,10 +16,10 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         source="Known bugs: pytorch/pytorch#160064, #127055 and #99282, where `need_weights` alone changed the result",
         differs=(
-            "In torch.nn.MultiheadAttention 2.13, it selects the code: an explicit softmax with `need_weights=True` "
-            "(the default), F.scaled_dot_product_attention without. They differ on rows without an allowed key (NaN "
-            "versus b_o), and on `is_causal=True` with a mask that is not the causal one. Keras also takes another "
-            "code path when scores are requested."
+            "In torch.nn.MultiheadAttention 2.13, `need_weights` selects the code: an explicit softmax with "
+            "`need_weights=True` (the default), F.scaled_dot_product_attention without. They differ on rows without an "
+            "allowed key (NaN versus b_o), and on `is_causal=True` with a mask that is not the causal one. Keras also "
+            "takes another code path when scores are requested."
         ),
         violation=(
             "A fused kernel that gives zeros for an empty row without weights, while the explicit softmax for "

@@ -18,8 +18,8 @@ CLAUSES: tuple[Clause, ...] = (
         source="Vaswani et al. 2017, sections 3.2.2 and 3.2.3; torch.nn.MultiheadAttention documentation",
         differs=(
             "torch.nn.MultiheadAttention puts the sequence first unless `batch_first=True`, and also takes unbatched "
-            "inputs. Without `batch_first`, it accepts a (B, L, D) tensor and attends over the batch; no shape shows "
-            "it."
+            "inputs. Without `batch_first`, it accepts a (B, L, D) tensor and attends over the batch; the shapes do "
+            "not show it."
         ),
         violation=(
             "`return output.transpose(0, 1)`, for sequence-first callers: the shape is (L, B, D), which matches the "

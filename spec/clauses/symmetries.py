@@ -125,8 +125,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Duplicating every key changes nothing",
         statement="Duplicating every key and value (with its mask column) changes nothing.",
         why=(
-            "This tells an average from a sum. A context that grows with the number of keys is larger on long inputs "
-            "than any seen in training."
+            "This distinguishes an average from a sum. A context that grows with the number of keys is larger on long "
+            "inputs than any seen in training."
         ),
         source="Follows from equation 1 of Vaswani et al. 2017: each weight is halved and counted twice",
         differs=(
@@ -138,7 +138,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="EQV-8",
         level="MUST",
-        title="Self-attention equals attention on copies",
+        title="Self-attention equals cross-attention on copies",
         statement=(
             "Self-attention on x equals cross-attention on (x, x, x), whether these are one tensor or three copies. "
             "Where one input is a slice of another, the result is that of their values, wherever the slice starts in "
