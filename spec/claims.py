@@ -12,6 +12,8 @@ Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 MASK_FORMS = ("bool", "float")
 DTYPES = tuple(TRAITS)
+# Those in which torch computes: what an implementation in torch operations claims.
+COMPUTE_DTYPES = tuple(name for name, traits in TRAITS.items() if traits.compute is None)
 DEVICES = ("cpu", "cuda")
 COMPOSITIONS = ("compile", "export", "func", "autocast")
 # 32 ulp; a coarser exponential would show in every result.
