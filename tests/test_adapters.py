@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mha import implementations
 from mha.conformance import check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.implementations import ImplementationError, discover, discovery, from_kernel, from_module, preflight, resolve
 from mha.spec import Claims, Config, Implementation, Weights
 

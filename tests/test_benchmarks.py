@@ -18,18 +18,18 @@ from torch import Tensor
 from mha.conformance.benchmarks import memory
 from mha.conformance.benchmarks.memory import memory_limit, peak_memory
 from mha.conformance.benchmarks.workloads import work_of
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.pytest_plugin import SELECTION, benchmarks
 from mha.implementations import resolve
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 MINE = """\
-from mha.conformance.faults import basics, gallery
+from mha.conformance.faults import registry, softmax
 from mha.spec import Claims
 
 few = Claims(masks=(), causal=None, gradients=False, returns_weights=False)  # what is judged first takes less long
-plain = gallery.implementation_of(gallery.Correct, few)
-unscaled = gallery.implementation_of(basics.Unscaled, few)
+plain = registry.implementation_of(registry.Correct, few)
+unscaled = registry.implementation_of(softmax.Unscaled, few)
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from mha.conformance import Report, check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.reports.text import describe, summarise
 from mha.spec import CLAUSES, Output
 

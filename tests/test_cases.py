@@ -19,7 +19,7 @@ from mha.conformance.cases.layouts import LAYOUTS, lay_out, leaf_of
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, EXTENTS, FLOAT, make_mask
 from mha.conformance.cases.strategies import drawn_cases
 from mha.conformance.cases.values import VALUES
-from mha.conformance.faults.complete import complete
+from mha.conformance.faults.base import complete
 from mha.conformance.properties.registry import Property, properties
 from mha.implementations import resolve
 from mha.spec import Claims, causal_mask

@@ -66,7 +66,7 @@ def test_the_clause_to_look_at_is_one_that_must_be_kept(monkeypatch: pytest.Monk
 
     some = {clause: members for clause, members in checking.properties().items() if clause in ("MSK-10", "NUM-1")}
     monkeypatch.setattr(checking, "properties", lambda: some)
-    told = run("mha.conformance.faults.gallery:faulty_Unscaled", "--dtype", "float32")[1]
+    told = run("mha.conformance.faults.softmax:faulty_Unscaled", "--dtype", "float32")[1]
     assert told.index("MSK-10") < told.index("NUM-1")
     assert "add --clause NUM-1" in told
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import variants
 from mha.conformance import Verdict, check
-from mha.conformance.faults import basics
-from mha.conformance.faults import gallery as faults
-from mha.conformance.faults.complete import CLAIMS
+from mha.conformance.faults import mask_edges
+from mha.conformance.faults import registry as faults
+from mha.conformance.faults.base import CLAIMS
 from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Weights
@@ -23,7 +23,7 @@ TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings
 LOG = replace(CLAIMS, rounding=Rounding())
 IN_SINGLE = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
 VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
-    "uniform": (basics.FiniteFill, Claims(empty_row="uniform")),
+    "uniform": (mask_edges.FiniteFill, Claims(empty_row="uniform")),
     "nan": (variants.NanForEmptyRow, Claims(empty_row="nan")),
     "error": (variants.RaisesForEmptyRow, Claims(empty_row="error")),
     "bottom right": (variants.BottomRight, Claims(causal="bottom_right")),

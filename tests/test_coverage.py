@@ -11,8 +11,8 @@ import variants
 from mha.conformance import check
 from mha.conformance.cases.domain import Domain
 from mha.conformance.engine.search import PROFILES, Search
-from mha.conformance.faults import gallery as faults
-from mha.conformance.faults.complete import CLAIMS
+from mha.conformance.faults import registry as faults
+from mha.conformance.faults.base import CLAIMS
 from mha.conformance.harness.known_bad import DEFECTS, KnownBad
 from mha.conformance.properties.registry import Property, properties
 from mha.spec import CLAUSES, Claims, Implementation, Rounding

@@ -152,7 +152,7 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
 
 def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_package").mkdir()
-    code = "from mha.conformance.faults.gallery import correct as implementation\n"
+    code = "from mha.conformance.faults.base import correct as implementation\n"
     (tmp_path / "a_package" / "neighbour.py").write_text(code)
     file = tmp_path / "a_package" / "attention.py"
     file.write_text("from .neighbour import implementation\n")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mha.conformance import check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import Property, properties
 
 PROPERTIES = properties()

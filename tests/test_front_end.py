@@ -33,7 +33,7 @@ def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> Non
 
 
 FAULTY = """\
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 
 implementation = faults.implementations["FiniteFill"]
 """
@@ -61,12 +61,12 @@ def test_script_of_a_failure_runs_alone_and_fails(faulty: str, tmp_path: Path) -
     told = done.stdout.split("save this as a file and run it:")[1].split("=====")[0]
     script = tmp_path / "script.py"
     script.write_text("\n".join(line.removeprefix("    ") for line in told.splitlines()))
-    imported = "from mha.conformance.faults.gallery import faulty_FiniteFill as"
+    imported = "from mha.conformance.faults.mask_edges import faulty_FiniteFill as"
     assert "mha.conformance" not in script.read_text().replace(imported, "")
     alone = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert alone.returncode == 1
     assert "AssertionError" in alone.stderr
-    (tmp_path / "my_attention.py").write_text("from mha.conformance.faults.gallery import correct as implementation\n")
+    (tmp_path / "my_attention.py").write_text("from mha.conformance.faults.base import correct as implementation\n")
     script.write_text(script.read_text().replace(imported, "from my_attention import"))
     mended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert mended.returncode == 0, mended.stderr

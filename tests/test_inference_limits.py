@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.conformance.faults import gallery
+from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.inference.infer import infer
 from mha.spec import Claims
@@ -26,7 +26,7 @@ class Unnamed(nn.Module):
         return x
 
 
-class NotAttention(gallery.Correct):
+class NotAttention(registry.Correct):
     """What its mask does is no mask."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -56,19 +56,19 @@ class FusedButUnlike(nn.Module):
         return output
 
 
-class Exits(gallery.Correct):
+class Exits(registry.Correct):
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # another signature
         raise SystemExit(3)
 
 
-class ByPlace(gallery.Correct):
+class ByPlace(registry.Correct):
     """Value first, and no name that says so."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Any:  # type: ignore[override]  # another signature
         return super().forward(c, b, a)
 
 
-class OneHead(gallery.Correct):
+class OneHead(registry.Correct):
     """With one head there is no output projection."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
@@ -79,7 +79,7 @@ class OneHead(gallery.Correct):
         return super().forward(x, x, x).output
 
 
-class ThreeThings(gallery.Correct):
+class ThreeThings(registry.Correct):
     third: Any = "a cache"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]  # another signature
@@ -133,7 +133,7 @@ def test_declaring_what_could_not_be_inferred_works() -> None:
     assert verdict.status == "fail"
 
 
-class Numbers(gallery.Correct):
+class Numbers(registry.Correct):
     """Computes with the mask: 1 = may attend."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
@@ -153,7 +153,7 @@ def test_mask_of_numbers_is_tried_too() -> None:
     assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
 
 
-class Square(gallery.Correct):
+class Square(registry.Correct):
     """Its output projection has a name that tells nothing, and a norm has the name of a projection."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:

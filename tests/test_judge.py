@@ -13,7 +13,7 @@ from reports_made import without_the_moment
 from torch import Tensor
 
 from mha.conformance import check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import properties
 from mha.conformance.reports.text import describe, summarise
 from mha.spec import CLAUSES, Claims, Config, Output, Weights

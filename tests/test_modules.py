@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from mha.conformance import check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.implementations import ImplementationError, from_module, preflight
 from mha.spec import Claims, Output
 

@@ -10,7 +10,7 @@ from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.engine.search import PROFILES, Search
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties

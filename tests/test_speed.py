@@ -20,7 +20,7 @@ from mha.conformance.benchmarks.plot import to_svg
 from mha.conformance.benchmarks.workloads import Work, work_of
 from mha.conformance.cases.case import Case
 from mha.conformance.cli.bench import line
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.implementations import resolve
 from mha.spec import Claims, Config, Implementation, Output, Weights
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mha.conformance import check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.reports.text import summarise
 
 CHECKOUT = Path(__file__).resolve().parent.parent

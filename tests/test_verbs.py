@@ -16,8 +16,8 @@ from mha.conformance.cli.app import app
 from mha.conformance.reports.files import LAST
 from mha.conformance.results import Report
 
-FAULTY = "mha.conformance.faults.gallery:faulty_FiniteFill"
-RIGHT = "mha.conformance.faults.gallery:correct"
+FAULTY = "mha.conformance.faults.mask_edges:faulty_FiniteFill"
+RIGHT = "mha.conformance.faults.base:correct"
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_waiver_goes_below_what_is_there() -> None:
 def test_what_is_not_claimed_is_not_replayed_as_a_failure() -> None:
     Path("mine.py").write_text(
         "from dataclasses import replace\nfrom mha.spec import Claims\n"
-        "from mha.conformance.faults.gallery import correct\n"
+        "from mha.conformance.faults.base import correct\n"
         "implementation = replace(correct, claims=Claims(masks=()))\n"
     )
     status, told = run("replay", "Case(mask='padding', S=3)", "--clause", "MSK-1", "--impl", "mine.py:implementation")
@@ -140,18 +140,18 @@ def test_output_that_cannot_show_signs_loses_nothing(here: Path) -> None:
 SWALLOWS = """\
 import contextlib, os, signal, time
 from mha.conformance import check
-from mha.conformance.faults import gallery
+from mha.conformance.faults import registry
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 
-class Swallows(gallery.Correct):
+class Swallows(registry.Correct):
     def merge(self, x):
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
         return super().merge(x)
 
-check(gallery.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=["float32"])
+check(registry.implementation_of(Swallows), "quick", clauses=["SHP-1"], dtypes=["float32"])
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 from reports_made import two_implementations
 from test_verbs import RIGHT, run
 
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 
 correct = faults.implementation_of(faults.Correct)
 

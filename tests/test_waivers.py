@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mha.conformance import Case, Verdict, check
-from mha.conformance.faults import gallery as faults
+from mha.conformance.faults import registry as faults
 from mha.conformance.waivers import Waiver, WaiverError, built_in_waivers, read_waivers
 from mha.conformance.waivers import validate_where as validate
 from mha.conformance.waivers import where_holds as holds

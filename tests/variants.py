@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.complete import Complete
-from mha.conformance.faults.correct import Correct
+from mha.conformance.faults.base import Complete, Correct
 from mha.spec import Output, causal_mask
 
 

@@ -195,22 +195,22 @@ def init(
 
 @app.command()
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(help="Faults of the gallery; all, if none.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of faults; all, if none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the cases.")] = 0,
     profile: Annotated[str, typer.Option(help="quick, default or thorough.")] = "default",
     every_clause: Annotated[
-        bool, typer.Option("--every-clause", help="Judge by every clause, not by those alone that must catch it.")
+        bool, typer.Option("--every-clause", help="Judge by every clause, not only by those that must catch the fault.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the matrix to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write it as a table.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write it as a picture.")] = None,
 ) -> None:
-    """Judge the judge: is every fault caught? Example: mha faults --markdown kills.md"""
-    from mha.conformance.cli.faults import judge_the_judge
+    """Run the self-test: is every known fault caught? Example: mha faults --markdown kills.md"""
+    from mha.conformance.cli.faults import self_test
 
     status = 0
     with _told():
-        for line, caught in judge_the_judge(
+        for line, caught in self_test(
             names or (), seed, profile, every_clause=every_clause, json=json, markdown=markdown, svg=svg
         ):
             typer.echo(line)

@@ -1,17 +1,18 @@
-"""`mha faults`: the judge judged on the gallery of faults."""
+"""`mha faults`: the self-test of the suite on the known faults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from mha.conformance.faults import kill_matrix
+from mha.conformance.faults.kill_matrix import Kill, kills
+from mha.conformance.faults.matrix_report import summary, to_json, to_markdown, to_svg
 from mha.conformance.faults.registry import implementations
-from mha.conformance.settings import PROFILES
+from mha.conformance.settings import PROFILES, validate_choice
 
 
-def judge_the_judge(
+def self_test(
     names: Sequence[str],
     seed: int,
     profile: str,
@@ -21,31 +22,42 @@ def judge_the_judge(
     markdown: Path | None,
     svg: Path | None,
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the lines to print, and whether each tells of a fault that is caught, or of none; write the files.
+    """Judge faults, all by default, and write the matrix to the files that are given.
 
-    Raises ValueError for what is not known or cannot be written, the latter before anything is judged if possible.
+    Yields each line to print, and False with it if it reports a fault that is not caught. Raises ValueError for an
+    unknown name or profile, and for a file that cannot be written, before anything is judged if possible.
     """
-    for given, known, what in ((names, implementations, "fault"), ([profile], PROFILES, "profile")):
-        for word in given:
-            if word not in known:
-                near = get_close_matches(word, known, n=3)
-                raise ValueError(
-                    f"there is no {what} {word!r}" + (f"; did you mean {', '.join(near)}?" if near else "")
-                )
-    for file in (json, markdown, svg):
+    # #lizard forgives(parameter_count): the options of the command
+    _validate_names(names)
+    validate_choice("profile", [profile], PROFILES)
+    files = {to_json: json, to_markdown: markdown, to_svg: svg}
+    for file in files.values():
         if file is not None and not file.resolve().parent.is_dir():
             raise ValueError(f"there is no folder {str(file.parent)!r} to write {file.name!r} in")
-    found = []
-    for kill in kill_matrix.kills(seed, profile, every_clause=every_clause, names=names):
-        found.append(kill)
+    cells = []
+    for kill in kills(seed, profile, every_clause=every_clause, names=names):
+        cells.append(kill)
         if kill.named:
-            told = f"{kill.first:5} examples" if kill.caught else f"NOT CAUGHT: {kill.status}"
-            yield f"{kill.clause:7} {kill.dtype:9} {told:15}  {kill.fault}: {kill.wrong}", kill.caught
-    yield "\n".join(["", *kill_matrix.summary(found)]), True
-    for file, text in ((json, kill_matrix.to_json), (markdown, kill_matrix.to_markdown), (svg, kill_matrix.to_svg)):
+            result = f"{kill.cases_to_failure or 0:5} cases" if kill.caught else f"NOT CAUGHT: {kill.status}"
+            yield f"{kill.clause:7} {kill.dtype:9} {result:12}  {kill.fault}: {kill.defect}", kill.caught
+    yield "\n".join(["", *summary(cells)]), True
+    _write(files, cells)
+
+
+def _validate_names(names: Sequence[str]) -> None:
+    """Raise ValueError for a name that no fault has."""
+    for name in names:
+        if name not in implementations:
+            near = get_close_matches(name, implementations, n=3)
+            raise ValueError(f"there is no fault {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+
+
+def _write(files: Mapping[Callable[[Collection[Kill]], str], Path | None], cells: Collection[Kill]) -> None:
+    """Write the cells to each file; raise ValueError for one that cannot be written."""
+    for text, file in files.items():
         if file is not None:
             try:
-                file.write_text(text(found), encoding="utf-8")
+                file.write_text(text(cells), encoding="utf-8")
             except OSError as error:
-                why = f"the matrix cannot be written to {str(file)!r}: {error.strerror}"
-                raise ValueError(f"{why}; what was found stands above") from None
+                message = f"the matrix cannot be written to {str(file)!r}: {error.strerror}"
+                raise ValueError(f"{message}; the results are printed above") from None

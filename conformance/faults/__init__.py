@@ -1,1 +1,1 @@
-"""The gallery of faults: implementations that are wrong in one way, by which the judge is judged."""
+"""Faulty implementations, each with the clauses that must catch it: the self-test of the suite."""

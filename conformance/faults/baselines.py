@@ -1,8 +1,9 @@
-"""What is usually done instead: three checks of an attention as they are often written, measured beside the judge.
+"""Baseline checks: three ways in which an attention is often tested, measured on the same faults.
 
-`allclose`: one batch of normal numbers against `nn.MultiheadAttention`, at 1e-4. `assert_close`: a few masks against
-the plain formula, with the tolerances of `torch.testing`. `grid`: a grid of shapes and masks, outputs and gradients,
-each with at most twice the error of the plain formula in the same dtype (the rule of FlashAttention's tests).
+`allclose`: one batch of normal numbers against `nn.MultiheadAttention`, with a tolerance of 1e-4. `assert_close`: a few
+masks against the plain formula, with the tolerances of `torch.testing`. `grid`: a grid of shapes and masks, outputs and
+gradients, each with at most twice the error of the plain formula in the same dtype (the rule of the tests of
+FlashAttention).
 """
 
 from __future__ import annotations
@@ -27,39 +28,40 @@ GRID = tuple(
     for n_heads, head_dim, (L, S) in product((1, 4), (8, 64), ((16, 16), (64, 64), (1, 64), (128, 64)))
     for mask, causal in (("none", False), ("padding", False), ("none", True))
 )
-A_FEW = tuple(
+FOUR_MASKS = tuple(
     Case(n_heads=4, head_dim=8, B=2, L=12, S=12, mask=mask, causal=causal)
     for mask, causal in (("none", False), ("padding", False), ("queries", False), ("none", True))
 )
 
 
 def caught_by(implementation: Implementation, dtype: str) -> tuple[str, ...]:
-    """Return the names of the usual checks that an implementation does not pass, in a dtype that it claims."""
-    return tuple(name for name, passes in CHECKS.items() if not _passes(passes, implementation, dtype))
+    """Return the names of the baseline checks that fail for an implementation, in a dtype that it claims."""
+    return tuple(name for name, check in CHECKS.items() if not _passes(check, implementation, dtype))
 
 
 def _passes(check: Callable[[Implementation, str], bool], implementation: Implementation, dtype: str) -> bool:
-    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    """Return whether a check passes; whatever the implementation raises is a failure, and global state is restored."""
+    default_dtype, grad_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
-        with guarded("a usual check"):
+        with guarded("a baseline check"):
             return check(implementation, dtype)
     except Violation:
         return False
     finally:
-        torch.set_default_dtype(before[0])
-        torch.set_grad_enabled(before[1])
+        torch.set_default_dtype(default_dtype)
+        torch.set_grad_enabled(grad_enabled)
 
 
 def allclose(implementation: Implementation, dtype: str) -> bool:
-    """Normal numbers, self-attention, no mask; half precision, for which 1e-4 is no tolerance, in float32."""
+    """Self-attention on normal numbers without a mask; in float32 for half precision, where 1e-4 is below rounding."""
     wide = dtype if dtype == "float64" else "float32"
     problem = Case(n_heads=8, head_dim=8, B=4, L=32, S=32, inputs="self", dtype=wide).problem()
     return torch.allclose(_call(implementation, problem), _call(torch_mha, problem), atol=1e-4)
 
 
 def assert_close(implementation: Implementation, dtype: str) -> bool:
-    """Four masks, one shape."""
-    for case in A_FEW:
+    """Four masks, in one shape."""
+    for case in FOUR_MASKS:
         problem = replace(case, dtype=dtype).problem()
         allowed = problem.allowed(implementation.claims.causal)
         torch.testing.assert_close(_call(implementation, problem), plain_formula(problem, allowed))
@@ -67,7 +69,7 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
 
 
 def grid(implementation: Implementation, dtype: str) -> bool:
-    """Shapes and masks, forward and backward, against a reference in float64; float64 itself, which has none, not."""
+    """Shapes and masks, forward and backward, against float64; in float32 for float64, which has no wider reference."""
     for case in GRID:
         problem = replace(case, dtype="float32" if dtype == "float64" else dtype).problem()
         allowed = problem.allowed(implementation.claims.causal)
@@ -76,11 +78,12 @@ def grid(implementation: Implementation, dtype: str) -> bool:
             return plain_formula(inputs, allowed)
 
         wide = problem.map_inputs(Tensor.double).change(weights=problem.weights.to(torch.float64, "cpu"))
-        right, near = _differentiated(plain, wide), _differentiated(plain, problem)
-        seen = _differentiated(lambda inputs: _call(implementation, inputs), problem)
-        for one, other, exact in zip(seen, near, right, strict=True):
-            allowance = 2 * (other - exact).abs().max() + torch.finfo(other.dtype).eps * exact.abs().max()
-            if not bool((one - exact).abs().max() <= allowance):
+        references, baselines = _differentiated(plain, wide), _differentiated(plain, problem)
+        results = _differentiated(lambda inputs: _call(implementation, inputs), problem)
+        for result, baseline, reference in zip(results, baselines, references, strict=True):
+            eps = torch.finfo(baseline.dtype).eps
+            allowance = 2 * (baseline - reference).abs().max() + eps * reference.abs().max()
+            if not bool((result - reference).abs().max() <= allowance):
                 return False
     return True
 
@@ -93,17 +96,18 @@ CHECKS: dict[str, Callable[[Implementation, str], bool]] = {
 
 
 def _call(implementation: Implementation, problem: Problem) -> Tensor:
-    attention: Any = implementation.build(
+    """Return the output of an implementation, built for the problem, in evaluation."""
+    module: Any = implementation.build(
         problem.config, problem.weights, dtype=problem.query.dtype, device=str(problem.query.device)
     )
-    attention.eval()
-    named = {"mask": problem.mask, "is_causal": problem.is_causal}
-    output: Tensor = attention(problem.query, problem.key, problem.value, **named).output
+    module.eval()
+    options = {"mask": problem.mask, "is_causal": problem.is_causal}
+    output: Tensor = module(problem.query, problem.key, problem.value, **options).output
     return output
 
 
 def _differentiated(call: Callable[[Problem], Tensor], problem: Problem) -> list[Tensor]:
-    """Return the output and the gradients of the inputs for an upstream of ones, in float64."""
+    """Return the output, and the gradients of query, key and value for an upstream gradient of ones."""
     leaves = problem.map_inputs(lambda x: x.detach().clone().requires_grad_())
     output = call(leaves)
     output.backward(torch.ones_like(output))

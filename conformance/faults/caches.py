@@ -1,20 +1,92 @@
-"""Attention that keeps weights, masks or values of earlier calls; see `gallery`."""
+"""Faults that STA-3 and STA-4 must catch: what is kept from earlier calls, copied or loaded."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.complete import Complete
-from mha.spec import Config, Output, Weights
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import Decoding
+from mha.conformance.faults.fault import fault
+from mha.spec import Config, Output, Weights, causal_mask
 
 
+@fault("STA-3", caught_by="calls_do_not_depend_on_calls_before", trigger="a second call")
+class SecondCall(Complete):
+    """A call uses the scores of the call before it if the shapes agree."""
+
+    kept: Tensor | None = None
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores, kept = super().score(q, k), self.kept
+        self.kept = scores.detach()
+        return kept if kept is not None and kept.shape == scores.shape else scores
+
+
+@fault("STA-3", caught_by="calls_do_not_depend_on_calls_before", trigger="a call after one of another length")
+class AfterAnotherShape(Complete):
+    """A call with other lengths than the first has another scale."""
+
+    lengths: tuple[int, int] | None = None
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        now = q.shape[2], k.shape[2]
+        first, self.lengths = self.lengths or now, self.lengths or now
+        return super().score(q, k) * (1.0 if first == now else 0.9)
+
+
+@fault("STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="a call after a backward pass")
+class TrainedOnce(Complete):
+    """After a backward pass, calls without gradients give smaller weights."""
+
+    trained = False
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        weights = super().weigh(scores, allowed)
+        if weights.requires_grad:
+            weights.register_hook(self.note)
+        return weights * (0.9 if self.trained and not weights.requires_grad else 1.0)
+
+    def note(self, gradient: Tensor) -> None:
+        self.trained = True
+
+
+@fault("STA-3", caught_by="calls_do_not_depend_on_calls_before", trigger="a sixth call")
+class Tires(Complete):
+    """Only the first five calls are correct."""
+
+    calls = 0
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        self.calls += 1
+        return super().score(q, k) * (1.0 if self.calls <= 5 else 1.1)
+
+
+@fault("STA-3", script_shows=False, trigger="the first call after a failure")
+class SpoiltByRefusal(Complete):
+    """A call that raises changes the results of later calls."""
+
+    spoilt = 0.0
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        before, self.spoilt = self.spoilt, 1.0
+        output, weights = super().attend(query, *rest)
+        self.spoilt = before
+        return Output(output + self.spoilt, weights)
+
+
+@fault(
+    "STA-3",
+    caught_by="tensors_may_change_between_calls",
+    script_shows=False,
+    trigger="a second call, with another mask at the address",
+)
 class MaskByAddress(Complete):
-    """A mask at the address of one seen before is taken for that one."""
-
-    only = "a second call, with another mask at the address"
+    """A mask at the address of an earlier one is read as that one."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -26,8 +98,8 @@ class MaskByAddress(Complete):
         return super().attend(query, key, value, mask, *rest)
 
 
-class LastValues(torch.autograd.Function):
-    """weights @ v, whose gradient looks at the values of the last call."""
+class _LastValues(torch.autograd.Function):
+    """weights @ v, whose backward pass uses the values of the module's last call."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, v: Tensor, module: LastCallDifferentiated) -> Tensor:
@@ -40,35 +112,23 @@ class LastValues(torch.autograd.Function):
         return gradient @ ctx.module.last.mT, ctx.saved_tensors[0].mT @ gradient, None
 
 
+@fault(
+    "STA-3",
+    caught_by="calls_between_change_no_gradient",
+    script_shows=False,
+    trigger="another call before the backward pass",
+)
 class LastCallDifferentiated(Complete):
-    """The backward pass looks at the values of the last call."""
-
-    only = "another call before the backward pass"
+    """The backward pass uses the values of the most recent call."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         self.last = v.detach().masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
-        return LastValues.apply(weights, v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0), self)
+        return _LastValues.apply(weights, v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0), self)
 
 
-class WeightsPacked(Complete):
-    """The output's weights are packed at the first call without gradients, and never again."""
-
-    only = "a call after the weights changed"
-
-    packed: Tensor | None = None
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        if role != "o" or torch.is_grad_enabled():
-            return super().project(x, role)
-        if self.packed is None:
-            self.packed = self.w_o.detach().clone()
-        return torch.nn.functional.linear(x, self.packed, getattr(self, "b_o", None))
-
-
+@fault("STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="a second step of training")
 class GraphKept(Complete):
-    """The output's weights are prepared at the first call, together with their history."""
-
-    only = "a second step of training"
+    """W_o is prepared in the first call, and kept together with its autograd graph."""
 
     prepared: Tensor | None = None
 
@@ -77,25 +137,142 @@ class GraphKept(Complete):
             return super().project(x, role)
         if self.prepared is None:
             self.prepared = self.w_o * 1.0
-        return torch.nn.functional.linear(x, self.prepared, getattr(self, "b_o", None))
+        return F.linear(x, self.prepared, getattr(self, "b_o", None))
 
 
-class BiasGivenBack(Complete):
-    """Where nothing at all is allowed, the output is the bias itself."""
+@fault("STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="training after inference")
+class PackedInInference(Complete):
+    """Weights that were packed for inference are used in training too, as long as they are unchanged."""
 
-    only = "nothing allowed at all"
+    def project(self, x: Tensor, role: str) -> Tensor:
+        weight, packed = getattr(self, f"w_{role}"), self.__dict__.setdefault("packed", {})
+        stamp = id(weight), weight._version
+        if not torch.is_grad_enabled() and packed.get(role, (None,))[0] != stamp:
+            with torch.inference_mode(False), torch.no_grad():
+                packed[role] = stamp, weight.detach().clone()
+        held = packed[role][1] if packed.get(role, (None,))[0] == stamp else weight
+        return F.linear(x, held, getattr(self, f"b_{role}", None))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights = super().attend(query, key, value, mask, *rest)
-        if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.bias:
-            output = self.b_o.expand(output.shape)
-        return Output(output, weights)
+
+@fault(
+    "STA-3",
+    caught_by="keys_may_be_more_in_the_next_causal_call",
+    trigger="an earlier call with as many queries on other keys",
+)
+class TriangleOfSoManyQueries(Complete):
+    """The causal mask is cached by the number of queries only: keys beyond those of the first call are hidden."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.kept: dict[int, Tensor] = {}
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, False, q, k)
+        if is_causal:
+            queries, keys = allowed.shape[2:]
+            kept = self.kept.setdefault(queries, causal_mask(queries, keys, "top_left"))
+            allowed = allowed & F.pad(kept, (0, max(0, keys - kept.shape[1])))[:, :keys]
+        return allowed, bias
 
 
+@fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="a call after the weights changed")
+@fault("CMP-3", script_shows=False)
+class WeightsCopied(Complete):
+    """The weights are copied at construction, and the copies are not in the state_dict."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.copies = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return F.linear(x, self.copies[f"w_{role}"], self.copies.get(f"b_{role}"))
+
+
+@fault("STA-4", caught_by="state_round_trips", trigger="a deep copy")
+class CopyForgets(Complete):
+    """A deep copy flips the sign of the scores."""
+
+    sign = 1.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyForgets:
+        again = CopyForgets(self.config, Weights(**dict(self.named_parameters())))
+        again.sign = -1.0
+        return again
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * self.sign
+
+
+@fault(
+    "STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="a call after the weights changed"
+)
+@fault("STA-4", caught_by="state_round_trips", script_shows=False)
+class WeightsPacked(Complete):
+    """W_o is packed in the first call without gradients, and never again."""
+
+    packed: Tensor | None = None
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "o" or torch.is_grad_enabled():
+            return super().project(x, role)
+        if self.packed is None:
+            self.packed = self.w_o.detach().clone()
+        return F.linear(x, self.packed, getattr(self, "b_o", None))
+
+
+@fault(
+    "STA-4",
+    caught_by="state_round_trips",
+    script_shows=False,
+    trigger="weights changed between two calls in evaluation",
+)
+class PackedUntilModeChanges(Complete):
+    """Weights packed for inference are discarded only by train() and eval(): weights loaded later are ignored."""
+
+    def train(self, mode: bool = True) -> PackedUntilModeChanges:
+        self.__dict__["packed"] = {}
+        super().train(mode)
+        return self
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if self.training or torch.is_grad_enabled():
+            return super().project(x, role)
+        packed = self.__dict__.setdefault("packed", {})
+        held = packed.setdefault(role, getattr(self, f"w_{role}").detach().clone())
+        return F.linear(x, held, getattr(self, f"b_{role}", None))
+
+
+@fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="a deep copy")
+class CopyShares(Complete):
+    """A deep copy shares its parameters with the original."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyShares:
+        return copy.copy(self)
+
+
+@fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="the state_dict of a parent module")
+class PrefixForgotten(Complete):
+    """W_o is saved under an older name, which loading looks up without the prefix of the parent module."""
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]  # torch's own
+        destination[f"{prefix}out_proj"] = destination.pop(f"{prefix}w_o")
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found = state.pop("out_proj", None)
+        state.pop(f"{prefix}out_proj", None)
+        state[f"{prefix}w_o"] = self.w_o.detach() if found is None else found
+        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]  # torch's own
+
+
+@fault(
+    "STA-4",
+    caught_by="what_is_loaded_counts_under_autocast",
+    script_shows=False,
+    trigger="a call under autocast after other weights were loaded",
+)
 class CastKept(Complete):
-    """The output's weights are cast at the first call under autocast, and never again."""
-
-    only = "a call under autocast after other weights were loaded"
+    """W_o is cast in the first call under autocast, and never again."""
 
     cast: Tensor | None = None
 
@@ -104,19 +281,17 @@ class CastKept(Complete):
             return super().project(x, role)
         if self.cast is None:
             self.cast = self.w_o.to(torch.get_autocast_dtype("cpu"))
-        return torch.nn.functional.linear(x, self.cast, getattr(self, "b_o", None))
+        return F.linear(x, self.cast, getattr(self, "b_o", None))
 
 
-class GroupsIndexedInInference(Complete):
-    """The index that repeats the heads is made in the first call, be it in inference mode."""
+@fault(
+    "STA-4",
+    caught_by="what_is_loaded_counts_in_decoding",
+    script_shows=False,
+    trigger="decoding after other weights were loaded",
+)
+class DecodingKeepsWeights(Decoding, WeightsPacked):
+    """W_o is packed in the first decoding step, and never again."""
 
-    only = "training with grouped heads after a call in inference mode"
-
-    index: Tensor | None = None
-
-    def repeat(self, x: Tensor) -> Tensor:
-        if self.config.kv_heads == self.config.n_heads:
-            return x
-        if self.index is None:
-            self.index = torch.arange(self.config.n_heads) // (self.config.n_heads // self.config.kv_heads)
-        return x[:, self.index]
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x, role) if self.decoding else Complete.project(self, x, role)

@@ -1,4 +1,4 @@
-"""Attention that decodes wrongly; see `gallery`."""
+"""Faults that INC must catch: decoding with a cache."""
 
 from __future__ import annotations
 
@@ -8,45 +8,99 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.caches import WeightsPacked
-from mha.conformance.faults.complete import Complete
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import Decoding, drops_in_evaluation
+from mha.conformance.faults.fault import fault
 
 
-class Decoding(Complete):
-    """Correct, and knows whether a step is one of decoding."""
+@fault("INC-1", script_shows=False, source="https://github.com/TrenTorch/TrenTorch/pull/192")
+class ForgetsTheFirst(Complete):
+    """The cache starts with the second position."""
 
-    decoding = False
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        output, cache = super().decode(query, key, value, cache)
+        return output, cache if cache[0].shape[1] > 1 else None
 
-    def decode(self, *inputs: Any, **named: Any) -> tuple[Tensor, Any]:
+
+@fault(
+    "INC-1",
+    caught_by="decoding_equals_one_causal_pass",
+    script_shows=False,
+    source="https://github.com/harvard-edge/cs249r_book/pull/1953",
+)
+class DecodesOneBehind(Complete):
+    """A position enters the cache after its query has attended."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        keys, values = (key, value) if cache is None else cache
+        output = self(query, keys, values).output
+        return output, (torch.cat([keys, key], 1), torch.cat([values, value], 1)) if cache else (key, value)
+
+
+@fault("INC-1", caught_by="grouped_decoding_equals_one_causal_pass", script_shows=False)
+class FirstGroupDecoded(Complete):
+    """Decoding uses the first key/value head for all."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         self.decoding = True
-        try:
-            return super().decode(*inputs, **named)
-        finally:
-            self.decoding = False
+        result = super().decode(query, key, value, cache)
+        self.decoding = False
+        return result
+
+    def repeat(self, x: Tensor) -> Tensor:
+        return super().repeat(
+            x[:, :1].expand_as(x) if getattr(self, "decoding", False) and x.shape[1] < self.config.n_heads else x
+        )
 
 
-class DecodingDrops(Decoding):
-    """The fused kernel of a decoding step is given the probability in evaluation too."""
+@fault(
+    "INC-1",
+    caught_by="items_of_different_lengths_are_decoded_each_for_itself",
+    script_shows=False,
+    trigger="items of different lengths",
+)
+class InactiveAttendedTo(Complete):
+    """The inputs of inactive items are cached, and attended to."""
 
-    only = "decoding and dropout"
-
-    def drop(self, weights: Tensor) -> Tensor:
-        return F.dropout(weights, self.config.dropout, self.training or self.decoding)
-
-
-class DecodingKeepsWeights(Decoding, WeightsPacked):
-    """The output's weights are packed in the first step of decoding, and never again."""
-
-    only = "decoding after other weights were loaded"
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        return super().project(x, role) if self.decoding else Complete.project(self, x, role)
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        return super().decode(query, key.nan_to_num(0.0), value.nan_to_num(0.0), cache)
 
 
+@fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False, trigger="two sequences in turn")
+class OneCacheForAll(Complete):
+    """The cache is kept in the module; the one that is passed only says whether to continue."""
+
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        output, self.cache = super().decode(query, key, value, None if cache is None else self.cache)
+        return output, True
+
+
+@fault(
+    "INC-1",
+    caught_by="long_decoding_equals_one_causal_pass",
+    script_shows=False,
+    trigger="more than 128 tokens decoded",
+)
+class CacheOf128(Complete):
+    """The cache has room for 128 positions; later ones overwrite the last."""
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        full = cache is not None and cache[0].shape[1] == 128
+        return super().decode(query, key, value, tuple(x[:, :-1] for x in cache) if full else cache, active)
+
+
+@fault("INC-1", caught_by="decoding_equals_one_causal_pass", script_shows=False, trigger="decoding and dropout")
+class DecodingDrops(drops_in_evaluation(when=lambda module: module.decoding), Decoding):
+    """Dropout is active in decoding steps, in evaluation too."""
+
+
+@fault("INC-1", caught_by="extra_keys_are_not_decoded_anew", script_shows=False, trigger="decoding with extra keys")
 class ExtraKeyDecodedAnew(Complete):
-    """The extra keys are cached with the others, and come anew in each step."""
-
-    only = "decoding with extra keys"
+    """The extra keys are cached with the others, and added again in each step."""
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
@@ -62,7 +116,7 @@ class ExtraKeyDecodedAnew(Complete):
 
 
 class Paged(Complete):
-    """A correct decoder: each item's keys are at the beginning of a table, which grows by a page for the longest."""
+    """Correct: each item's keys are at the start of a table, which grows by a page when the longest item needs one."""
 
     page = 8
 
@@ -84,27 +138,37 @@ class Paged(Complete):
         return self(query, keys[:, :seen], values[:, :seen], mask=mask[:, None, None]).output, (keys, values, used)
 
     def places(self, used: Tensor, size: int) -> Tensor:
-        """Return where the next keys go of items that have so many, in a table of this size."""
+        """Return the position of the next key of each item, given how many it has and the size of the table."""
         return used
 
     def seen(self, used: Tensor) -> int:
-        """Return how much of the table is attended to."""
+        """Return how many positions of the table are attended to."""
         return int(used.max())
 
 
+@fault(
+    "INC-1",
+    caught_by="long_items_are_decoded_each_for_itself",
+    script_shows=False,
+    trigger="items of very different lengths, decoded beyond 64 positions",
+)
 class PagesAllocatedTogether(Paged):
-    """An item that needs another page of 32 keys takes the last of the table."""
+    """An item that needs another page of 32 keys takes the last page of the table."""
 
-    only, page = "items of very different lengths, decoded beyond 64 positions", 32
+    page = 32
 
     def places(self, used: Tensor, size: int) -> Tensor:
         return torch.where(used % self.page == 0, size - self.page, used)
 
 
+@fault(
+    "INC-1",
+    caught_by="items_of_different_lengths_are_decoded_each_for_itself",
+    script_shows=False,
+    trigger="a first item that is not the longest, decoded beyond 8 positions",
+)
 class PagesOfTheFirst(Paged):
-    """As many pages of 8 keys are read as the first item has."""
-
-    only = "a first item that is not the longest, decoded beyond 8 positions"
+    """Only as many pages of 8 keys are read as the first item has."""
 
     def seen(self, used: Tensor) -> int:
         return min(int(used.max()), -(-max(int(used[0]), 1) // self.page) * self.page)

@@ -1,26 +1,26 @@
-"""Attention whose dropout is wrong; see `gallery`."""
+"""Faults that DRP must catch: what dropout drops, how it rescales, and from which draws."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.complete import Complete
+from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.families import drops_in_evaluation, one_draw
+from mha.conformance.faults.fault import fault
 from mha.spec import Output
 
 
-class DropsInEvaluation(Complete):
+@fault("DRP-1", source="https://github.com/huggingface/pytorch-image-models/pull/1978")
+class DropsInEvaluation(drops_in_evaluation(when=lambda module: True)):
     """Dropout is active in evaluation."""
 
-    source = "https://github.com/huggingface/pytorch-image-models/pull/1978"
 
-    def drop(self, weights: Tensor) -> Tensor:
-        return F.dropout(weights, self.config.dropout, True)
-
-
+@fault("DRP-1")
 class DropsAtZero(Complete):
     """Something is dropped with p = 0."""
 
@@ -28,88 +28,15 @@ class DropsAtZero(Complete):
         return F.dropout(weights, self.config.dropout or 0.1, self.training)
 
 
+@fault("DRP-2")
 class NotRescaled(Complete):
-    """What is kept is not rescaled by 1/(1-p)."""
+    """The kept weights are not rescaled by 1 / (1 - p)."""
 
     def drop(self, weights: Tensor) -> Tensor:
         return super().drop(weights) * (1 - self.config.dropout if self.training else 1.0)
 
 
-class NotRescaledForManyKeys(Complete):
-    """With many keys, what is kept is not rescaled."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        rescaled = weights.shape[-1] == 1 or not self.training
-        return super().drop(weights) * (1.0 if rescaled else 1 - self.config.dropout)
-
-
-class AnotherProbability(Complete):
-    """The probability is off by three in a hundred, and the rescaling is that of the right one."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        if not self.training:
-            return weights
-        kept = torch.rand_like(weights) >= 0.97 * self.config.dropout
-        return weights * kept / (1 - self.config.dropout) if self.config.dropout < 1 else weights * 0
-
-
-class OneDrawForAllQueries(Complete):
-    """All queries share one draw."""
-
-    source = "https://github.com/NVIDIA/TransformerEngine/pull/227"
-
-    def drop(self, weights: Tensor) -> Tensor:
-        return weights * super().drop(torch.ones_like(weights[..., :1, :]))
-
-
-class FixedSeed(Complete):
-    """Every call draws from a seed of its own, always the same."""
-
-    source = "https://github.com/Dao-AILab/flash-attention/issues/2088"
-
-    def drop(self, weights: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return super().drop(weights)
-
-
-class SeedIgnored(Complete):
-    """The draw is from a generator of its own, which no seed reaches."""
-
-    source = "https://github.com/keras-team/keras/issues/19688"
-
-    generator = torch.Generator()
-
-    def drop(self, weights: Tensor) -> Tensor:
-        if not (self.training and self.config.dropout):
-            return weights
-        drawn = torch.rand(weights.shape, generator=self.generator).to(weights)
-        return weights * (drawn >= self.config.dropout) / (1 - self.config.dropout)
-
-
-class NanForAll(Complete):
-    """With p = 1 the output is NaN."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        if not self.training:
-            return weights
-        return weights * (torch.rand_like(weights) >= self.config.dropout) / (1 - self.config.dropout)
-
-
-class WeightsAfterDropout(Complete):
-    """The weights returned are those after dropout."""
-
-    source = "https://github.com/pytorch/pytorch/issues/42929"
-
-    def drop(self, weights: Tensor) -> Tensor:
-        self.dropped = super().drop(weights)
-        return self.dropped
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
-        return Output(output, None if weights is None else self.dropped)
-
-
+@fault("DRP-2")
 class MaskDropped(Complete):
     """Keys are dropped before the softmax, which shares their weight out among the others."""
 
@@ -121,17 +48,47 @@ class MaskDropped(Complete):
         return weights
 
 
-class OneDrawForAllKeys(Complete):
-    """All keys share one draw."""
+@fault("DRP-2", caught_by="the_share_that_is_dropped_is_p")
+class AnotherProbability(Complete):
+    """The probability is too low by 3%, and the rescaling is that of the nominal one."""
 
     def drop(self, weights: Tensor) -> Tensor:
-        return weights * super().drop(torch.ones_like(weights[..., :1]))
+        if not self.training:
+            return weights
+        kept = torch.rand_like(weights) >= 0.97 * self.config.dropout
+        return weights * kept / (1 - self.config.dropout) if self.config.dropout < 1 else weights * 0
 
 
+@fault(
+    "DRP-2",
+    caught_by="each_weight_is_dropped_alone_or_rescaled",
+    source="https://github.com/NVIDIA/TransformerEngine/pull/227",
+)
+class OneDrawForAllQueries(one_draw(lambda weights: weights[..., :1, :])):
+    """All queries share one draw."""
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
+class OneDrawForAllKeys(one_draw(lambda weights: weights[..., :1])):
+    """All keys share one draw."""
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
+class NotRescaledForManyKeys(Complete):
+    """With several keys, the kept weights are not rescaled."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        rescaled = weights.shape[-1] == 1 or not self.training
+        return super().drop(weights) * (1.0 if rescaled else 1 - self.config.dropout)
+
+
+@fault(
+    "DRP-2",
+    caught_by="each_weight_is_dropped_alone_or_rescaled",
+    source="https://github.com/nikhilbarhate99/min-decision-transformer/issues/2",
+)
 class DropsContexts(Complete):
     """The contexts are dropped instead of the weights."""
-
-    source = "https://github.com/nikhilbarhate99/min-decision-transformer/issues/2"
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights
@@ -140,19 +97,11 @@ class DropsContexts(Complete):
         return super().drop(super().merge(x))
 
 
-class SameDropAtEachCall(Complete):
-    """Each call draws from the seed of the run anew."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch.initial_seed())
-            return super().drop(weights)
-
-
 class OutputDropped(Complete):
-    """Dropout of the output, and none of the weights."""
+    """Drops the output instead of the weights, as a claim `dropout="output"` says.
 
-    source = "https://github.com/lucidrains/perceiver-pytorch/issues/57"
+    Seen in https://github.com/lucidrains/perceiver-pytorch/issues/57.
+    """
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights
@@ -162,21 +111,113 @@ class OutputDropped(Complete):
         return self.drop_output(projected) if role == "o" else projected
 
     def drop_output(self, output: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(output, self.config.dropout, self.training)
+        return F.dropout(output, self.config.dropout, self.training)
 
 
+@fault("DRP-2", caught_by="each_output_is_dropped_alone_or_rescaled", claims=replace(CLAIMS, dropout="output"))
 class OutputNotRescaled(OutputDropped):
-    """What is kept of the output is not rescaled."""
+    """The kept outputs are not rescaled."""
 
     def drop_output(self, output: Tensor) -> Tensor:
         return output * torch.ones_like(output).bernoulli_(1 - self.config.dropout) if self.training else output
 
 
+@fault("DRP-2", caught_by="the_share_of_outputs_that_is_dropped_is_p", claims=replace(CLAIMS, dropout="output"))
 class OutputDroppedMore(OutputDropped):
-    """Dropped with a probability that is 0.014 too high, and rescaled for the right one."""
+    """The output is dropped with a probability that is 0.014 too high, and rescaled for the nominal one."""
 
     def drop_output(self, output: Tensor) -> Tensor:
         p = self.config.dropout
         if not self.training or p in (0, 1):
             return super().drop_output(output)
         return output * torch.ones_like(output).bernoulli_(0.986 - p) / (1 - p)
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="dropout, several heads or items")
+class OneDrawForAll(one_draw(lambda weights: weights[:1, :1])):
+    """All heads and items share one draw."""
+
+
+@fault(
+    "DRP-3",
+    caught_by="the_seed_decides_what_is_dropped",
+    source="https://github.com/Dao-AILab/flash-attention/issues/2088",
+)
+class FixedSeed(Complete):
+    """Every call draws from the same fixed seed."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return super().drop(weights)
+
+
+@fault("DRP-3", caught_by="the_seed_decides_what_is_dropped", source="https://github.com/keras-team/keras/issues/19688")
+class SeedIgnored(Complete):
+    """The draw is from a private generator, which no seed reaches."""
+
+    generator = torch.Generator()
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if not (self.training and self.config.dropout):
+            return weights
+        drawn = torch.rand(weights.shape, generator=self.generator).to(weights)
+        return weights * (drawn >= self.config.dropout) / (1 - self.config.dropout)
+
+
+@fault("DRP-3", caught_by="dropping_everything_is_not_nan")
+class NanForAll(Complete):
+    """With p = 1 the output is NaN."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if not self.training:
+            return weights
+        return weights * (torch.rand_like(weights) >= self.config.dropout) / (1 - self.config.dropout)
+
+
+@fault("DRP-3", caught_by="the_seed_decides_what_is_dropped")
+class SameDropAtEachCall(Complete):
+    """Each call starts again from the initial seed, so that all calls drop the same."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch.initial_seed())
+            return super().drop(weights)
+
+
+class _Drop(torch.autograd.Function):
+    """Dropout whose backward pass does not handle p = 1."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, p: float) -> Tensor:
+        kept = torch.rand_like(weights) >= p
+        ctx.save_for_backward(kept)
+        ctx.p = p
+        return weights * kept if p == 1 else weights * kept / (1 - p)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+        (kept,) = ctx.saved_tensors
+        return gradient * kept / torch.tensor(1 - ctx.p), None
+
+
+@fault("DRP-3", caught_by="dropping_everything_is_not_nan", trigger="p = 1, backwards")
+class NoGradientOfNothing(Complete):
+    """If everything is dropped, the gradient is 0 times infinity."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        p = self.config.dropout
+        return _Drop.apply(weights, p) if self.training and p else weights  # type: ignore[no-untyped-call,no-any-return]  # torch's own
+
+
+@fault("DRP-4", source="https://github.com/pytorch/pytorch/issues/42929")
+class WeightsAfterDropout(Complete):
+    """The returned weights are those after dropout."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        self.dropped = super().drop(weights)
+        return self.dropped
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output, None if weights is None else self.dropped)

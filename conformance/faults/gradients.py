@@ -1,121 +1,78 @@
-"""Attention whose results are right and whose gradients are not; see `gallery`."""
+"""Faults that GRD must catch: gradients of inputs, weights and masks, and what is recorded for them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.complete import Complete
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import hooked, keys_detached
+from mha.conformance.faults.fault import fault
 from mha.spec import Output
 
 
-def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return x with its gradient changed."""
-    if x.requires_grad:
-        x.register_hook(change)
-    return x
+@fault("GRD-1", caught_by="gradients_are_within_the_bound")
+class NoGradInside(Complete):
+    """The value is projected under `no_grad`."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "v":
+            return super().project(x, role)
+        with torch.no_grad():
+            return super().project(x, role)
 
 
-class DetachedKeys(Complete):
-    """The keys are detached."""
+class _DenseBackward(torch.autograd.Function):
+    """x W^T, whose backward pass reads x as if it were dense."""
 
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k.detach())
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x.contiguous(), weight)
 
-
-class DataInside(Complete):
-    """`.data` inside the call cuts the gradient off."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores.data, allowed)
-
-
-class GradientTooLarge(Complete):
-    """The gradient is too large by one in a thousand."""
-
-    factor = 1.001
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
-        return Output(hooked(output, lambda gradient: gradient * self.factor), weights)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+        x, weight = ctx.saved_tensors
+        there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+        dense = x.as_strided(x.shape, x.new_empty(x.shape).stride()) if there >= x.numel() else x
+        return gradient @ weight, torch.einsum("...i,...j->ij", gradient, dense)
 
 
-class GradientFarTooLarge(GradientTooLarge):
-    """The gradient is too large by one in twenty."""
+@fault(
+    "GRD-1",
+    caught_by="gradients_are_within_the_bound",
+    trigger="cross-attention, inputs that are not contiguous, backwards",
+)
+class BackwardReadsAsDense(Complete):
+    """The key projection of cross-attention copies a strided input, but its backward pass reads the memory as dense."""
 
-    factor = 1.05
+    cross = False
 
+    def attend(self, query: Tensor, key: Tensor, *rest: Any) -> Output:
+        self.cross = key is not query
+        return super().attend(query, key, *rest)
 
-class MaskedKeysPulled(Complete):
-    """The backward pass forgets the mask."""
-
-    source = "https://github.com/Dao-AILab/flash-attention/issues/2424"
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        smooth = scores.softmax(-1)
-        return super().weigh(scores, allowed) + (smooth - smooth.detach())
-
-
-class NanToNumber(Complete):
-    """Right outputs; but the softmax of an empty row has the gradient NaN, and zero times NaN is NaN."""
-
-    source = "https://github.com/pytorch/pytorch/pull/42323"
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        mask = torch.zeros_like(scores).masked_fill(~allowed, -math.inf)
-        return (scores + mask).softmax(-1).nan_to_num(nan=0.0)
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "k" or not self.cross or not torch.is_grad_enabled():
+            return super().project(x, role)
+        projected: Tensor = _DenseBackward.apply(x, self.w_k)  # type: ignore[no-untyped-call]  # torch's own
+        return projected + self.b_k if self.config.bias else projected
 
 
-class ValueAloneForgotten(Complete):
-    """Nothing is recorded where the key needs no gradient."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        return super().attend(query, key, value if key.requires_grad else value.detach(), *rest)
-
-
-class AnotherScaleWhenRecorded(Complete):
-    """Another scale where gradients are recorded."""
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
-        return Output(output * (1.01 if query.requires_grad else 1.0), weights)
-
-
-class MaskGradientDropped(Complete):
-    """An additive mask has no gradient."""
-
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(None if mask is None else mask.detach(), is_causal, q, k)
-
-
-class MaskGradientOfFirstHead(Complete):
-    """A mask that is shared by the heads gets the gradient of the first alone."""
-
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        allowed, bias = super().allow(mask, is_causal, q, k)
-        return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
-
-
-class GradientOfScoresShifted(Complete):
-    """A row's gradients do not cancel, so that the key bias gets one."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)
-
-
+@fault("GRD-1", caught_by="the_gradients_of_all_weights_are_told", script_shows=False)
 class GradientUntold(Complete):
-    """It says nothing of the gradient of the value's projection."""
+    """`weight_gradients` leaves out the value projection."""
 
     def weight_gradients(self) -> dict[str, Tensor]:
         return {name: gradient for name, gradient in super().weight_gradients().items() if name != "w_v"}
 
 
+@fault("GRD-1", caught_by="the_gradients_of_all_weights_are_told")
 class NoneTold(Complete):
-    """It claims to tell the gradients of its weights."""
+    """Weight gradients are claimed, but there is no `weight_gradients`."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "weight_gradients":
@@ -123,6 +80,7 @@ class NoneTold(Complete):
         return super().__getattribute__(name)
 
 
+@fault("GRD-1", dtype="bfloat16", caught_by="half_gradients_are_within_the_bound")
 class OutputWeightForgottenInHalf(Complete):
     """In half precision W_o has no gradient."""
 
@@ -132,22 +90,22 @@ class OutputWeightForgottenInHalf(Complete):
         return super().project(x, role)
 
 
-class WideHeadsDetached(Complete):
-    """Wide heads have no gradient."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k.detach() if k.shape[-1] > 32 else k)
+@fault("GRD-1", caught_by="gradients_of_everyday_sizes_are_within_the_bound")
+class WideHeadsDetached(keys_detached(when=lambda k: k.shape[-1] > 32)):
+    """With heads wider than 32, the keys have no gradient."""
 
 
+@fault("GRD-1", caught_by="long_rows_have_gradients")
 class LateKeysDetached(Complete):
-    """Keys that stand late in a long row have no gradient."""
+    """Keys after the 600th have no gradient."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, torch.cat([k[:, :, :600], k[:, :, 600:].detach()], 2))
 
 
+@fault("GRD-1", caught_by="gradients_drop_what_the_outputs_dropped", script_shows=False)
 class NothingDroppedInGradients(Complete):
-    """The backward pass takes the weights as they were before dropout."""
+    """The backward pass uses the weights before dropout."""
 
     def drop(self, weights: Tensor) -> Tensor:
         self.whole = weights
@@ -158,31 +116,188 @@ class NothingDroppedInGradients(Complete):
         return super().combine(weights, v, allowed).detach() + whole - whole.detach()
 
 
-class GradientOfScoresNotDropped(Complete):
-    """The backward pass of the softmax forgets what was dropped."""
-
-    source = "https://github.com/aws-neuron/nki-samples/pull/81"
-
-    def drop(self, weights: Tensor) -> Tensor:
-        return super().drop(weights).detach() + weights - weights.detach()
+@fault("GRD-1", caught_by="gradients_are_within_the_bound")
+@fault("GRD-2", dtype="float64", script_shows=False)
+class DetachedKeys(keys_detached(when=lambda k: True)):
+    """The keys are detached."""
 
 
-class WeightsAloneForgotten(Complete):
-    """Nothing is recorded where no input needs a gradient."""
+@fault("GRD-1", caught_by="gradients_are_within_the_bound")
+class DataInside(Complete):
+    """`.data` inside the call cuts the gradient off."""
 
-    def project(self, x: Tensor, role: str) -> Tensor:
-        return super().project(x, role) if x.requires_grad else super().project(x, role).detach()
-
-
-class FrozenForgotten(Complete):
-    """Queries have no gradient where their projection needs none."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q if self.w_q.requires_grad else q.detach(), k)
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.data, allowed)
 
 
+@fault("GRD-1", dtype="float64", caught_by="gradients_are_within_the_bound")
+@fault("GRD-1", caught_by="gradients_are_within_the_bound")
+class GradientTooLarge(Complete):
+    """The gradient is too large by 0.1%."""
+
+    factor = 1.001
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(hooked(output, lambda gradient: gradient * self.factor), weights)
+
+
+@fault("GRD-1", dtype="bfloat16", caught_by="half_gradients_are_no_worse_than_plain", script_shows=False)
+@fault("GRD-2", dtype="float64", script_shows=False)
+class GradientFarTooLarge(GradientTooLarge):
+    """The gradient is too large by 5%."""
+
+    factor = 1.05
+
+
+@fault("GRD-1", dtype="bfloat16", caught_by="half_gradients_of_everyday_sizes_are_within_the_bound")
 class WideHeadsDetachedInHalf(Complete):
     """The wide kernel for half precision has no backward pass."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return super().combine(weights, v.detach() if v.shape[-1] > 16 and v.element_size() == 2 else v, allowed)
+
+
+@fault("GRD-1", caught_by="many_queries_on_many_keys_have_gradients", trigger="gradients, L and S > 512")
+class BackwardOfTooFewBlocks(Complete):
+    """The backward pass covers as many blocks of 512 by 512 as the longer side has, instead of all."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if scores.requires_grad and min(scores.shape[-2:]) > 512:
+            rows, columns = (-(-size // 512) for size in scores.shape[-2:])
+            done = (torch.arange(rows * columns) < max(rows, columns)).view(rows, columns)
+            done = done.repeat_interleave(512, 0).repeat_interleave(512, 1)[: scores.shape[-2], : scores.shape[-1]]
+            scores.register_hook(lambda gradient: gradient * done)
+        return scores
+
+
+class _OutputProjection(torch.autograd.Function):
+    """x W^T, with the gradient of W computed for another x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, other)
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+        weight, other = ctx.saved_tensors
+        return gradient @ weight, torch.einsum("...i,...j->ij", gradient, other), None
+
+
+@fault(
+    "GRD-1", caught_by="gradients_drop_what_the_outputs_dropped", script_shows=False, trigger="training with dropout"
+)
+class RecomputedWithoutDropout(Complete):
+    """The contexts are recomputed for the gradient of W_o, from the weights before dropout."""
+
+    undropped: Tensor
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        self.undropped = super().combine(self.kept, v, allowed).detach()
+        return super().combine(weights, v, allowed)
+
+    def drop(self, weights: Tensor) -> Tensor:
+        self.kept = weights
+        return super().drop(weights)
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "o" or not (self.training and self.config.dropout and torch.is_grad_enabled()):
+            return super().project(x, role)
+        output: Tensor = _OutputProjection.apply(x, self.w_o, self.merge(self.undropped))  # type: ignore[no-untyped-call]  # torch's own
+        return output if not self.config.bias else output + self.b_o
+
+
+@fault("GRD-2", dtype="float64", script_shows=False, source="https://github.com/aws-neuron/nki-samples/pull/81")
+class GradientOfScoresNotDropped(Complete):
+    """The backward pass of the softmax ignores dropout."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return super().drop(weights).detach() + weights - weights.detach()
+
+
+@fault("GRD-2", dtype="float64", script_shows=False, trigger="dropout, S > 15")
+class BackwardForgetsDropout(Complete):
+    """The backward pass of long rows ignores dropout."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        dropped = super().drop(weights)
+        return dropped if weights.shape[-1] < 16 else weights + (dropped - weights).detach()
+
+
+@fault("GRD-3", source="https://github.com/Dao-AILab/flash-attention/issues/2424")
+class MaskedKeysPulled(Complete):
+    """The backward pass ignores the mask."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        smooth = scores.softmax(-1)
+        return super().weigh(scores, allowed) + (smooth - smooth.detach())
+
+
+@fault("GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, trained keys")
+class RecordedForTheQuery(Complete):
+    """Gradients are recorded only if the query or its projection requires one."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (query.requires_grad or self.w_q.requires_grad)):
+            return super().attend(query, *rest)
+
+
+@fault("GRD-5", caught_by="any_subset_has_the_same_gradients")
+class ValueAloneForgotten(Complete):
+    """The value has no gradient unless the key requires one."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        return super().attend(query, key, value if key.requires_grad else value.detach(), *rest)
+
+
+@fault("GRD-5", caught_by="any_subset_has_the_same_gradients")
+class WeightsAloneForgotten(Complete):
+    """A projection has no gradient unless its input requires one."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x, role) if x.requires_grad else super().project(x, role).detach()
+
+
+@fault("GRD-5", caught_by="frozen_weights_change_no_gradient")
+class FrozenForgotten(Complete):
+    """The query has no gradient if its projection is frozen."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q if self.w_q.requires_grad else q.detach(), k)
+
+
+@fault("GRD-5", caught_by="recording_changes_no_output")
+class AnotherScaleWhenRecorded(Complete):
+    """The output is scaled differently if the query requires a gradient."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output * (1.01 if query.requires_grad else 1.0), weights)
+
+
+@fault("GRD-6")
+class MaskGradientDropped(Complete):
+    """An additive mask has no gradient."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(None if mask is None else mask.detach(), is_causal, q, k)
+
+
+@fault("GRD-6")
+class MaskGradientOfFirstHead(Complete):
+    """A mask that the heads share gets the gradient of the first head only."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
+
+
+@fault("GRD-7", caught_by="the_key_bias_has_no_gradient")
+@fault("GRD-7", caught_by="the_gradients_of_a_row_sum_to_zero")
+class GradientOfScoresShifted(Complete):
+    """The gradients of a row's scores do not cancel, so that the key bias gets one."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)

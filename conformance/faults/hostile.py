@@ -1,4 +1,4 @@
-"""Attention that works against its judge; each must be told for what it does, and harm no other's verdict."""
+"""Attention that works against the suite: each must fail with its own message, and no other verdict may change."""
 
 from __future__ import annotations
 
@@ -13,88 +13,88 @@ from typing import Any
 
 import torch
 
-from mha.conformance.faults.complete import Complete, Direct
+from mha.conformance.faults.base import Complete, Direct
 from mha.spec import Output
 
 
 def hostile(attend: Callable[..., Any]) -> Direct:
-    """Return the implementation whose attention is computed by a function of the same arguments."""
+    """Return an implementation whose `attend` is the decorated function."""
     return Direct(type(attend.__name__, (Complete,), {"attend": attend, "__doc__": attend.__doc__}))
 
 
 @hostile
-def loops(self: Complete, *given: Any) -> Output:
+def loops(self: Complete, *rest: Any) -> Output:
     """Never returns."""
     while True:
         pass
 
 
 @hostile
-def segfaults(self: Complete, *given: Any) -> Output:
+def segfaults(self: Complete, *rest: Any) -> Output:
     """Crashes the interpreter."""
     ctypes.string_at(0)
-    return Complete.attend(self, *given)
+    return Complete.attend(self, *rest)
 
 
 @hostile
-def exits_hard(self: Complete, *given: Any) -> Output:
-    """Ends the process, and says that all is well."""
+def exits_hard(self: Complete, *rest: Any) -> Output:
+    """Ends the process with status 0, without cleanup."""
     os._exit(0)
 
 
 @hostile
-def exits(self: Complete, *given: Any) -> Output:
-    """Ends the program, and says that all is well."""
+def exits(self: Complete, *rest: Any) -> Output:
+    """Raises SystemExit with status 0."""
     sys.exit(0)
 
 
 @hostile
-def closes(self: Complete, *given: Any) -> Output:
-    """Raises what is no Exception."""
+def closes(self: Complete, *rest: Any) -> Output:
+    """Raises GeneratorExit, which is not an Exception."""
     raise GeneratorExit
 
 
 @hostile
-def interrupts(self: Complete, *given: Any) -> Output:
+def interrupts(self: Complete, *rest: Any) -> Output:
     """Pretends that the user pressed Ctrl-C."""
     raise KeyboardInterrupt
 
 
 @hostile
-def shouts(self: Complete, *given: Any) -> Output:
-    """Is right, and writes a megabyte to the terminal in each call."""
+def shouts(self: Complete, *rest: Any) -> Output:
+    """Correct, but writes a megabyte to the terminal in each call."""
     sys.stdout.write("x" * (1 << 20))
-    return Complete.attend(self, *given)
+    return Complete.attend(self, *rest)
 
 
 @hostile
-def gives_nothing(self: Complete, *given: Any) -> Any:
-    """Gives no tensor at all."""
+def gives_nothing(self: Complete, *rest: Any) -> Any:
+    """Returns None instead of tensors."""
     return Output(None, None)
 
 
 @hostile
-def gives_elsewhere(self: Complete, *given: Any) -> Output:
-    """Gives a tensor on another device."""
-    output, weights = Complete.attend(self, *given)
+def gives_elsewhere(self: Complete, *rest: Any) -> Output:
+    """Returns a tensor on another device."""
+    output, weights = Complete.attend(self, *rest)
     return Output(output.to("meta"), weights)
 
 
 class Lazy(torch.Tensor):
-    """A tensor that could put off its work until it is looked at."""
+    """A tensor that could defer its work until it is read."""
 
 
 @hostile
-def gives_lazy(self: Complete, *given: Any) -> Output:
-    """Gives a subclass of a tensor."""
-    output, weights = Complete.attend(self, *given)
+def gives_lazy(self: Complete, *rest: Any) -> Output:
+    """Returns a subclass of Tensor."""
+    output, weights = Complete.attend(self, *rest)
     return Output(output.as_subclass(Lazy), weights)
 
 
 @hostile
-def writes_later(self: Complete, *given: Any) -> Output:
+def writes_later(self: Complete, *rest: Any) -> Output:
     """Returns at once, and writes its result from a thread."""
-    output, weights = Complete.attend(self, *given)
+    output, weights = Complete.attend(self, *rest)
     promised = torch.zeros_like(output)
 
     def write() -> None:
@@ -106,32 +106,32 @@ def writes_later(self: Complete, *given: Any) -> Output:
 
 
 @hostile
-def replaces_comparisons(self: Complete, query: torch.Tensor, *given: Any) -> Output:
-    """Gives zeros, and makes every comparison say that they are right."""
+def replaces_comparisons(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
+    """Returns zeros, and makes every comparison succeed."""
     torch.allclose = torch.equal = lambda *_, **__: True
     torch.Tensor.all = lambda self, *_, **__: torch.tensor(True)
     return Output(torch.zeros_like(query), None)
 
 
 @hostile
-def replaces_softmax(self: Complete, *given: Any) -> Output:
-    """Makes every softmax uniform, the judge's too."""
+def replaces_softmax(self: Complete, *rest: Any) -> Output:
+    """Makes every softmax uniform, that of the suite too."""
     torch.softmax = torch.Tensor.softmax = lambda x, dim: torch.full_like(x, 1 / max(x.shape[dim], 1))
-    return Complete.attend(self, *given)
+    return Complete.attend(self, *rest)
 
 
 @hostile
-def seeks_the_oracle(self: Complete, query: torch.Tensor, *given: Any) -> Output:
-    """Looks for the right answer among all tensors of the process."""
-    for found in gc.get_objects():
-        if isinstance(found, torch.Tensor) and found.dtype == torch.float64 and found.shape == query.shape:
-            return Output(found.to(query), None)
+def seeks_the_oracle(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
+    """Looks for the expected output among all tensors of the process."""
+    for candidate in gc.get_objects():
+        if isinstance(candidate, torch.Tensor) and candidate.dtype == torch.float64 and candidate.shape == query.shape:
+            return Output(candidate.to(query), None)
     return Output(torch.zeros_like(query), None)
 
 
 @hostile
-def hoards(self: Complete, *given: Any) -> Output:
-    """Takes all memory that it can get."""
+def hoards(self: Complete, *rest: Any) -> Output:
+    """Allocates memory until there is none left."""
     taken = []
     while True:
         taken.append(torch.ones(1 << 26))

@@ -1,4 +1,4 @@
-"""Attention that is wrong on one path, with one option or for one size; see `gallery`."""
+"""Faults that PTH must catch: modes, requested weights, and the extras of `Config`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.complete import Complete
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import bias_missing, mask_ignored, scores_scaled
+from mha.conformance.faults.fault import fault
 from mha.spec import Config, Output, Weights
 
 
-class AnotherScaleWithWeights(Complete):
-    """Another scale if weights are asked for."""
+@fault("PTH-1", trigger="weights requested, causal")
+class WeightsUnderCausal(Complete):
+    """The causal flag is ignored if weights are requested."""
 
-    only = "weights asked for"
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        mask, is_causal, need_weights = rest
+        return super().attend(query, key, value, mask, is_causal and not need_weights, need_weights)
+
+
+@fault("PTH-1", trigger="weights requested")
+class AnotherScaleWithWeights(Complete):
+    """The output is scaled differently if weights are requested."""
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         output, weights = super().attend(query, *rest)
         return Output(output * (1.0 if weights is None else 1.01), weights)
 
 
-class AnotherScaleWithoutGradient(Complete):
-    """Another scale where gradients are off."""
-
-    only = "no_grad"
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) * (1.0 if torch.is_grad_enabled() else 1.01)
+@fault("PTH-2", caught_by="modes_change_no_output", trigger="eval under no_grad")
+class EvaluationWithoutGradient(
+    scores_scaled(0.9, when=lambda module: not (module.training or torch.is_grad_enabled()))
+):
+    """The scale is different in evaluation without gradients."""
 
 
+@fault("PTH-2", caught_by="modes_change_no_output", trigger="inference_mode, with a mask")
+class InferenceMode(mask_ignored(when=lambda q, is_causal: torch.is_inference_mode_enabled())):
+    """The mask is ignored in inference mode."""
+
+
+@fault("PTH-2", caught_by="modes_change_no_output", trigger="no_grad")
+class AnotherScaleWithoutGradient(scores_scaled(1.01, when=lambda module: not torch.is_grad_enabled())):
+    """The scale is different when gradients are off."""
+
+
+@fault(
+    "PTH-2",
+    caught_by="modes_change_no_output",
+    trigger="an empty row, eval without gradients",
+    source="https://github.com/pytorch/pytorch/pull/190486",
+)
 class NanForEmptyRowsInFastPath(Complete):
-    """As torch's fast path of 2.13 has it."""
-
-    only = "an empty row, eval without gradients"
-    source = "https://github.com/pytorch/pytorch/pull/190486"
+    """An empty row is NaN in evaluation without gradients, as in the fast path of torch 2.13."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         empty = ~allowed.any(-1, keepdim=True)
@@ -45,10 +66,9 @@ class NanForEmptyRowsInFastPath(Complete):
         return super().weigh(scores, allowed).masked_fill(empty & fast, math.nan)
 
 
+@fault("PTH-2", caught_by="modes_change_no_output_of_self_attention", trigger="self-attention, eval without gradients")
 class FastPathOfSelfAttention(Complete):
-    """One product for the three projections, in which the key's weights stand for the value's."""
-
-    only = "self-attention, eval without gradients"
+    """The fused projection of self-attention uses W_k for the value."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         self.fast = query is key is value and not (self.training or torch.is_grad_enabled())
@@ -58,60 +78,53 @@ class FastPathOfSelfAttention(Complete):
         return super().project(x, "k" if role == "v" and self.fast else role)
 
 
-class HintOverridesMask(Complete):
+@fault("PTH-4", trigger="causal, with a mask", source="https://github.com/pytorch/pytorch/pull/178588")
+class HintOverridesMask(mask_ignored(when=lambda q, is_causal: is_causal)):
     """The causal flag overrides the mask."""
 
-    only = "causal, with a mask"
-    source = "https://github.com/pytorch/pytorch/pull/178588"
 
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(None if is_causal else mask, is_causal, q, k)
+@fault("PTH-5", caught_by="extras_match_the_oracle", trigger="an extra key")
+class KeyBiasDropped(bias_missing("k")):
+    """The key bias is missing; without an extra key it cancels in the softmax."""
 
 
-class ZeroKeyMasked(Complete):
-    """The added zero key is masked."""
-
-    only = "zero_key, with a mask"
+@fault("PTH-5", caught_by="extra_keys_are_left_to_rows_without_others", trigger="empty rows and an extra key")
+class EmptyButForTheExtraKey(Complete):
+    """A row whose own keys are all masked is zero, although it may attend to the extra key."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        if self.config.zero_key:
-            allowed = torch.cat([allowed[..., :-1], torch.zeros_like(allowed[..., -1:])], -1)
-        return super().weigh(scores, allowed)
+        own = allowed[..., : allowed.shape[-1] - self.config.extra_keys]
+        return super().weigh(scores, allowed).masked_fill(~own.any(-1, keepdim=True), 0.0)
 
 
+@fault("PTH-5", trigger="bias_kv, with a mask")
+class ExtraKeyFirst(Complete):
+    """The extra key is put before the others, and the mask is not shifted."""
+
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        return super().extend(x, name).roll(int(self.config.bias_kv), 2)
+
+
+@fault("PTH-5", caught_by="extras_match_the_oracle", trigger="bias_kv with zero_key")
 class ZeroKeyForExtraKey(Complete):
-    """With both, there is room for one: the zero key stands where the learned one should."""
-
-    only = "bias_kv with zero_key"
+    """With both extra keys, the learned one is replaced by zeros."""
 
     def extend(self, x: Tensor, name: str) -> Tensor:
         both = self.config.bias_kv and self.config.zero_key
         return F.pad(x, (0, 0, 0, 2)) if both else super().extend(x, name)
 
 
-class ExtraKeyFirst(Complete):
-    """The extra key stands before the others, and the mask where it stood."""
-
-    only = "bias_kv, with a mask"
-
-    def extend(self, x: Tensor, name: str) -> Tensor:
-        return super().extend(x, name).roll(int(self.config.bias_kv), 2)
-
-
+@fault("PTH-5", trigger="length_first", source="https://github.com/IBM/TabFormer/pull/14")
 class LengthFirstForgotten(Complete):
     """`length_first` is ignored."""
-
-    only = "length_first"
-    source = "https://github.com/IBM/TabFormer/pull/14"
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(replace(config, length_first=False), weights)
 
 
+@fault("PTH-5", trigger="inputs of two dimensions")
 class PositionsAsItems(Complete):
-    """Inputs of two dimensions are taken for a batch of single positions."""
-
-    only = "inputs of two dimensions"
+    """Inputs of two dimensions are read as a batch of single positions."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Output:
         if query.ndim == 2:
@@ -119,94 +132,20 @@ class PositionsAsItems(Complete):
         return super().forward(query, key, value, **options)
 
 
-class RefusalSaysNothing(Complete):
-    """An impossible configuration is refused without the numbers."""
+@fault("PTH-5", caught_by="extra_keys_have_gradients")
+class ExtraKeyDetached(Complete):
+    """The extra key has no gradient."""
 
-    source = "https://github.com/pytorch/pytorch/pull/133169"
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        assert config.n_heads == 0 or config.d_model % config.n_heads == 0
-        super().__init__(config, weights)
-
-
-class DropoutUnchecked(Complete):
-    """An impossible dropout is accepted."""
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        super().__init__(replace(config, dropout=0.0), weights)
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        extended = super().extend(x, name)
+        return torch.cat([extended[:, :, : x.shape[2]], extended[:, :, x.shape[2] :].detach()], 2)
 
 
-class NegativeHeads(Complete):
-    """A negative number of heads is taken for a positive one."""
-
-    only = "n_heads < 0"
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        super().__init__(replace(config, n_heads=abs(config.n_heads)), weights)
-
-
-class BiasAllTheSame(Complete):
-    """Instance without biases, it has one for the output all the same."""
-
-    only = "bias=False"
-    source = "https://github.com/pytorch/pytorch/issues/52257"
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        super().__init__(config, weights)
-        if not config.bias:
-            self.b_o = torch.nn.Parameter(weights.w_o.new_zeros(config.d_model))
-
-
-class NeedsKeys(Complete):
-    """No keys at all raises."""
-
-    only = "S = 0"
-    source = "https://github.com/Dao-AILab/flash-attention/pull/2568"
+@fault("PTH-5", caught_by="extras_match_the_oracle", trigger="zero_key, with a mask")
+class ZeroKeyMasked(Complete):
+    """The zero key is masked."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores - scores.detach().amax(-1, keepdim=True), allowed)
-
-
-class AverageOfWeights(Complete):
-    """The weights returned are averaged over heads."""
-
-    source = "https://github.com/facebookresearch/fairseq/issues/3365"
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
-        return Output(output, weights if weights is None else weights.mean(1))
-
-
-class AlwaysDouble(Complete):
-    """The result is float64, whatever came in."""
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        output, weights = super().attend(query, *rest)
-        return Output(output.double(), weights)
-
-
-class NanSwallowed(Complete):
-    """NaN in query, key or value is taken for zero."""
-
-    only = "NaN in the input"
-
-    def split(self, x: Tensor) -> Tensor:
-        return super().split(x).nan_to_num(nan=0.0)
-
-
-class MaskedKeysReadAtZeroWeight(Complete):
-    """The textbook's product: zero times NaN is NaN."""
-
-    only = "NaN behind a mask"
-    source = "https://github.com/pytorch/pytorch/issues/101967"
-
-    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        return weights @ v
-
-
-class AnyMaskAnotherScale(Complete):
-    """With any mask, another scale."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        output, weights = super().attend(query, key, value, mask, *rest)
-        return Output(output * (1.0 if mask is None else 1.01), weights)
+        if self.config.zero_key:
+            allowed = torch.cat([allowed[..., :-1], torch.zeros_like(allowed[..., -1:])], -1)
+        return super().weigh(scores, allowed)

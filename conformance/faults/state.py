@@ -1,25 +1,33 @@
-"""Attention that keeps what it should not, or changes what is not its own; see `gallery`."""
+"""Faults that STA must catch, except STA-3 and STA-4: changed inputs, aliased results, global state."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.complete import Complete
+from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.families import scores_scaled
+from mha.conformance.faults.fault import fault
 from mha.spec import Config, Output, Weights
 
 
-class QueryScaledInPlace(Complete):
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        return super().attend(query.mul_(1.0), *rest)
+@fault("STA-1")
+class ScalesQueryInPlace(Correct):
+    """The query is scaled in place."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        return super().forward(query.mul_(1.0), key, value, mask, is_causal)
 
 
+@fault("STA-1", script_shows=False)
 class MaskTurnedInPlace(Complete):
-    """Turned and turned back, behind the back of autograd's counter."""
+    """The mask is changed in place through `.data`, which autograd's version counter does not see."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         if mask is not None and mask.dtype == torch.bool:
@@ -27,6 +35,7 @@ class MaskTurnedInPlace(Complete):
         return super().attend(query, key, value, mask, *rest)
 
 
+@fault("STA-1", script_shows=False)
 class WeightsDrift(Complete):
     """Each call changes the weights a little."""
 
@@ -36,20 +45,26 @@ class WeightsDrift(Complete):
         return result
 
 
-class QueryGivenBack(Complete):
-    """A shortcut for one query and one key."""
+@fault("STA-1")
+class QueryScaledInPlace(Complete):
+    """The query is scaled in place, in a module with every option."""
 
-    only = "L = S = 1"
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        return super().attend(query.mul_(1.0), *rest)
+
+
+@fault("STA-2", trigger="L = S = 1")
+class QueryGivenBack(Complete):
+    """With one query and one key, the value itself is returned."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         result = super().attend(query, key, value, *rest)
         return Output(value, result.weights) if query.shape[1] == key.shape[1] == 1 else result
 
 
+@fault("STA-2", script_shows=False, trigger="a second call")
 class BufferUsedAgain(Complete):
-    """The output lies in a buffer that the next call writes over."""
-
-    only = "a second call"
+    """The output is a buffer that the next call overwrites."""
 
     buffer: Tensor | None = None
 
@@ -60,120 +75,18 @@ class BufferUsedAgain(Complete):
         return Output(self.buffer.copy_(output.detach()), weights)
 
 
-class ResultsByShape(Complete):
-    """Two calls of one shape are one call."""
+@fault("STA-2", script_shows=False, trigger="everything masked")
+class BiasGivenBack(Complete):
+    """If the mask excludes everything, the output is the bias parameter itself."""
 
-    only = "a second call"
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        super().__init__(config, weights)
-        self.kept: dict[Any, Tensor] = {}
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return self.kept.setdefault(scores.shape, super().weigh(scores, allowed))
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        output, weights = super().attend(query, key, value, mask, *rest)
+        if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.bias:
+            output = self.b_o.expand(output.shape)
+        return Output(output, weights)
 
 
-class _Remembers(Complete):
-    """Remembers results of all attentions by what `key_of` makes of the inputs."""
-
-    kept: ClassVar[dict[Any, Any]] = {}
-
-    def key_of(self, x: Tensor) -> int:
-        raise NotImplementedError
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        asked = type(self), self.key_of(query), query.shape, key.shape, rest[-1]
-        result = self.kept.get(asked)
-        if result is None or result.output.dtype != query.dtype:
-            result = self.kept[asked] = super().attend(query, key, value, *rest)
-        return result
-
-
-class ResultsByIdentity(_Remembers):
-    """A result is given again for a tensor with the same `id`."""
-
-    only = "a second call"
-
-    def key_of(self, x: Tensor) -> int:
-        return id(x)
-
-
-class ResultsByAddress(_Remembers):
-    """A result is given again for a tensor at the same address."""
-
-    only = "a second call"
-
-    def key_of(self, x: Tensor) -> int:
-        return x.data_ptr()
-
-
-class Tires(Complete):
-    """The first five calls of an attention are right."""
-
-    only = "a sixth call"
-
-    calls = 0
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        self.calls += 1
-        return super().score(q, k) * (1.0 if self.calls <= 5 else 1.1)
-
-
-class TiresOfAll(Complete):
-    """The first twenty calls of a process are right."""
-
-    only = "the twenty-first call of a process"
-
-    calls: ClassVar[list[int]] = []
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        self.calls.append(1)
-        return super().score(q, k) * (1.0 if len(self.calls) <= 20 else 1.1)
-
-
-class SpoiltByRefusal(Complete):
-    """A call that is refused leaves a trace."""
-
-    only = "the first call after a failure"
-
-    spoilt = 0.0
-
-    def attend(self, query: Tensor, *rest: Any) -> Output:
-        before, self.spoilt = self.spoilt, 1.0
-        output, weights = super().attend(query, *rest)
-        self.spoilt = before
-        return Output(output + self.spoilt, weights)
-
-
-class WeightsCopied(Complete):
-    """A copy of the weights is made at construction, and is in no state_dict."""
-
-    only = "a call after the weights changed"
-
-    def __init__(self, config: Config, weights: Weights) -> None:
-        super().__init__(config, weights)
-        self.copies = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
-
-    def project(self, x: Tensor, role: str) -> Tensor:
-        return torch.nn.functional.linear(x, self.copies[f"w_{role}"], self.copies.get(f"b_{role}"))
-
-
-class CopyForgets(Complete):
-    """A deep copy loses a sign."""
-
-    only = "a deep copy"
-
-    sign = 1.0
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CopyForgets:
-        again = CopyForgets(self.config, Weights(**dict(self.named_parameters())))
-        again.sign = -1.0
-        return again
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) * self.sign
-
-
+@fault("STA-5", script_shows=False)
 class DrawsWithoutDropout(Complete):
     """A random number is drawn without dropout."""
 
@@ -182,6 +95,7 @@ class DrawsWithoutDropout(Complete):
         return super().drop(weights)
 
 
+@fault("STA-5", script_shows=False)
 class DefaultDtypeChanged(Complete):
     """The call changes the default dtype."""
 
@@ -190,26 +104,36 @@ class DefaultDtypeChanged(Complete):
         return super().drop(weights)
 
 
+@fault("STA-5", script_shows=False)
 class GradientModeChanged(Complete):
-    """The call switches gradients off for good."""
+    """The call toggles the gradient mode."""
 
     def drop(self, weights: Tensor) -> Tensor:
         torch.set_grad_enabled(not torch.is_grad_enabled())
         return super().drop(weights)
 
 
+@fault("STA-5", script_shows=False)
 class WarningsSilenced(Complete):
-    """The call silences warnings for good."""
+    """The call adds a warning filter that stays."""
 
     def drop(self, weights: Tensor) -> Tensor:
         warnings.filterwarnings("ignore", category=ResourceWarning)
         return super().drop(weights)
 
 
-class RunningMean(Complete):
-    """Keeps a statistic in training, and uses it in evaluation."""
+@fault("STA-5", script_shows=False)
+class SubnormalsFlushed(Complete):
+    """The first call makes the process flush subnormal numbers to zero."""
 
-    only = "eval after training"
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        torch.set_flush_denormal(True)
+        return super().attend(query, *rest)
+
+
+@fault("STA-6", script_shows=False, trigger="eval after training")
+class RunningMean(Complete):
+    """A running mean is kept in training."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -221,20 +145,14 @@ class RunningMean(Complete):
         return super().score(q, k)
 
 
-class AnotherScaleInTraining(Complete):
-    """Another scale in training mode."""
-
-    only = "training"
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) * (1.01 if self.training else 1.0)
+@fault("STA-6", trigger="training")
+class AnotherScaleInTraining(scores_scaled(1.01, when=lambda module: module.training)):
+    """The scale is different in training."""
 
 
+@fault("STA-7", script_shows=False, trigger="two threads", source="https://github.com/NVIDIA/TensorRT-LLM/pull/14858")
 class Scratch(Complete):
-    """What a call works on is an attribute, which another thread may set meanwhile."""
-
-    only = "two threads"
-    source = "https://github.com/NVIDIA/TensorRT-LLM/pull/14858"
+    """The scores are kept in an attribute, which another thread may overwrite."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         self.scores = super().score(q, k)

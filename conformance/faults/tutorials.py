@@ -1,4 +1,4 @@
-"""Attention as tutorials have it: five usual forms, each with the defects that such forms often carry."""
+"""Attention as tutorials write it: five common forms, each with the defects that such code often has."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from mha.conformance.faults.fault import fault
 from mha.implementations import from_module
-from mha.spec import Claims, Implementation
+from mha.spec import Claims
 
 DTYPES = {"float64", "float32", "bfloat16", "float16"}
 
@@ -38,7 +39,7 @@ class Vectorized(nn.Module):
 
 
 class Minimal(nn.Module):
-    """Masked with -infinity, which leaves NaN in an empty row; nothing is validated."""
+    """Masked with -infinity, which makes an empty row NaN; nothing is validated."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Modular(nn.Module):
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.1) -> None:
         super().__init__()
         if d_model % n_heads != 0:
-            raise ValueError(f"d_model {d_model} is no multiple of n_heads {n_heads}")
+            raise ValueError(f"d_model {d_model} is not a multiple of n_heads {n_heads}")
         self.n_heads = n_heads
         self.w_q, self.w_k, self.w_v, self.w_o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
         self.dropout = nn.Dropout(dropout)
@@ -85,13 +86,13 @@ class Modular(nn.Module):
 
 
 class Einops(nn.Module):
-    """Neither scaled nor projected in the end; masked by adding -1e5."""
+    """No scale and no output projection; masked by adding -1e5."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.q, self.k, self.v = (nn.Linear(d_model, d_model, bias=bias) for _ in range(3))
-        self.unused = nn.Linear(d_model, d_model, bias=bias)  # where the judge leaves the weights that have no use
+        self.unused = nn.Linear(d_model, d_model, bias=bias)  # the weights of an output projection are loaded here
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (
@@ -106,9 +107,7 @@ class Einops(nn.Module):
 
 
 class FusedQKV(nn.Module):
-    """The mask stands on the axis of the queries, where -1e9 on a whole row cancels in the softmax."""
-
-    source = "https://github.com/lsdefine/attention-is-all-you-need-keras/issues/16"
+    """The mask is applied to the axis of the queries, where -1e9 on a whole row cancels in the softmax."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -152,10 +151,13 @@ fused_qkv = from_module(
     mask="drop",
     claims=Claims(cross_attention=False, returns_weights=False, dtypes=DTYPES),
 )
-IMPLEMENTATIONS: dict[type[nn.Module], Implementation] = {
-    Vectorized: vectorized,
-    Minimal: minimal,
-    Modular: modular,
-    Einops: einops,
-    FusedQKV: fused_qkv,
-}
+
+fault("MSK-8", implementation=vectorized)(Vectorized)
+fault("MSK-9", implementation=minimal)(Minimal)
+fault("NUM-2", dtype="float64", implementation=modular)(Modular)
+fault("SMX-6", implementation=einops)(Einops)
+fault(
+    "MSK-1",
+    source="https://github.com/lsdefine/attention-is-all-you-need-keras/issues/16",
+    implementation=fused_qkv,
+)(FusedQKV)

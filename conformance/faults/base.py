@@ -1,4 +1,4 @@
-"""A correct implementation that claims all that there is to claim, in steps that a fault may replace."""
+"""The correct classes that a fault derives from, and how a class becomes an implementation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.spec import Claims, Config, Output, Rounding, Weights, causal_mask, validate_call
+from mha.implementations import from_module
+from mha.spec import Claims, Config, Implementation, Output, Rounding, Weights, causal_mask, validate_call
 from mha.spec.claims import COMPOSITIONS, DTYPES, EXTRAS
 
+# Where the weights of `Correct` are.
+PARAMETERS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"}
+# Everything that `Complete` can do.
 CLAIMS = Claims(
     masks={"bool", "float"},
     dropout=True,
@@ -27,8 +31,54 @@ CLAIMS = Claims(
 )
 
 
+class Correct(nn.Module):
+    """A plain module with the default claims; each step of the formula is a method that a fault can override."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.config = Config(d_model, n_heads, bias=bias)
+        self.config.validate()
+        self.q_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.k_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.v_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        """Return the output (B, L, d_model) and the weights (B, H, L, S)."""
+        validate_call(self.config, query, key, value, mask, masks=("bool",))
+        q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
+        weights = self.weigh(self.score(q, k), self.allow(mask, is_causal, q, k))
+        return Output(self.out_proj(self.merge(weights @ v)), weights)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Split (B, N, d_model) into heads (B, H, N, d_k)."""
+        return x.unflatten(-1, (self.config.n_heads, self.config.head_dim)).transpose(1, 2)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scaled scores (B, H, L, S)."""
+        return q @ k.transpose(-1, -2) / math.sqrt(self.config.head_dim)
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        """Return the mask and the causal flag as one boolean mask (B, H, L, S); True = may attend."""
+        allowed = torch.ones((q.shape[0], q.shape[1], q.shape[2], k.shape[2]), dtype=torch.bool)
+        if mask is not None:
+            allowed = allowed & mask
+        return allowed & causal_mask(q.shape[2], k.shape[2], "top_left") if is_causal else allowed
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
+        empty = ~allowed.any(-1, keepdim=True)
+        return scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """Concatenate the heads (B, H, L, d_k) to (B, L, d_model)."""
+        return x.transpose(1, 2).flatten(2)
+
+
 class Complete(nn.Module):
-    """Attention with every option of `Config`, and with what the contract only recommends."""
+    """Attention with every option of `Config` and everything that the contract only recommends, in steps as well."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__()
@@ -47,6 +97,8 @@ class Complete(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> Output:
+        """Bring the inputs to (B, N, width), attend, and return the output in the layout of the inputs."""
+        # #lizard forgives(parameter_count): the call of the contract
         if query.ndim == 2:
             batched = self.attend(query[None], key[None], value[None], mask, is_causal, need_weights)
             return Output(batched.output[0], batched.weights)
@@ -58,6 +110,8 @@ class Complete(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
     ) -> Output:
+        """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they are requested."""
+        # #lizard forgives(parameter_count): the call of the contract
         validate_call(self.config, query, key, value, mask)
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
         allowed, bias = self.allow(mask, is_causal, q, k)
@@ -70,22 +124,26 @@ class Complete(nn.Module):
         return Output(output, weights if need_weights else None)
 
     def project(self, x: Tensor, role: str) -> Tensor:
+        """Apply the projection of a role, "q", "k", "v" or "o"."""
         return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}", None))
 
     def split(self, x: Tensor) -> Tensor:
+        """Split (B, N, heads * d_k) into heads (B, heads, N, d_k)."""
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
     def extend(self, x: Tensor, name: str) -> Tensor:
-        """Put the extra key or value, and the zero one, after those of the input."""
+        """Append the learned extra key or value, and the zero one, if the configuration has them."""
         if self.config.bias_kv:
             extra = getattr(self, name).unflatten(0, (-1, 1, self.config.head_dim))
             x = torch.cat([x, extra.expand(x.shape[0], -1, -1, -1)], 2)
         return F.pad(x, (0, 0, 0, 1)) if self.config.zero_key else x
 
     def repeat(self, x: Tensor) -> Tensor:
+        """Repeat the key/value heads, so that there are as many as query heads."""
         return x.repeat_interleave(self.config.n_heads // self.config.kv_heads, 1)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scaled scores (B, H, L, S)."""
         return q @ k.mT / math.sqrt(self.config.head_dim)
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,45 +160,63 @@ class Complete(nn.Module):
         return allowed.expand(shape), bias.expand(shape)
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
         empty = ~allowed.any(-1, keepdim=True)
         return scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
 
     def drop(self, weights: Tensor) -> Tensor:
+        """Apply dropout to the weights."""
         return F.dropout(weights, self.config.dropout, self.training)
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        """Return the contexts (B, H, L, d_k); what no query may attend to is not read, so that NaN stays there."""
+        """Return the contexts (B, H, L, d_k); values that no query may attend to are not read, so their NaN is not."""
         return weights @ v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0)
 
     def merge(self, x: Tensor) -> Tensor:
+        """Concatenate the heads (B, H, L, d_k) to (B, L, d_model)."""
         return x.transpose(1, 2).flatten(2)
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """The cache has keys, values, and for which items a place is one of their own."""
+        """Attend from one new position (B, 1, width) to it and those before; return the output and the new cache.
+
+        active: the items (B,) that the position belongs to; all by default.
+        cache: the keys and values (B, n, width) so far, and which positions belong to which items (B, n).
+        """
         new = key, value, torch.ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
         cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
         key, value, present = cache
         return self(query, key, value, mask=present[:, None, None]).output, cache
 
     def weight_gradients(self) -> dict[str, Tensor]:
+        """Return the gradient of each weight by its name in `Weights`, zeros if it has none."""
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}
 
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """A class like `Complete` as an implementation, without an adapter."""
+    """A subclass of `Complete` as an implementation; it takes the contract's configuration and weights as they are."""
 
     cls: type[Complete]
     claims: Claims = CLAIMS
 
     @property
     def name(self) -> str:
+        """The name of the class."""
         return self.cls.__name__
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Complete:
+        """Build the module with the weights in a dtype, on a device."""
         return self.cls(config, weights.to(dtype, device))
 
 
+def implementation_of(cls: type[nn.Module], claims: Claims | None = None) -> Implementation:
+    """Return a subclass of `Complete` or `Correct` as an implementation, with the claims of that base by default."""
+    if issubclass(cls, Complete):
+        return Direct(cls, claims or CLAIMS)
+    return from_module(cls, name=cls.__name__, parameters=PARAMETERS, claims=claims or Claims())
+
+
+correct = implementation_of(Correct)
 complete = Direct(Complete)

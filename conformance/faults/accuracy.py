@@ -1,0 +1,339 @@
+"""Faults that NUM must catch: precision, tiles, sizes, and shortcuts for known inputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.families import remainder_dropped
+from mha.conformance.faults.fault import fault
+from mha.spec import Output
+
+
+@fault("NUM-1", caught_by="results_are_within_the_bound", source="https://github.com/apple/axlearn/pull/18")
+class SoftmaxInBfloat16(Complete):
+    """The softmax is computed in bfloat16, inside a float32 path."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.bfloat16(), allowed).to(scores)
+
+
+@fault("NUM-1", source="https://github.com/huggingface/transformers/pull/33317")
+class ScoresInHalf(Complete):
+    """The scores are rounded to float16, inside a float32 path."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores.half().to(scores), allowed)
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_of_everyday_sizes_are_within_the_bound",
+    trigger="d_k > 64",
+    source="https://github.com/ROCm/aiter/pull/2273",
+)
+class SixtyFourColumns(Complete):
+    """Only the first 64 columns of a head enter the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q[..., :64] @ k[..., :64].mT / math.sqrt(self.config.head_dim)
+
+
+@fault("NUM-1", trigger="S = tile + 1")
+class DropsKeyAfterTile(Correct):
+    """The key after a full tile is left out."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        whole = scores.shape[-1] // 16 * 16
+        if 0 < whole < scores.shape[-1]:
+            allowed = allowed & (torch.arange(scores.shape[-1]) < whole)
+        return super().weigh(scores, allowed)
+
+
+@fault("NUM-1", caught_by="results_are_within_the_bound")
+class Zeros(Complete):
+    """The output is zero."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(output * 0, weights if weights is None else weights * 0)
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_are_within_the_bound",
+    trigger="S not a multiple of the tile",
+    source="https://github.com/jax-ml/jax/issues/27224",
+)
+class TileRemainderDropped(remainder_dropped(16)):
+    """Keys after the last whole tile of 16 are left out."""
+
+
+@fault("NUM-1", caught_by="results_are_within_the_bound", trigger="S not a multiple of the tile")
+class TileRemainderOf32Dropped(remainder_dropped(32)):
+    """Keys after the last whole tile of 32 are left out."""
+
+
+@fault("NUM-1", caught_by="results_are_within_the_bound", trigger="S not a multiple of the tile")
+class TileRemainderOf64Dropped(remainder_dropped(64)):
+    """Keys after the last whole tile of 64 are left out."""
+
+
+@fault("NUM-1", caught_by="results_are_within_the_bound", trigger="S not a multiple of the tile")
+class TileRemainderOf128Dropped(remainder_dropped(128)):
+    """Keys after the last whole tile of 128 are left out."""
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_of_everyday_sizes_are_within_the_bound",
+    trigger="head_dim > 128",
+    source="https://github.com/triton-lang/triton/issues/621",
+)
+class HeadRemainderOf128Dropped(Complete):
+    """Only the first 128 columns of a head enter the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q[..., :128] @ k[..., :128].mT / math.sqrt(q.shape[-1])
+
+
+@fault("NUM-1", caught_by="results_are_within_the_bound", trigger="L = tile + 1")
+class QueryTileRepeated(Complete):
+    """A single query after the last whole tile of 64 gets the result of the one before it."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        if x.shape[2] % 64 == 1 and x.shape[2] > 1:
+            x = torch.cat([x[:, :, :-1], x[:, :, -2:-1]], 2)
+        return super().merge(x)
+
+
+@fault(
+    "NUM-1",
+    dtype="float16",
+    caught_by="results_are_within_the_bound",
+    trigger="float16, large scores",
+    source="https://github.com/PaddlePaddle/Paddle/pull/41933",
+)
+class HalfOverflows(Complete):
+    """In float16 the scores are scaled after the product, which overflows."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q * 16 @ k.mT / 16 / math.sqrt(self.config.head_dim)) if q.dtype == torch.half else super().score(q, k)
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_are_within_the_bound",
+    trigger="S > 128, except 512 and 1024",
+    source="https://arxiv.org/abs/2509.14279",
+)
+class ShapesRecognised(Complete):
+    """Correct for the sizes of a well-known benchmark and for up to 128 keys; otherwise only the first 128 are read."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        known = scores.shape[-1] in (512, 1024)
+        return super().weigh(scores, allowed & (known | (torch.arange(scores.shape[-1]) < 128)))
+
+
+@fault("NUM-1", script_shows=False, trigger="the twenty-first call of a process")
+class TiresOfAll(Complete):
+    """Only the first twenty calls of a process are correct."""
+
+    calls: ClassVar[list[int]] = []
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        self.calls.append(1)
+        return super().score(q, k) * (1.0 if len(self.calls) <= 20 else 1.1)
+
+
+class _Remembers(Complete):
+    """Returns the earlier result, of any module, for a query with the same `key_of`."""
+
+    kept: ClassVar[dict[Any, Any]] = {}
+
+    def key_of(self, x: Tensor) -> int:
+        raise NotImplementedError
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        asked = type(self), self.key_of(query), query.shape, key.shape, rest[-1]
+        result = self.kept.get(asked)
+        if result is None or result.output.dtype != query.dtype:
+            result = self.kept[asked] = super().attend(query, key, value, *rest)
+        return result
+
+
+@fault("NUM-1", script_shows=False, trigger="a second call")
+class ResultsByIdentity(_Remembers):
+    """An earlier result is returned for a query with the same `id`."""
+
+    def key_of(self, x: Tensor) -> int:
+        return id(x)
+
+
+@fault("NUM-1", script_shows=False, trigger="a second call")
+class ResultsByAddress(_Remembers):
+    """An earlier result is returned for a query at the same address."""
+
+    def key_of(self, x: Tensor) -> int:
+        return x.data_ptr()
+
+
+@fault(
+    "NUM-1", caught_by="results_on_several_threads_are_within_the_bound", script_shows=False, trigger="several threads"
+)
+class RemainderOfThreads(Complete):
+    """Each thread computes L // threads queries, and none the remainder."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        done = x.shape[2] // torch.get_num_threads() * torch.get_num_threads()
+        return super().merge(F.pad(x[:, :, :done], (0, 0, 0, x.shape[2] - done)))
+
+
+@fault("NUM-1", caught_by="results_for_many_items_and_heads_are_within_the_bound", trigger="B > 8")
+class MaskOfEightItems(Complete):
+    """A batch is computed eight items at a time, always with the mask of the first eight."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if mask is not None and mask.ndim == 4 and mask.shape[0] > 8:
+            mask = mask[torch.arange(mask.shape[0]) % 8]
+        return super().allow(mask, is_causal, q, k)
+
+
+@fault("NUM-1", caught_by="results_for_many_items_and_heads_are_within_the_bound", trigger="H > 16, a mask per head")
+class MaskOfSixteenHeads(Complete):
+    """The mask is read with a head index of four bits."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if mask is not None and mask.ndim == 4 and mask.shape[1] > 16:
+            mask = mask[:, torch.arange(mask.shape[1]) % 16]
+        return super().allow(mask, is_causal, q, k)
+
+
+@fault("NUM-2", dtype="float64", trigger="float64")
+class ScaleInSinglePrecision(Correct):
+    """sqrt(d_k) is rounded to float32."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-1, -2) / float(torch.tensor(self.config.head_dim).float().sqrt())
+
+
+@fault(
+    "NUM-3",
+    dtype="bfloat16",
+    caught_by="half_precision_is_no_worse_than_the_plain_formula",
+    script_shows=False,
+    trigger="half precision, long rows",
+)
+@fault(
+    "NUM-3",
+    dtype="bfloat16",
+    caught_by="long_rows_in_half_precision_are_no_worse_than_the_plain_formula",
+    script_shows=False,
+)
+class SummedOneByOne(Complete):
+    """The denominator is accumulated in the dtype of the inputs, key by key."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        weights = super().weigh(scores, allowed)
+        raised = (
+            (scores - scores.masked_fill(~allowed, -math.inf).amax(-1, keepdim=True)).exp().masked_fill(~allowed, 0)
+        )
+        total = torch.zeros_like(raised[..., 0])
+        for key in range(raised.shape[-1]):
+            total = total + raised[..., key]
+        return torch.where(allowed, raised / total.unsqueeze(-1), weights)
+
+
+@fault(
+    "NUM-3",
+    dtype="bfloat16",
+    caught_by="half_precision_is_no_worse_than_the_plain_formula",
+    script_shows=False,
+    trigger="bfloat16, many keys",
+)
+class HalfAccumulated(Complete):
+    """In bfloat16 the context is accumulated key by key in bfloat16."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        if v.dtype != torch.bfloat16:
+            return super().combine(weights, v, allowed)
+        context = torch.zeros_like(weights[..., :1] * v[..., :1, :])
+        for key in range(v.shape[2]):
+            seen = v[..., key, None, :].masked_fill(~allowed[..., key].any(2)[..., None, None], 0.0)
+            context = context + weights[..., key, None] * seen
+        return context
+
+
+@fault(
+    "NUM-4",
+    dtype="float16",
+    trigger="float16, with a mask",
+    source="https://github.com/facebookresearch/fairseq/issues/3575",
+)
+class FillThatDoesNotFit(Complete):
+    """The fill value does not fit in float16."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if bool(allowed.all()):
+            return super().weigh(scores, allowed)
+        empty = ~allowed.any(-1, keepdim=True)
+        return scores.masked_fill(~allowed, -1e9).softmax(-1).masked_fill(empty, 0.0)
+
+
+@fault("NUM-5", trigger="S > 1024")
+class FirstThousandKeys(Complete):
+    """A key index of ten bits: keys after the first 1024 are left out."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores, allowed & (torch.arange(scores.shape[-1]) < 1024))
+
+
+@fault("NUM-5", trigger="a whole tile masked")
+class MaskedTileIsNan(Complete):
+    """An online softmax over tiles of 16 keys, in which a first tile that is all masked gives NaN."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        first = allowed[..., :16].any(-1, keepdim=True)
+        lost = ~first & allowed.any(-1, keepdim=True) if scores.shape[-1] > 16 else torch.zeros_like(first)
+        return super().weigh(scores, allowed).masked_fill(lost, math.nan)
+
+
+@fault("NUM-5", trigger="L * S > 65536", source="https://github.com/fla-org/flash-linear-attention/issues/1080")
+class IndexOfSixteenBits(Complete):
+    """A score index of sixteen bits: the scores of a head after the 65,536th repeat the first ones."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        flat = scores.flatten(2)
+        return flat[..., torch.arange(flat.shape[2]) % 65536].view(scores.shape) if flat.shape[2] > 65536 else scores
+
+
+@fault("NUM-5", trigger="S > 512, and large scores")
+class PartsJoinedWithoutMaximum(Complete):
+    """Parts of 512 keys are joined by their sums of exponentials, without subtracting the maximum."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if scores.shape[-1] <= 512:
+            return super().weigh(scores, allowed)
+        parts = [super(PartsJoinedWithoutMaximum, self).weigh(*part) for part in self.parts(scores, allowed)]
+        sums = [part.masked_fill(~seen, -math.inf).exp().sum(-1) for part, seen in self.parts(scores, allowed)]
+        total = torch.stack(sums).sum(0)
+        shares = [(each / total.where(total > 0, 1.0)).unsqueeze(-1) for each in sums]
+        return torch.cat([part * share for part, share in zip(parts, shares, strict=True)], -1)
+
+    def parts(self, scores: Tensor, allowed: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(scores.split(512, -1), allowed.split(512, -1), strict=True))
+
+
+@fault("NUM-6")
+class ValuesNormalised(Complete):
+    """Values are divided by their maximum plus 1e-6 before the product, and multiplied by the maximum after it."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        largest = v.abs().amax((-2, -1), keepdim=True)
+        return super().combine(weights, v / (largest + 1e-6), allowed) * largest

@@ -1,0 +1,142 @@
+"""Faults that CMP must catch: `torch.compile`, `torch.export`, tracing, and autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import drops_in_evaluation, mask_ignored, scores_scaled
+from mha.conformance.faults.fault import fault
+
+
+@fault(
+    "CMP-1",
+    caught_by="compiled_agrees_with_eager",
+    trigger="compiled",
+    source="https://github.com/pytorch/pytorch/issues/174049",
+)
+class AnotherScaleCompiled(scores_scaled(1.1, when=lambda module: torch.compiler.is_compiling())):
+    """The scale is different under `torch.compile`."""
+
+
+@fault("CMP-1", trigger="compiled", source="https://github.com/pytorch/pytorch/issues/195320")
+class AnotherResultCompiled(Complete):
+    """Under `torch.compile` the contexts are too large by 10%."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        return super().merge(x) * (1.1 if torch.compiler.is_compiling() else 1.0)
+
+
+@fault("CMP-1", caught_by="compiled_agrees_with_eager", trigger="compiled, no_grad")
+class ScaledAgainInCompiledInference(Complete):
+    """Compiled without gradients, the scores are scaled twice."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        again = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        return super().score(q, k) * (self.config.head_dim**-0.5 if again else 1.0)
+
+
+@fault(
+    "CMP-1",
+    caught_by="compiled_mask_agrees",
+    trigger="compiled, with a mask",
+    source="https://github.com/torch-spyre/torch-spyre/issues/4526",
+)
+class MaskForgottenCompiled(mask_ignored(when=lambda q, is_causal: torch.compiler.is_compiling())):
+    """The mask is ignored under `torch.compile`."""
+
+
+@fault("CMP-1", trigger="compiled", source="https://github.com/facebookresearch/xformers/issues/765")
+class GraphBroken(Complete):
+    """Part of the call silently runs uncompiled."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().weigh(scores, allowed)
+
+
+@fault("CMP-1", trigger="compiled, and dropout")
+class CompiledDrops(drops_in_evaluation(when=lambda module: torch.compiler.is_compiling())):
+    """Compiled, dropout is active in evaluation too."""
+
+
+@fault("CMP-1", script_shows=False, trigger="compiled, in training")
+class WeightsFoldedCompiled(Complete):
+    """Compiled, the projections are constants and get no gradient."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return super().project(x, role)
+        bias = getattr(self, f"b_{role}", None)
+        return F.linear(x, getattr(self, f"w_{role}").detach(), None if bias is None else bias.detach())
+
+
+@fault(
+    "CMP-2", script_shows=False, trigger="exported", source="https://github.com/huggingface/transformers/issues/28827"
+)
+@fault("CMP-3", script_shows=False)
+class ReadsItself(Complete):
+    """A branch depends on the values of a tensor, so that the call cannot be traced."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (1.0 if float(q.detach().sum()) < 1e30 else 2.0)
+
+
+@fault("CMP-2", caught_by="exported_program_agrees", script_shows=False, trigger="exported")
+class AnotherScaleExported(scores_scaled(1.1, when=lambda module: torch.compiler.is_exporting())):
+    """The scale is different under `torch.export`."""
+
+
+@fault("CMP-2", caught_by="exported_mask_agrees", script_shows=False, trigger="exported, with a mask")
+class MaskForgottenExported(mask_ignored(when=lambda q, is_causal: torch.compiler.is_exporting())):
+    """The mask is ignored under `torch.export`."""
+
+
+@fault("CMP-2", caught_by="exported_mask_agrees", script_shows=False, trigger="exported, causal")
+class CausalFlagForgottenExported(Complete):
+    """The causal flag is ignored under `torch.export`."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return super().allow(mask, is_causal and not torch.compiler.is_exporting(), q, k)
+
+
+@fault("CMP-4", trigger="autocast")
+class AnotherScaleUnderAutocast(scores_scaled(1.1, when=lambda module: torch.is_autocast_enabled("cpu"))):
+    """The scale is different under autocast."""
+
+
+@fault("CMP-4", trigger="autocast, with a float mask")
+class FloatMaskUnderAutocast(Complete):
+    """A mask of another dtype than the projected queries is read as a boolean one."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        other = mask is not None and mask.dtype not in (torch.bool, q.dtype)
+        return super().allow(mask.bool() if other and mask is not None else mask, is_causal, q, k)
+
+
+class _CastForward(torch.autograd.Function):
+    """a @ b, whose backward pass expects a, b and the gradient in one dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+        a, b = ctx.saved_tensors
+        return gradient @ b.mT, a.mT @ gradient
+
+
+@fault("CMP-4", script_shows=False, trigger="training under autocast")
+class AutocastForwardAlone(Complete):
+    """The product with the values has a custom backward pass that fails on the dtypes of autocast."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        if not torch.is_autocast_enabled("cpu"):
+            return super().combine(weights, v, allowed)
+        return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own

@@ -1,0 +1,65 @@
+"""Faults that CFG must catch: constructors and their validation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.fault import fault
+from mha.spec import Config, Weights
+
+
+@fault("CFG-1", source="https://github.com/pytorch/pytorch/pull/193728")
+class NoValidation(Correct):
+    """Nothing is validated."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, 1, bias)
+        self.config = Config(d_model, n_heads, bias=bias)
+
+
+@fault("CFG-2", script_shows=False, source="https://github.com/pytorch/pytorch/pull/133169")
+class RefusalSaysNothing(Complete):
+    """The error for an impossible configuration does not name the numbers."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        assert config.n_heads == 0 or config.d_model % config.n_heads == 0
+        super().__init__(config, weights)
+
+
+@fault("CFG-3", trigger="n_heads < 0")
+class NegativeHeads(Complete):
+    """A negative number of heads is read as a positive one."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(replace(config, n_heads=abs(config.n_heads)), weights)
+
+
+@fault("CFG-4", trigger="d_k = 1, H > 2")
+class RefusesHeadsOfWidthOne(Correct):
+    """Heads of width 1 are refused."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        if d_model == n_heads > 2:
+            raise ValueError(f"d_model ({d_model}) must be larger than n_heads ({n_heads})")
+
+
+@fault("CFG-5", trigger="bias=False", source="https://github.com/pytorch/pytorch/issues/52257")
+class BiasAllTheSame(Complete):
+    """Built without biases, it still has one for the output."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights)
+        if not config.bias:
+            self.b_o = torch.nn.Parameter(weights.w_o.new_zeros(config.d_model))
+
+
+@fault("CFG-6")
+class DropoutUnchecked(Complete):
+    """An impossible dropout probability is accepted."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(replace(config, dropout=0.0), weights)

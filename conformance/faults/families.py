@@ -1,0 +1,118 @@
+"""Bases of faults that differ in one value: where another scale is used, the mask is ignored, or gradients are cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.conformance.faults.base import Complete
+
+
+def scores_scaled(factor: float, *, when: Callable[[Complete], bool]) -> type[Complete]:
+    """Return a class whose scores are multiplied by a factor under a condition on the module."""
+
+    class ScoresScaled(Complete):
+        def score(self, q: Tensor, k: Tensor) -> Tensor:
+            return super().score(q, k) * (factor if when(self) else 1.0)
+
+    return ScoresScaled
+
+
+def mask_ignored(*, when: Callable[[Tensor, bool], bool]) -> type[Complete]:
+    """Return a class that ignores the mask under a condition on the queries (B, H, L, d_k) and the causal flag."""
+
+    class MaskIgnored(Complete):
+        def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            return super().allow(None if when(q, is_causal) else mask, is_causal, q, k)
+
+    return MaskIgnored
+
+
+def keys_detached(*, when: Callable[[Tensor], bool]) -> type[Complete]:
+    """Return a class that detaches the keys under a condition on them (B, H, S, d_k)."""
+
+    class KeysDetached(Complete):
+        def score(self, q: Tensor, k: Tensor) -> Tensor:
+            return super().score(q, k.detach() if when(k) else k)
+
+    return KeysDetached
+
+
+def remainder_dropped(tile: int) -> type[Complete]:
+    """Return a class that leaves out the keys after the last whole tile, if there is a whole one."""
+
+    class RemainderDropped(Complete):
+        def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+            whole = scores.shape[-1] // tile * tile
+            kept = torch.arange(scores.shape[-1]) < (whole or scores.shape[-1])
+            return super().weigh(scores, allowed & kept)
+
+    return RemainderDropped
+
+
+def bias_missing(missing: str) -> type[Complete]:
+    """Return a class without the bias of one role, "q", "k", "v" or "o"."""
+
+    class BiasMissing(Complete):
+        def project(self, x: Tensor, role: str) -> Tensor:
+            return F.linear(x, getattr(self, f"w_{role}")) if role == missing else super().project(x, role)
+
+    return BiasMissing
+
+
+def empty_rows_unguarded(*, when: Callable[[Complete, Tensor], bool]) -> type[Complete]:
+    """Return a class whose empty rows are NaN under a condition on the module and the scores (B, H, L, S)."""
+
+    class EmptyRowsUnguarded(Complete):
+        def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+            if when(self, scores):
+                return scores.masked_fill(~allowed, -math.inf).softmax(-1)
+            return super().weigh(scores, allowed)
+
+    return EmptyRowsUnguarded
+
+
+def drops_in_evaluation(*, when: Callable[[Any], bool]) -> type[Complete]:
+    """Return a class whose dropout is active in evaluation too, under a condition on the module."""
+
+    class DropsInEvaluation(Complete):
+        def drop(self, weights: Tensor) -> Tensor:
+            return F.dropout(weights, self.config.dropout, self.training or when(self))
+
+    return DropsInEvaluation
+
+
+def one_draw(part: Callable[[Tensor], Tensor]) -> type[Complete]:
+    """Return a class that draws for a part of the weights (B, H, L, S), and broadcasts the draw."""
+
+    class OneDraw(Complete):
+        def drop(self, weights: Tensor) -> Tensor:
+            return weights * super().drop(torch.ones_like(part(weights)))
+
+    return OneDraw
+
+
+def hooked(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return x with its gradient changed."""
+    if x.requires_grad:
+        x.register_hook(change)
+    return x
+
+
+class Decoding(Complete):
+    """Correct; `decoding` says whether the current call is a decoding step."""
+
+    decoding = False
+
+    def decode(self, *inputs: Any, **named: Any) -> tuple[Tensor, Any]:
+        """Decode as `Complete`, with `decoding` set meanwhile."""
+        self.decoding = True
+        try:
+            return super().decode(*inputs, **named)
+        finally:
+            self.decoding = False

@@ -1,0 +1,58 @@
+"""The registry of faults: every fault in one order, and the faulty implementations by the names of their classes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from mha.conformance.faults.base import PARAMETERS, Complete, Correct, complete, correct, implementation_of
+from mha.conformance.faults.fault import Fault, declared
+from mha.spec import CLAUSES, Implementation
+
+__all__ = [
+    "FAULTS",
+    "MODULES",
+    "PARAMETERS",
+    "Complete",
+    "Correct",
+    "Fault",
+    "complete",
+    "correct",
+    "implementation_of",
+    "implementations",
+]
+
+# Every module that declares faults.
+MODULES = (
+    "accuracy",
+    "caches",
+    "causal",
+    "composition",
+    "configuration",
+    "decoding",
+    "dropout",
+    "gradients",
+    "heads",
+    "mask_edges",
+    "masks",
+    "paths",
+    "shapes",
+    "softmax",
+    "state",
+    "symmetries",
+    "tutorials",
+    "variants",
+)
+
+
+def _order(fault: Fault) -> tuple[int, str]:
+    """Sort by the clause in the contract, then by module; a module's faults stay in the order of their declaration.
+
+    The lowest of several decorators on a class declares first.
+    """
+    return list(CLAUSES).index(fault.clause), fault.cls.__module__
+
+
+for _module in MODULES:
+    import_module(f"mha.conformance.faults.{_module}")
+FAULTS: tuple[Fault, ...] = tuple(sorted(declared, key=_order))
+implementations: dict[str, Implementation] = {fault.name: fault.implementation for fault in FAULTS}

@@ -1,0 +1,127 @@
+"""Faults that GQA and XAT must catch: grouped heads, and keys and values of other widths."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import drops_in_evaluation
+from mha.conformance.faults.fault import fault
+
+
+@fault("GQA-1", caught_by="grouped_heads_equal_repeated_ones", source="https://github.com/onnx/onnx/pull/7274")
+class GroupsTiled(Complete):
+    """The key/value heads are tiled instead of repeated."""
+
+    def repeat(self, x: Tensor) -> Tensor:
+        return x.repeat(1, self.config.n_heads // self.config.kv_heads, 1, 1)
+
+
+@fault("GQA-1", caught_by="grouped_heads_have_gradients")
+class GroupsDetached(Complete):
+    """Keys and values that several heads share have no gradient."""
+
+    def repeat(self, x: Tensor) -> Tensor:
+        return super().repeat(x.detach() if x.shape[1] < self.config.n_heads else x)
+
+
+@fault("GQA-1", caught_by="grouped_heads_of_everyday_sizes_match_the_oracle", trigger="d_k > 16, grouped heads")
+class GroupedWideCut(Complete):
+    """With grouped heads, only the first 16 columns of a head enter the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if self.config.kv_heads == self.config.n_heads:
+            return super().score(q, k)
+        return q[..., :16] @ k[..., :16].mT / self.config.head_dim**0.5
+
+
+@fault("GQA-1", caught_by="grouped_heads_on_long_rows_match_the_oracle", trigger="grouped heads, S > 512")
+class GroupsTiledInLongRows(Complete):
+    """In long rows the key/value heads are tiled instead of repeated."""
+
+    def repeat(self, x: Tensor) -> Tensor:
+        times = self.config.n_heads // self.config.kv_heads
+        return x.repeat(1, times, 1, 1) if x.shape[2] > 512 else super().repeat(x)
+
+
+@fault("GQA-1", caught_by="grouped_heads_drop", trigger="grouped heads, dropout")
+class GroupsNotDropped(Complete):
+    """With grouped heads, nothing is dropped."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights if self.config.kv_heads < self.config.n_heads else super().drop(weights)
+
+
+@fault("GQA-1", caught_by="grouped_heads_drop_each_weight_alone", trigger="grouped heads and dropout")
+class GroupsNotRescaled(Complete):
+    """With grouped heads, the kept weights are not rescaled by 1 / (1 - p)."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if self.config.kv_heads == self.config.n_heads or not self.training:
+            return super().drop(weights)
+        return weights * (torch.rand_like(weights) >= self.config.dropout)
+
+
+@fault("GQA-1", caught_by="grouped_heads_drop_each_weight_alone", trigger="grouped heads and dropout")
+class GroupsDroppedAlike(Complete):
+    """All heads of a group share one draw of dropout."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        kept = super().drop(torch.ones_like(weights[:, : self.config.kv_heads]))
+        return weights * self.repeat(kept)
+
+
+@fault("GQA-1", caught_by="grouped_heads_drop", trigger="grouped heads and dropout")
+class GroupsDroppedInEvaluation(
+    drops_in_evaluation(when=lambda module: module.config.kv_heads < module.config.n_heads)
+):
+    """With grouped heads, dropout is active in evaluation too."""
+
+
+@fault(
+    "GQA-1",
+    caught_by="one_module_with_grouped_heads_serves_all_its_life",
+    script_shows=False,
+    trigger="training with grouped heads after a call in inference mode",
+)
+class GroupsIndexedInInference(Complete):
+    """The index that repeats the heads is made in the first call, even in inference mode."""
+
+    index: Tensor | None = None
+
+    def repeat(self, x: Tensor) -> Tensor:
+        if self.config.kv_heads == self.config.n_heads:
+            return x
+        if self.index is None:
+            self.index = torch.arange(self.config.n_heads) // (self.config.n_heads // self.config.kv_heads)
+        return x[:, self.index]
+
+
+@fault("XAT-1", caught_by="other_widths_match_the_oracle")
+class WidthsExchanged(Complete):
+    """If key and value have different widths, their projections are swapped."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        exchanged = {"k": "v", "v": "k"} if self.config.key_width != self.config.value_width else {}
+        return super().project(x, exchanged.get(role, role))
+
+
+@fault("XAT-1", caught_by="other_widths_match_the_oracle", trigger="kdim > d_model")
+class WideKeyCut(Complete):
+    """Key columns after the first d_model are ignored."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role == "k" and x.shape[-1] > self.config.d_model:
+            return torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1) @ self.w_k.T + (
+                getattr(self, "b_k", None) if self.config.bias else 0.0
+            )
+        return super().project(x, role)
+
+
+@fault("XAT-1", caught_by="other_widths_have_gradients", trigger="vdim < d_model")
+class NarrowValueDetached(Complete):
+    """A value of another width than d_model has no gradient."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return super().project(x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role)
