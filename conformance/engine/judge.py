@@ -114,20 +114,16 @@ def verdict_of(
 ) -> Verdict:
     """Return the verdict that the results of the properties of a clause add up to.
 
-    verdict: a pass, with what is known before anything is run. waivers: of the clause, none of them expired.
+    verdict: a pass, with what is known before anything is run. results: in order; only the last one can decide the
+    clause alone. waivers: of the clause, none of them expired.
     """
-    failed = next((result for result in results if result.failure), None)
-    verdict = replace(
-        verdict,
-        examples=sum(len(result.cases) for result in results),
-        margin=max((result.margin for result in results), default=0.0),
-    )
-    if failed:
-        before = sum(len(result.cases) for result in results if result is not failed)
-        verdict = replace(verdict, cases_to_failure=before + failed.cases_to_failure)
-        return _failed(verdict, failed, waivers, strict=strict, target=target)
-    if error := next((result.harness_error for result in results if result.harness_error), ""):
-        return replace(verdict, status="harness_error", message=error)
+    last, tried = results[-1], sum(len(result.cases) for result in results)
+    verdict = replace(verdict, examples=tried, margin=max(result.margin for result in results))
+    if last.failure:
+        verdict = replace(verdict, cases_to_failure=tried - len(last.cases) + last.cases_to_failure)
+        return _failed(verdict, last, waivers, strict=strict, target=target)
+    if last.harness_error:
+        return replace(verdict, status="harness_error", message=last.harness_error)
     verdict = replace(verdict, rejections=_rejections(results))
     waived: dict[Waiver, tuple[Property, Failure]] = {}
     for result in results:
@@ -138,7 +134,7 @@ def verdict_of(
         return _waived(verdict, waived, target)
     if waivers:
         return replace(verdict, message=f"no case matches its waiver: {waivers[0].where}")
-    return replace(verdict, status="pass" if verdict.examples else "not_claimed", message=_reasons(results))
+    return replace(verdict, status="pass" if tried else "not_claimed", message=_reasons(results))
 
 
 def _unclaimed(claims: Claims, dtype: str, device: str) -> str:
@@ -190,15 +186,13 @@ def _stale(
     verdict: Verdict, results: Sequence[PropertyResult], waivers: Sequence[Waiver], waived: Collection[Waiver]
 ) -> str:
     """Return why a waiver is no longer needed; empty if each of them is."""
-    if not waivers:
-        return ""
-    if not verdict.examples:
+    if waivers and not verdict.examples:
         return f"nothing is judged: {_reasons(results)}; delete its waiver: {waivers[0].reason}"
     if any(not waiver.partial for waiver in waived):
         return ""
     tried = [case for result in results if not result.fully_waived for case in result.cases]
-    for waiver in waivers:
-        if waiver not in waived and any(waiver.holds(case) for case in tried):
+    for waiver in (waiver for waiver in waivers if waiver not in waived):
+        if any(waiver.holds(case) for case in tried):
             said = " as the waiver says" if waiver.partial else ""
             return f"the clause does not fail{said}; delete its waiver: {waiver.reason}"
     return ""

@@ -95,7 +95,6 @@ def property_of(
     may_refuse: bool = True,
 ) -> Callable[[PropertyFunction], PropertyFunction]:
     """Register a function as a property of a clause; see `Property`."""
-    # #lizard forgives(parameter_count): the fields of a property, each by name
     assert clause in CLAUSES, f"the contract has no clause {clause}"
 
     def register(function: PropertyFunction) -> PropertyFunction:
@@ -118,6 +117,7 @@ def property_of(
         assert known.name == new.name, f"{clause} already has a property number {number}: {known.name}"
         return function
 
+    # #lizard forgives(parameter_count): the fields of a property, each by name
     return register
 
 
