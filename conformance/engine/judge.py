@@ -190,12 +190,16 @@ def _stale(
         return f"nothing is judged: {_reasons(results)}; delete its waiver: {waivers[0].reason}"
     if any(not waiver.partial for waiver in waived):
         return ""
-    tried = [case for result in results if not result.fully_waived for case in result.cases]
-    for waiver in (waiver for waiver in waivers if waiver not in waived):
-        if any(waiver.holds(case) for case in tried):
+    for waiver in waivers:
+        if waiver not in waived and _matches(waiver, results):
             said = " as the waiver says" if waiver.partial else ""
             return f"the clause does not fail{said}; delete its waiver: {waiver.reason}"
     return ""
+
+
+def _matches(waiver: Waiver, results: Sequence[PropertyResult]) -> bool:
+    """Return whether a waiver is about any case that was tried, of the properties that were run to the end."""
+    return any(waiver.holds(case) for result in results if not result.fully_waived for case in result.cases)
 
 
 def _with_expired(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
