@@ -1,24 +1,31 @@
-"""The judge convicts what is wrong, under the clause that names the defect, and acquits what is right."""
+"""Every fault fails, under the clause that must catch it, and the correct bases of the faults pass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 import torch
+from torch import nn
 
+import mha.conformance.faults as package
 from mha.conformance import check
 from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import Property, properties
 
 PROPERTIES = properties()
-# A script that fails because of what it is itself shows nothing.
+# A script that ends with one of these does not show the failure.
 SCRIPT_BROKEN = (NameError, SyntaxError, ImportError)
+# Classes that faults are made from; each is correct, or incomplete.
+BASES = {"Complete", "Correct", "Decoding", "OutputDropped", "Paged", "_Remembers"}
 
 
 def members_of(fault: faults.Fault) -> tuple[Property, ...]:
-    """Return the properties of which one must catch a fault: all of its clause unless it names one."""
-    return tuple(p for p in PROPERTIES[fault.clause] if fault.by in ("", p.name))
+    """Return the properties of which one must catch a fault: all of its clause, unless the fault names one."""
+    return tuple(p for p in PROPERTIES[fault.clause] if fault.caught_by in ("", p.name))
 
 
 @pytest.fixture(autouse=True)
@@ -30,26 +37,25 @@ def global_state() -> Iterator[None]:
 
 def parameters() -> Iterator[object]:
     for fault in faults.FAULTS:
-        name = "-".join(filter(None, (fault.cls.__name__, fault.clause, fault.by, fault.dtype)))
+        name = "-".join(filter(None, (fault.name, fault.clause, fault.caught_by, fault.dtype)))
         yield pytest.param(fault, id=name.removesuffix("-float32"))
 
 
 @pytest.mark.parametrize("fault", list(parameters()))
-def test_fault_is_caught_by_the_clause_that_names_it(fault: faults.Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_fails_the_clause_that_must_catch_it(fault: faults.Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     members = members_of(fault)
     assert members, fault
     monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {fault.clause: members})
-    implementation = faults.implementations[fault.cls.__name__]
-    report = check(implementation, clauses=[fault.clause], dtypes=[fault.dtype], strict=True)
+    report = check(fault.implementation, clauses=[fault.clause], dtypes=[fault.dtype], strict=True)
     (verdict,) = report.verdicts
     assert verdict.status in ("fail", "refused"), verdict
     assert not report.conforms
     assert verdict.message
-    if fault.shown:
+    if fault.script_shows:
         assert verdict.script
-        with pytest.raises(Exception) as shown:  # noqa: PT011  whatever the implementation raises, if it raises
+        with pytest.raises(Exception) as raised:  # noqa: PT011  whatever the implementation raises, if it raises
             exec(compile(verdict.script, "script", "exec"), {})
-        assert not isinstance(shown.value, SCRIPT_BROKEN), shown.value
+        assert not isinstance(raised.value, SCRIPT_BROKEN), raised.value
 
 
 def test_every_property_catches_a_fault() -> None:
@@ -57,16 +63,50 @@ def test_every_property_catches_a_fault() -> None:
     assert {p.name for members in PROPERTIES.values() for p in members} <= caught
 
 
+def test_every_faulty_class_is_registered() -> None:
+    registered = {fault.cls for fault in faults.FAULTS}
+    for module in iter_modules([str(Path(str(package.__file__)).parent)]):
+        loaded = import_module(f"{package.__name__}.{module.name}")
+        for name, cls in vars(loaded).items():
+            if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__module__ == loaded.__name__:
+                assert (cls in registered) != (name in BASES), name
+
+
+def test_cells_are_distinct_and_in_the_order_of_the_contract() -> None:
+    cells = [(fault.name, fault.dtype, fault.clause, fault.caught_by) for fault in faults.FAULTS]
+    assert len(cells) == len(set(cells))
+    clauses = list(dict.fromkeys(fault.clause for fault in faults.FAULTS))
+    assert clauses == sorted(clauses, key=list(PROPERTIES).index)
+    assert len({cls for cls, *_ in cells}) == len({fault.cls for fault in faults.FAULTS})
+
+
+def test_each_fault_is_in_the_module_of_one_of_its_clauses() -> None:
+    """A module of faults names its clauses in the first line."""
+    homes = {
+        fault.cls: fault.cls.__module__ for fault in faults.FAULTS if not fault.cls.__module__.endswith(".tutorials")
+    }
+    for cls, module in homes.items():
+        heading = str(import_module(module).__doc__).partition("\n")[0]
+        families = {fault.clause[:3] for fault in faults.FAULTS if fault.cls is cls}
+        assert any(family in heading for family in families), cls
+
+
+def test_decorators_of_a_class_share_its_implementation() -> None:
+    for fault in faults.FAULTS:
+        module = vars(import_module(fault.cls.__module__))
+        assert module[f"faulty_{fault.name}"] is fault.implementation is faults.implementations[fault.name]
+
+
 @pytest.mark.parametrize("clause", PROPERTIES)
-def test_base_of_the_faults_is_acquitted(clause: str) -> None:
+def test_plain_base_of_the_faults_passes(clause: str) -> None:
     report = check(faults.correct, profile="quick", clauses=[clause], dtypes=["float32"])
     (verdict,) = report.verdicts
     assert report.conforms or verdict.status == "not_claimed", verdict
-    # It is the textbook's formula, in which zero times NaN is NaN: MSK-10 says SHOULD.
+    # It is the textbook formula, in which zero times NaN is NaN: MSK-10 is a SHOULD.
     assert verdict.status in ("pass", "not_claimed") or clause == "MSK-10", verdict
 
 
-# Where another dtype is another question; the rest is judged in all four by `make conformance`.
+# Clauses for which the dtype matters; `make conformance` judges the others in all four.
 OF_DTYPES = (
     "SHP-3",
     "SMX-1",
@@ -85,17 +125,23 @@ OF_DTYPES = (
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_base_with_every_option_is_acquitted_of_everything(dtype: str) -> None:
-    """Of the clauses that only recommend, too."""
+def test_complete_base_of_the_faults_passes_every_clause(dtype: str) -> None:
+    """Those of level SHOULD and MAY as well."""
     clauses = {clause for clause in PROPERTIES if dtype == "float32" or clause.startswith(OF_DTYPES)}
     report = check(faults.complete, profile="quick", dtypes=[dtype], strict=True, clauses=clauses - {"CMP-1"})
-    departures = [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
-    assert not departures
+    failures = [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
+    assert not failures
     for verdict in report.verdicts:
         of_other_dtypes = all(p.domain.dtypes and dtype not in p.domain.dtypes for p in PROPERTIES[verdict.clause])
         assert (verdict.status == "not_claimed") == of_other_dtypes, verdict
 
 
-def test_every_section_of_the_gallery_is_drawn_from() -> None:
-    assert len({fault.section for fault in faults.FAULTS}) >= 6
-    assert len({fault.clause for fault in faults.FAULTS}) >= 12
+def test_every_fault_says_what_is_wrong() -> None:
+    for fault in faults.FAULTS:
+        assert fault.defect.endswith("."), fault.cls
+
+
+def test_at_least_a_third_of_the_faults_need_a_trigger() -> None:
+    triggers = {fault.cls: fault.trigger for fault in faults.FAULTS}
+    assert len(triggers) >= 110
+    assert sum(map(bool, triggers.values())) >= len(triggers) / 3
