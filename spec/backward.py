@@ -1,85 +1,112 @@
-"""The gradients: what a correct backward pass gives, each value with the error that rounding may put on it.
+"""The expected gradients of multi-head attention in float64, each number with its error bound.
 
-The formulas are written out, not taken from autograd: they share no code with what they judge. The bound is a theorem
-for any order of summation: unfused steps under autograd, tiles, weights stored or recomputed from the row's
-log-sum-exp, the row sum of P dP taken as such or as dC.o, a projection per head, a pass per item. It assumes one set
-of weights in one backward pass, that the softmax takes a row's maximum as a constant or differentiates it once, and
-that keys have their bias: the softmax cancels it, but the error of dS is multiplied by the key. Projections are applied
-one after the other: of two that were multiplied into one, such as W_o W_v, the gradients may round otherwise.
+The formulas are written out, not taken from autograd: they share no code with what they judge. Y = C W_o^T + b_o is the
+output, C = [o_1 ... o_H] the contexts side by side, and dX the gradient of X:
+
+    dW_o = dY^T C    db_o = sum dY    dC = dY W_o
+    dV = P^T dC      dP = dC V^T      D = rowsum(P dP) = dC.o      dS = P (dP - D)
+    dQ = tau dS K    dK = tau dS^T Q  dB = dS, summed over what the float mask is broadcast to
+    dW_q = dQ^T x_q  db_q = sum dQ    dx_q = dQ W_q, and the same for keys and values.
+
+Assumptions, in addition to those of `mha.spec.core`:
+
+- One set of weights P serves the whole backward pass. It is stored, or recomputed from the log-sum-exp of each row.
+- Sums run in any order. Partial sums may be stored: of each item for weights, of each head for inputs.
+- D is computed as rowsum(P dP) or as dC.o.
+- The softmax takes the maximum of a row as a constant, or differentiates it once.
+- Keys keep their bias, although the softmax cancels it: the error of dS is multiplied by the whole key.
+- Projections are applied one after the other. If two are multiplied into one, such as W_o W_v, gradients may round
+  differently.
+
+Sources: Vaswani et al. 2017, equation 1, differentiated; Dao et al. 2022, appendix B; Higham, Accuracy and Stability of
+Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of `mha.spec.core`; rad X is the error of X.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, units_of
+from mha.spec.bounds import Ball, Units
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.core import normaliser_error as log_drift
+from mha.spec.core import Precision, normaliser_error
 from mha.spec.forward import Expected, oracle
 from mha.spec.problem import INPUTS, Problem
 
-# Roundings of dP and of its row sum on their way to dS: at most four operations (the backward pass of exp, sum and
-# division), and two exponentials of 2 u each where exp and log_softmax take their own.
+# Roundings of dP and of D on their way to dS: at most four operations (the backward pass of exp, sum and division), and
+# two exponentials of 2 u each where exp and log_softmax take their own.
 SOFTMAX_STEPS = 8
 
 
-def gradients(problem: Problem, claims: Claims, upstream: Tensor, answer: Expected | None = None) -> dict[str, Ball]:
-    """Differentiate sum(output * upstream) with respect to the inputs, the weights and a mask of numbers, by name.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Partial:
+    """The gradient of the result of a projection, (B, length, m).
 
-    upstream: (B, L, D), exact; 0 for queries with an empty row in some head, unless `claims.empty_row` is "zeros".
-    answer: what `oracle` gives for the problem and the claims, if it is at hand.
-    Inputs that are one tensor have a gradient each here: see `sum_shared`.
-    Source: equation 1 of Vaswani et al. 2017, differentiated; Dao et al. 2022, appendix B.
+    size: the sum of the magnitudes of its parts, to which rounding is relative where they are added up later.
     """
-    answer = oracle(problem, claims) if answer is None else answer
-    config, given, units = problem.config, problem.weights, units_of(problem.query.dtype)
-    batch, _, queries, keys = problem.shape
-    arriving, found = Ball.exact(upstream), {}
-    context = Ball(answer.context.mid.nan_to_num(nan=0.0), answer.context.rad)
-    found["w_o"], found["b_o"] = _of_weights(arriving, arriving.mid.abs(), context, units, batch)
+
+    ball: Ball
+    size: Tensor
+
+    def __getitem__(self, index: tuple[slice, ...]) -> _Partial:
+        return _Partial(self.ball[index], self.size[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Core:
+    """What the backward pass of the core starts from.
+
+    weights: P, (B, H, L, S), 0 where not allowed, with the error of those that are recomputed.
+    value: V, (B, H, S, d_k). context: o, and d_context: dC, (B, H, L, d_k). allowed: boolean (B, H, L, S).
+    drift: the relative error that the weights of a row share, (B, H, L, 1).
+    """
+
+    weights: Ball
+    value: Ball
+    context: Ball
+    d_context: Ball
+    allowed: Tensor
+    drift: Tensor
+
+
+def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expected | None = None) -> dict[str, Ball]:
+    """Differentiate sum(output * upstream) with respect to the inputs, the weights and a float mask, by name.
+
+    upstream: dY, (B, L, D), exact; 0 for queries with an empty row in some head, unless `claims.empty_row` is "zeros".
+    expected: the result of `oracle` for the problem and the claims, if it is at hand.
+    Inputs that are one tensor have a gradient each: see `sum_shared`.
+
+    >>> from mha.spec import Config, Weights
+    >>> config, x = Config(d_model=2, n_heads=1), torch.ones(1, 3, 2)
+    >>> problem = Problem(config, Weights.random(config, 0, x.dtype), x, x, x)
+    >>> found = gradients(problem, Claims(), torch.ones_like(x))
+    >>> list(found)
+    ['query', 'key', 'value', 'w_q', 'w_k', 'w_v', 'w_o', 'b_q', 'b_k', 'b_v', 'b_o']
+    >>> found["b_o"].mid, bool((found["b_k"].mid.abs() <= found["b_k"].rad).all())
+    (tensor([3., 3.], dtype=torch.float64), True)
+    """
+    expected = oracle(problem, claims) if expected is None else expected
+    config, given = problem.config, problem.weights
+    precision = Precision.of(problem.query.dtype, claims.rounding)
+    units, batch = precision.units, problem.shape[0]
+    # dW_o = dY^T C, db_o = sum dY, dC = dY W_o
+    context = Ball(expected.context.mid.nan_to_num(nan=0.0), expected.context.rad)
+    exact = Ball.exact(upstream)
+    arriving = _Partial(exact, exact.mid.abs())
+    found = {}
+    found["w_o"], found["b_o"] = _weight_gradients(arriving, context, batch, units)
     terms = config.d_model + config.n_heads
-    changed = _of_input(arriving, arriving.mid.abs(), given.w_o, terms, units, config.n_heads)
-    changed, context = _cut(changed, config), _cut(context, config)
-    allowed = problem.allowed(claims.causal)
-    allowed = torch.nn.functional.pad(allowed, (0, answer.key.mid.shape[2] - keys), value=True)
-    softmax = units.coarser(units_of(torch.float32)) if claims.rounding.softmax_in_float32 else units
-    weights, drift = answer.weights, log_drift(answer.max_score, answer.key.mid.shape[2], softmax.accumulate)
-    if claims.empty_row != "zeros":
-        weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
-    weights = Ball(weights.mid, weights.rad + drift * weights.size)
-    scores = _of_scores(weights, answer.value, changed, context, allowed, drift, claims, units, softmax)
+    d_context = _input_gradient(arriving, given.w_o, terms, config.n_heads, units)
+    core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
+    d_scores = _score_gradients(core, precision)
     if problem.mask is not None and problem.mask.is_floating_point():
-        found["mask"] = _of_mask(scores[..., :keys], problem.mask, allowed[..., :keys], units)
-    repeats = config.n_heads // config.kv_heads
-    per_query, per_key = (allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
-    if repeats > 1:
-        per_key = per_key.unflatten(1, (-1, repeats)).sum(2).repeat_interleave(repeats, 1) + repeats
-    # Four roundings make the scale, one multiplies; an operand that was scaled before was rounded for that.
-    scaling = max(1, claims.rounding.scaling_roundings) * units.store
-    tau = config.head_dim**-0.5
-    parts = {
-        "query": _product(scores, answer.key, units.gammas(per_query + 5) + scaling, tau, units),
-        "key": _product(scores.mT, answer.query, units.gammas(per_key + 5) + scaling, tau, units),
-        "value": _product(weights.mT, changed, units.gammas(per_key + 1), 1.0, units),
-    }
-    reached = allowed.any(1)
-    for name, part in parts.items():
-        role, source, each = name[0], getattr(problem, name), 1 if name == "query" else repeats
-        ball, bulk = _join(part, each, units)
-        if ball.mid.shape[1] > source.shape[1]:
-            if config.bias_kv:
-                extra = ball[:, keys : keys + 1].flatten(0, 1), bulk[:, keys : keys + 1].flatten(0, 1)
-                found[f"extra_{role}"] = _of_bias(*extra, units, batch * queries, batch * each)
-            ball, bulk = ball[:, :keys], bulk[:, :keys]
-        w_name, b_name = f"w_{role}", f"b_{role}"
-        found[w_name], found[b_name] = _of_weights(ball, bulk, Ball.exact(source), units, batch * each)
-        # One product may hold all projections of one tensor, and autograd may add them up head by head.
-        sharing = sum(getattr(problem, other) is source for other in INPUTS)
-        gradient = _of_input(ball, bulk, getattr(given, w_name), sharing * terms, units, sharing * config.n_heads)
-        idle = ~reached.any(2 if name == "query" else 1)[:, : source.shape[1], None]
-        found[name] = Ball(gradient.mid, gradient.rad.masked_fill(idle, 0.0))
+        keys = slice(problem.shape[3])
+        found["mask"] = _mask_gradient(d_scores[..., keys], problem.mask, core.allowed[..., keys], units)
+    for name, part in _head_gradients(problem, expected, core, d_scores, precision).items():
+        found |= _projection_gradients(problem, name, part, core.allowed, units)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask")
     return {name: found[name] for name in names if name in found}
 
@@ -87,7 +114,13 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, answer: Expect
 def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
     """Add up the gradients of inputs that are one tensor, under the first of their names, as autograd does.
 
-    found: what `gradients` gives for the problem. The roundings of these sums are part of its radii.
+    found: the result of `gradients` for the problem. Its radii cover the roundings of these sums.
+
+    >>> from mha.spec import Config, Weights
+    >>> config, x = Config(d_model=2, n_heads=1), torch.ones(1, 3, 2)
+    >>> problem = Problem(config, Weights.random(config, 0, x.dtype), x, x, x)
+    >>> list(sum_shared(problem, gradients(problem, Claims(), x)))[:3]
+    ['query', 'w_q', 'w_k']
     """
     summed = dict(found)
     for place, name in enumerate(INPUTS):
@@ -98,109 +131,166 @@ def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
     return summed
 
 
-def _cut(joined: Ball, config: Config) -> Ball:
-    """Cut (B, L, D) into (B, H, L, d_k)."""
+def _split(joined: Ball, config: Config) -> Ball:
+    """Split (B, L, D) into (B, H, L, d_k)."""
     heads = config.n_heads, config.head_dim
     return Ball(*(part.unflatten(-1, heads).transpose(1, 2) for part in (joined.mid, joined.rad)))
 
 
-def _join(heads: Ball, repeats: int, units: Units) -> tuple[Ball, Tensor]:
-    """Add up each key/value head's repeats and join the heads, (B, H, length, d_k) to (B, length, heads * d_k).
+def _core_of(
+    problem: Problem, claims: Claims, expected: Expected, context: Ball, d_context: Ball, precision: Precision
+) -> _Core:
+    """Return the inputs of the backward pass of the core; extra keys are allowed to every query."""
+    extended = expected.key.mid.shape[2]
+    allowed = torch.nn.functional.pad(problem.allowed(claims.causal), (0, extended - problem.shape[3]), value=True)
+    weights, drift = expected.weights, normaliser_error(expected.max_score, extended, precision.softmax.accumulate)
+    if claims.empty_row != "zeros":
+        weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
+    # rad P += drift (|P| + rad P), where P is recomputed
+    weights = Ball(weights.mid, weights.rad + drift * weights.size)
+    return _Core(weights, expected.value, context, d_context, allowed, drift)
 
-    Also returns the sum of the repeats' sizes: what rounding is relative to where they are added up later.
+
+def _score_gradients(core: _Core, precision: Precision) -> Ball:
+    """Return dS = P (dP - D), (B, H, L, S), where dP = dC V^T and D = rowsum(P dP) = dC.o.
+
+    The error of dP - D is small where values are near the context, as far as it comes from the weights: sum_l P_l dP_l
+    errs by dC.(sum_l P_l v_l - o), which the context's own radius bounds.
     """
-    bulk = heads.size
+    softmax, value, d_context, context = precision.softmax, core.value, core.d_context, core.context
+    p, p_size, width = core.weights.mid, core.weights.size, core.value.mid.shape[-1]
+    # u; gamma(n + 1), for any order of a sum over a row; r = gamma(d + 1) + u, of an element of dP
+    u = softmax.store if precision.rounding.scores_stored else softmax.accumulate
+    gamma = softmax.gammas(core.allowed.sum(-1, keepdim=True).double() + 1)
+    relative = precision.units.gamma(width + 1) + u
+    # lost: products that underflow, dS as it is stored, and dS as it is stored again once scaled by tau
+    lost = (width + value.mid.shape[2] + 4) * softmax.flush + (1 + width**0.5) * softmax.subnormal
+    # dP = dC V^T;  rad dP = |dC| rad V + (rad dC + r (|dC| + rad dC)) (|V| + rad V) + lost
+    d_p = d_context.times(value.mT, relative)
+    rad_dp = d_p.rad + lost
+    size = d_p.mid.abs() + rad_dp
+    # D = dC.o;  reach = (1 + r) rad o + r sum_l |P_l| |v_l|: the products round, in either form
+    d = (d_context.mid * context.mid).sum(-1, keepdim=True)
+    reach = (1 + relative) * context.rad + relative * (p_size @ value.size)
+    # rad D = a + gamma(n + 1) sum_l |P_l| |dP_l| + (u + drift) (|D| + a) + lost, a = rad dC.|o| + (|dC| + rad dC).reach
+    rad_d = (d_context.rad * context.mid.abs() + d_context.size * reach).sum(-1, keepdim=True)
+    total = (p_size * size).sum(-1, keepdim=True)
+    rad_d = rad_d + gamma * total + (u + core.drift) * (d.abs() + rad_d) + lost
+    # rad (dP - D) = rad dP + rad D + 8 u (|dP| + |D|)
+    size = size + (d.abs() + rad_d)
+    rad_difference = rad_dp + rad_d + SOFTMAX_STEPS * u * size
+    # rad dS = rad P (|dP - D| + rad (dP - D)) + P rad (dP - D) + lost
+    difference = d_p.mid - d
+    rad = core.weights.rad * (difference.abs() + rad_difference) + p * rad_difference + lost
+    if p.shape[-1]:
+        # The maximum of a row, where it is differentiated, gets rowsum(dS), which is 0 except for rounding.
+        row_sum = (3 * gamma + SOFTMAX_STEPS * u) * (p_size * size).sum(-1, keepdim=True)
+        rad = rad + row_sum * (p_size >= (p - core.weights.rad).amax(-1, keepdim=True))
+    return Ball(p * difference, rad.masked_fill(~core.allowed, 0.0))
+
+
+def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) -> Ball:
+    """Return dB: dS, (B, H, L, S), summed over the dimensions that the mask is broadcast over."""
+    # rad dB = sum (rad dS + (gamma(t) + t (u_s - u_a)) |dS|) + t eta_a, for t terms, partial sums stored
+    terms = d_scores.mid.numel() // max(1, mask.numel()) + 1
+    relative = units.gamma(terms) + terms * (units.store - units.accumulate)
+    rad = (d_scores.rad + relative * d_scores.size).sum_to_size(mask.shape) + terms * units.flush
+    ball = Ball(d_scores.mid.sum_to_size(mask.shape), rad).stored(units)
+    return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))
+
+
+def _head_gradients(
+    problem: Problem, expected: Expected, core: _Core, d_scores: Ball, precision: Precision
+) -> dict[str, _Partial]:
+    """Return dQ = tau dS K, dK = tau dS^T Q and dV = P^T dC, by input, heads joined, (B, length, heads * d_k)."""
+    config, units = problem.config, precision.units
+    repeats = config.n_heads // config.kv_heads
+    n_query, n_key = (core.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
     if repeats > 1:
-        bulk = bulk.unflatten(1, (-1, repeats)).sum(2)
-        heads = Ball(*(part.unflatten(1, (-1, repeats)).sum(2) for part in (heads.mid, heads.rad)))
-        heads = Ball(heads.mid, heads.rad + repeats * units.store * bulk + units.subnormal)
-    parts = [part.transpose(1, 2).flatten(2) for part in (heads.mid, heads.rad, bulk)]
-    return Ball(parts[0], parts[1]), parts[2]
+        n_key = n_key.unflatten(1, (-1, repeats)).sum(2).repeat_interleave(repeats, 1) + repeats
+    # gamma(n + 5) + max(1, pre) u_s: four roundings make tau, one multiplies by it; a q or k that was scaled before the
+    # product was rounded then.
+    scaling = max(1, precision.rounding.scaling_roundings) * units.store
+    tau = config.head_dim**-0.5
+    parts = {
+        "query": _product(d_scores, expected.key, units.gammas(n_query + 5) + scaling, tau, units),
+        "key": _product(d_scores.mT, expected.query, units.gammas(n_key + 5) + scaling, tau, units),
+        "value": _product(core.weights.mT, core.d_context, units.gammas(n_key + 1), 1.0, units),
+    }
+    return {name: _join(part, 1 if name == "query" else repeats, units) for name, part in parts.items()}
 
 
 def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units) -> Ball:
-    """Return tau a @ b, stored."""
+    """Return tau a @ b, stored; relative: error of each product in a row of a."""
     result = a.times(b, relative)
     return Ball(tau * result.mid, tau * result.rad + (a.mid.shape[-1] + 1) * units.flush).stored(units)
 
 
-def _of_input(ball: Ball, bulk: Tensor, weight: Tensor, terms: int, units: Units, pieces: int) -> Ball:
-    """Return the gradient (..., n) of a projection's input, from that of its result, (..., m), and `weight`, (m, n).
+def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
+    """Add up the repeats of each key/value head and join the heads: (B, H, length, d_k) to (B, length, heads * d_k)."""
+    size = heads.size
+    if repeats > 1:
+        # rad += repeats u_s sum (|x| + rad x) + eta_s
+        size = size.unflatten(1, (-1, repeats)).sum(2)
+        heads = Ball(*(part.unflatten(1, (-1, repeats)).sum(2) for part in (heads.mid, heads.rad)))
+        heads = Ball(heads.mid, heads.rad + repeats * units.store * size + units.subnormal)
+    mid, rad, size = (part.transpose(1, 2).flatten(2) for part in (heads.mid, heads.rad, size))
+    return _Partial(Ball(mid, rad), size)
 
-    bulk: what its rounding is relative to. terms: how many are added up. pieces: how many parts of the sum are stored.
+
+def _projection_gradients(
+    problem: Problem, name: str, part: _Partial, allowed: Tensor, units: Units
+) -> dict[str, Ball]:
+    """Return the gradients of an input, of its projection, and of an extra key or value, by name, from dQ, dK or dV."""
+    config, role, source, found = problem.config, name[0], getattr(problem, name), {}
+    repeats = 1 if name == "query" else config.n_heads // config.kv_heads
+    batch, _, queries, keys = problem.shape
+    if part.size.shape[1] > source.shape[1]:
+        if config.bias_kv:
+            extra = part[:, keys : keys + 1]
+            found[f"extra_{role}"] = _bias_gradient(extra, batch * queries + batch * repeats, batch * repeats, units)
+        part = part[:, :keys]
+    # dW = dX^T x, db = sum dX, partial sums for each item and repeat
+    pieces = batch * repeats
+    found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
+    # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up head by head.
+    sharing = sum(getattr(problem, other) is source for other in INPUTS)
+    terms, pieces = sharing * (config.d_model + config.n_heads), sharing * config.n_heads
+    gradient = _input_gradient(part, getattr(problem.weights, f"w_{role}"), terms, pieces, units)
+    # Exactly 0 for a query without keys, and for a key that no query may attend to.
+    unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]
+    return found | {name: Ball(gradient.mid, gradient.rad.masked_fill(unused, 0.0))}
+
+
+def _input_gradient(d_y: _Partial, weight: Tensor, terms: int, pieces: int, units: Units) -> Ball:
+    """Return dx = dy W, (..., n), the gradient of a projection's input, for W (m, n).
+
+    terms: how many are added up. pieces: how many partial sums are stored.
     """
+    # rad dx = (rad dy + (gamma(terms) + pieces (u_s - u_a)) size) |W| + terms eta_a + pieces eta_s
     matrix = weight.detach().double()
     relative = units.gamma(terms) + pieces * (units.store - units.accumulate)
-    rad = (ball.rad + relative * bulk) @ matrix.abs() + terms * units.flush + pieces * units.subnormal
-    return Ball(ball.mid @ matrix, rad).stored(units)
+    rad = (d_y.ball.rad + relative * d_y.size) @ matrix.abs() + terms * units.flush + pieces * units.subnormal
+    return Ball(d_y.ball.mid @ matrix, rad).stored(units)
 
 
-def _of_weights(ball: Ball, bulk: Tensor, x: Ball, units: Units, pieces: int) -> tuple[Ball, Ball]:
-    """Return the gradients of a projection's matrix (m, n) and bias (m,), from that of its result, (B, length, m).
+def _weight_gradients(d_y: _Partial, x: Ball, pieces: int, units: Units) -> tuple[Ball, Ball]:
+    """Return dW = dy^T x, (m, n), and db = sum dy, (m,), of a projection with the input x, (B, length, n).
 
-    x: (B, length, n), the projection's input. bulk, pieces: as in `_of_input`; the sums run over B * length.
+    The sums run over B * length. pieces: how many partial sums are stored.
     """
-    flat, sizes, x = ball.flatten(0, 1), bulk.flatten(0, 1), x.flatten(0, 1)
-    terms = flat.mid.shape[0] + pieces
+    ball, size, x = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1), x.flatten(0, 1)
+    # rad dW = |dy|^T rad x + (rad dy + (gamma(t) + pieces (u_s - u_a)) size)^T (|x| + rad x) + t eta_a + pieces eta_s
+    terms = ball.mid.shape[0] + pieces
     relative = units.gamma(terms) + pieces * (units.store - units.accumulate)
-    spread, lost = (flat.rad + relative * sizes).mT, terms * units.flush + pieces * units.subnormal
-    matrix = Ball(flat.mid.mT @ x.mid, flat.mid.mT.abs() @ x.rad + spread @ x.size + lost)
-    return matrix.stored(units), Ball(flat.mid.sum(0), spread.sum(-1) + lost).stored(units)
+    spread, lost = (ball.rad + relative * size).mT, terms * units.flush + pieces * units.subnormal
+    matrix = Ball(ball.mid.mT @ x.mid, ball.mid.mT.abs() @ x.rad + spread @ x.size + lost)
+    return matrix.stored(units), Ball(ball.mid.sum(0), spread.sum(-1) + lost).stored(units)
 
 
-def _of_bias(ball: Ball, bulk: Tensor, units: Units, terms: int, pieces: int) -> Ball:
-    """Return the sum over the rows of (n, m)."""
-    relative = units.gamma(terms + pieces) + pieces * (units.store - units.accumulate)
-    lost = (terms + pieces) * units.flush + pieces * units.subnormal
-    return Ball(ball.mid.sum(0), (ball.rad + relative * bulk).sum(0) + lost).stored(units)
-
-
-def _of_mask(scores: Ball, mask: Tensor, allowed: Tensor, units: Units) -> Ball:
-    """Sum the gradients of the scores over the dimensions that the mask is broadcast over."""
-    terms = scores.mid.numel() // max(1, mask.numel()) + 1
-    relative = units.gamma(terms) + terms * (units.store - units.accumulate)
-    rad = (scores.rad + relative * scores.size).sum_to_size(mask.shape) + terms * units.flush
-    ball = Ball(scores.mid.sum_to_size(mask.shape), rad).stored(units)
-    return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))
-
-
-def _of_scores(
-    weights: Ball,
-    value: Ball,
-    changed: Ball,
-    context: Ball,
-    allowed: Tensor,
-    drift: Tensor,
-    claims: Claims,
-    units: Units,
-    softmax: Units,
-) -> Ball:
-    """Return dS = P (dP - D), (B, H, L, S), where dP = dC V^T and D = rowsum(P dP) = dC.o.
-
-    changed: dC, (B, H, L, d_k). The error of dP - D is small where values are near the context, as far as it comes
-    from the weights: sum_l P_l dP_l errs by dC.(sum_l P_l v_l - o), and that the context's own radius bounds.
-    """
-    width, terms = value.mid.shape[-1], allowed.sum(-1, keepdim=True).double() + 1
-    own = softmax.store if claims.rounding.scores_stored else softmax.accumulate
-    summing = softmax.gammas(terms)
-    relative = units.gamma(width + 1) + own
-    # What underflows: products, dS as it is stored, and dS as it is stored again once scaled by 1/sqrt(d_k).
-    lost = (width + value.mid.shape[2] + 4) * softmax.flush + (1 + width**0.5) * softmax.subnormal
-    p, p_size = weights.mid, weights.size
-    slope = changed.times(value.mT, relative)
-    error = slope.rad + lost
-    size = slope.mid.abs() + error
-    # The row sum, either way: dC and o err, products round, sums round, the result is stored.
-    level = (changed.mid * context.mid).sum(-1, keepdim=True)
-    reach = (1 + relative) * context.rad + relative * (p_size @ value.size)
-    apart = (changed.rad * context.mid.abs() + changed.size * reach).sum(-1, keepdim=True)
-    apart = apart + summing * (p_size * size).sum(-1, keepdim=True) + (own + drift) * (level.abs() + apart) + lost
-    size = size + (level.abs() + apart)
-    error = error + apart + SOFTMAX_STEPS * own * size
-    difference = slope.mid - level
-    rad = weights.rad * (difference.abs() + error) + p * error + lost
-    if p.shape[-1]:
-        # Differentiated, the row's maximum gets the row's sum, which is 0 but for rounding.
-        strayed = (3 * summing + SOFTMAX_STEPS * own) * (p_size * size).sum(-1, keepdim=True)
-        rad = rad + strayed * (p_size >= (p - weights.rad).amax(-1, keepdim=True))
-    return Ball(p * difference, rad.masked_fill(~allowed, 0.0))
+def _bias_gradient(d_y: _Partial, terms: int, pieces: int, units: Units) -> Ball:
+    """Return the sum of (B, length, m) over B * length, a sum of `terms` terms of which `pieces` parts are stored."""
+    ball, size = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1)
+    relative = units.gamma(terms) + pieces * (units.store - units.accumulate)
+    lost = terms * units.flush + pieces * units.subnormal
+    return Ball(ball.mid.sum(0), (ball.rad + relative * size).sum(0) + lost).stored(units)

@@ -1,11 +1,11 @@
-"""Rounding: unit roundoffs, and numbers that carry the error they may have.
+"""Rounding: the unit roundoffs of a dtype, and numbers that carry a bound on their error.
 
-Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapters 2 and 3. No constant here is tuned.
+Sources: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002, chapters 2 and 3; midpoint-radius
+arithmetic as in Arb (Johansson 2017), with radii in float64. No constant here is tuned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,13 +17,16 @@ from mha.spec.dtypes import torch_dtype, traits_of
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Roundoffs of one dtype.
+    """The roundoffs of one dtype, and its range.
 
-    accumulate: of the sums (float32 for float32 and below), plus that of the oracle, which rounds in float64 itself.
-    store: of the dtype itself, plus the oracle's.
-    subnormal: half the smallest subnormal of the dtype, the error of storing a number that underflows.
-    flush: smallest normal number of the accumulator, below which a result may be flushed to zero.
-    largest: the largest number of the dtype, where results of ordinary size may reach it (float16), else infinity.
+    accumulate: u_a, unit roundoff of the accumulator, plus that of the oracle, which computes in float64 itself.
+    store: u_s, unit roundoff of the dtype itself, plus the oracle's.
+    subnormal: eta_s, half the smallest subnormal of the dtype: the error of storing a number that underflows.
+    flush: eta_a, the smallest normal number of the accumulator: smaller results may be flushed to zero.
+    largest: the largest number of the dtype, if results of ordinary size may exceed it (float16), else infinity.
+
+    >>> units_of(torch.bfloat16).store > units_of(torch.float32).store == units_of(torch.bfloat16).accumulate
+    True
     """
 
     accumulate: float
@@ -33,23 +36,42 @@ class Units:
     largest: float
 
     def gamma(self, terms: int) -> float:
-        """Relative error of a sum of products of `terms` terms in any order: n u / (1 - n u), infinite if n u >= 1."""
+        """Return n u_a / (1 - n u_a), the relative error of a sum of n products in any order; infinite if n u_a >= 1.
+
+        Source: Higham 2002, lemma 3.1 and section 3.1.
+
+        >>> Units(accumulate=0.125, store=0.125, subnormal=0.0, flush=0.0, largest=1.0).gamma(4)
+        1.0
+        """
         error = terms * self.accumulate
         return error / (1 - error) if error < 1 else float("inf")
 
     def gammas(self, terms: Tensor) -> Tensor:
-        """Return `gamma` of each number of a float64 tensor."""
+        """Return `gamma` of every number of a float64 tensor.
+
+        >>> bool(units_of(torch.float32).gammas(torch.tensor([2.0**30])).isinf())
+        True
+        """
         error = terms * self.accumulate
         return error / (1 - error).clamp(min=0.0)
 
     def coarser(self, other: Units) -> Units:
-        """Return the coarser roundoff of each kind."""
+        """Return the larger roundoff of each kind, and the smaller range.
+
+        >>> single, double = units_of(torch.float32), units_of(torch.float64)
+        >>> double.coarser(single).accumulate == single.accumulate
+        True
+        """
         worst = {field.name: max(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         return Units(**worst | {"largest": min(self.largest, other.largest)})
 
 
 def units_of(dtype: torch.dtype) -> Units:
-    """Return the roundoffs with which an implementation may compute in `dtype`."""
+    """Return the roundoffs with which an implementation may compute in a dtype; see `mha.spec.dtypes`.
+
+    >>> units_of(torch.float16).largest, units_of(torch.float32).largest
+    (65504.0, inf)
+    """
     traits = traits_of(dtype)
     accumulator = torch.finfo(torch_dtype(traits.accumulator))
     oracle = torch.finfo(torch.float64).eps / 2
@@ -65,37 +87,40 @@ def units_of(dtype: torch.dtype) -> Units:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ball:
-    """Numbers known up to an error: the exact value is within `rad` of `mid`, element by element, both float64."""
+    """Numbers known up to an error: each exact value is within `rad` of `mid`. Both are float64, of one shape.
+
+    >>> Ball(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0])).size
+    tensor([1.5000, 2.0000])
+    """
 
     mid: Tensor
     rad: Tensor
 
     @staticmethod
     def exact(value: Tensor) -> Ball:
-        """Take stored numbers, which carry no error, into float64."""
+        """Return stored numbers of any dtype, which carry no error.
+
+        >>> Ball.exact(torch.tensor([0.5], dtype=torch.float16))
+        Ball(mid=tensor([0.5000], dtype=torch.float64), rad=tensor([0.], dtype=torch.float64))
+        """
         mid = value.detach().double()
         return Ball(mid, torch.zeros_like(mid))
-
-    @staticmethod
-    def stack(balls: Sequence[Ball], dim: int) -> Ball:
-        """Stack along a new dimension."""
-        return Ball(torch.stack([ball.mid for ball in balls], dim), torch.stack([ball.rad for ball in balls], dim))
 
     def flatten(self, start: int, end: int = -1) -> Ball:
         """Join the dimensions from `start` to `end`."""
         return Ball(self.mid.flatten(start, end), self.rad.flatten(start, end))
 
     def sum(self, dim: int) -> Ball:
-        """Sum over a dimension; the errors add up."""
+        """Sum over a dimension; errors add up."""
         return Ball(self.mid.sum(dim), self.rad.sum(dim))
 
     def known(self) -> Ball:
-        """The same, where a NaN is one by policy: it is known without error."""
+        """Return the same numbers, NaN without error: a NaN here is the declared policy."""
         return Ball(self.mid, self.rad.masked_fill(self.mid.isnan(), 0.0))
 
     @property
     def size(self) -> Tensor:
-        """The largest magnitude that the exact value can have."""
+        """|mid| + rad, the largest magnitude that the exact values may have."""
         return self.mid.abs() + self.rad
 
     @property
@@ -104,10 +129,15 @@ class Ball:
         return Ball(self.mid.mT, self.rad.mT)
 
     def times(self, other: Ball, relative: Tensor | float) -> Ball:
-        """Return self @ other, computed with a relative error in each product.
+        """Return self @ other, where every product has a relative error.
 
-        relative: of the products of one row of `self`, one number or one for each row.
+        relative: one number, or one for each row of `self`, (..., rows, 1).
+
+        >>> half = Ball(torch.eye(1).double(), torch.full((1, 1), 0.5).double())
+        >>> half.times(Ball.exact(torch.full((1, 1), 4.0)), 0.0).rad
+        tensor([[2.]], dtype=torch.float64)
         """
+        # rad = |A| rad B + (rad A + r (|A| + rad A)) (|B| + rad B)
         spread = self.rad + relative * self.size
         return Ball(self.mid @ other.mid, self.mid.abs() @ other.rad + spread @ other.size)
 
@@ -115,7 +145,12 @@ class Ball:
         return Ball(self.mid[index], self.rad[index])
 
     def stored(self, units: Units) -> Ball:
-        """Round to the storage dtype; where the number or its error may overflow, nothing is known of it."""
+        """Round to the storage dtype; the radius is infinite where a number may overflow.
+
+        >>> Ball.exact(torch.tensor([1.0, 7e4])).stored(units_of(torch.float16)).rad
+        tensor([0.0005,    inf], dtype=torch.float64)
+        """
+        # rad += u_s (|x| + rad x) + eta_s
         rad = self.rad + units.store * self.size + units.subnormal
         if units.largest < float("inf"):
             rad = rad.masked_fill(self.size >= units.largest, float("inf"))
@@ -123,19 +158,24 @@ class Ball:
 
 
 def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False) -> Ball:
-    """Return x @ weight.T + bias, computed in the accumulator and then stored, once or before the bias too.
+    """Return y = x W^T + b, (..., m), computed in the accumulator and stored, before the bias is added too.
 
-    x: (..., n); weight: (m, n); bias: (m,) or None; all exact but x.
-    rounded: whether x, weight and bias are rounded to the storage dtype before, as under autocast.
+    x: (..., n). weight: W, (m, n), and bias: b, (m,), or None, both exact.
+    rounded: whether x, W and b are first rounded to the storage dtype, as under autocast.
+
+    >>> y = affine(Ball.exact(torch.ones(2)), torch.ones(3, 2), torch.ones(3), units_of(torch.float32))
+    >>> y.mid, bool((y.rad < 1e-5).all())
+    (tensor([3., 3., 3.], dtype=torch.float64), True)
     """
     x = x.stored(units) if rounded else x
     matrix = weight.detach().double().T
+    # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a, with r = gamma(n + 1), and u_s where W is rounded
     terms = matrix.shape[0] + 1
     relative = units.gamma(terms) + (units.store if rounded else 0.0)
     product = Ball(x.mid @ matrix, (x.rad + relative * x.size) @ matrix.abs() + terms * units.flush)
     if bias is None:
         return product.stored(units)
+    # torch's own linear layer stores the product first if its input is not dense. Then rad += r |b|.
     shift = bias.detach().double()
-    # torch's own linear layer stores the product first where its input is not dense.
     product = product.stored(units)
     return Ball(product.mid + shift, product.rad + relative * shift.abs()).stored(units)
