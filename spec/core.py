@@ -58,9 +58,8 @@ class Precision:
     def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
         """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
         units = units_of(dtype)
-        return Precision(
-            units, units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units, rounding
-        )
+        softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
+        return Precision(units, softmax, rounding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,8 @@ import mha.spec
 # Modules that programs read before torch is imported, or without it.
 WITHOUT_TORCH = ("mha.spec", "mha.spec.claims", "mha.spec.clauses", "mha.spec.config", "mha.spec.dtypes")
 WITH_EXAMPLES = (
-    *("backward", "bounds", "claims", "clauses.clause", "config", "dtypes", "forward", "masks", "problem", "protocols"),
-    *("validation", "weights"),
+    *("backward", "bounds", "claims", "clauses.clause", "config", "core", "dtypes", "forward", "masks", "problem"),
+    *("protocols", "validation", "weights"),
 )
 
 
