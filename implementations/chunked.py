@@ -1,4 +1,4 @@
-"""Queries in chunks, each recomputed in the backward pass: memory grows with L + S, not with L times S."""
+"""Queries in chunks, which the backward pass computes again: memory grows with L + S, not with L * S."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from torch.utils.checkpoint import checkpoint
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Rounding, validate_call
+from mha.spec.claims import COMPUTE_DTYPES
 
 CHUNK = 64
 
 
 class ChunkedAttention(nn.Module):
-    """Rabe & Staats 2021, with chunks of queries only: one chunk's weights are all that is ever held."""
+    """Rabe & Staats 2021, with chunks of queries only: just one chunk's weights are in memory at a time."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -29,7 +30,10 @@ class ChunkedAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D).
+
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         q, k, v = self.split(self.query(query)), self.split(self.key(key)), self.split(self.value(value))
         contexts = []
@@ -43,13 +47,16 @@ class ChunkedAttention(nn.Module):
         return output
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, L, D) to (B, H, L, d_k)."""
+        """Return (B, L, D) as (B, H, L, d_k)."""
         heads: Tensor = x.unflatten(-1, (self.config.n_heads, self.config.head_dim))
         return heads.transpose(1, 2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: int | None) -> Tensor:
-    """Return the context of some queries, (B, H, chunk, d_k); start: the first one's place, if the call is causal."""
+    """Return the context (B, H, chunk, d_k) of a chunk of queries q (B, H, chunk, d_k) over k and v (B, H, S, d_k).
+
+    mask: broadcastable to (B, H, chunk, S). start: the position of the first query if the call is causal, else None.
+    """
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
     allowed = allowed if start is None else allowed.tril(start)
@@ -67,7 +74,7 @@ implementation = from_module(
     claims=Claims(
         returns_weights=False,
         composes={"compile", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

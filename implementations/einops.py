@@ -1,4 +1,4 @@
-"""Every reshaping said in words, with einops: `rearrange` for the heads, `einsum` for the products."""
+"""Every axis has a name, with einops: `rearrange` splits and merges the heads, `einsum` multiplies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Output, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class EinopsAttention(nn.Module):
-    """Equations 1 and 3 of Vaswani et al. 2017; a mask says which keys are hidden."""
+    """Equation 1 and section 3.2.2 of Vaswani et al. 2017; a mask says which keys are hidden."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -24,7 +25,10 @@ class EinopsAttention(nn.Module):
         self.scale = self.config.head_dim**-0.5
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Output:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = masked."""
+        """Return the output (B, L, D) and the weights (B, H, L, S).
+
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = hidden.
+        """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         q, k, v = (
             rearrange(x, "b n (h d) -> b h n d", d=self.config.head_dim)
@@ -44,8 +48,8 @@ implementation = from_module(
     parameters={"w_q": "to_q", "w_k": "to_k", "w_v": "to_v", "w_o": "to_out"},
     mask="drop",
     claims=Claims(
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

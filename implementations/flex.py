@@ -1,4 +1,4 @@
-"""PyTorch's `flex_attention`: the mask is a function of positions, from which a kernel is compiled."""
+"""PyTorch's `flex_attention` (Dong et al. 2024): the mask is a function of positions, compiled into the kernel."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from mha.implementations.adapters.kernel import from_kernel
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPUTE_DTYPES
 
-# Called outside of torch.compile, flex_attention captures a graph for each new shape, unless it is told not to by what
-# all threads share.
+# Outside of torch.compile, flex_attention captures a graph for each new shape. The setting that prevents it is global,
+# hence the lock.
 ONE_AT_A_TIME = Lock()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k); mask: boolean, True = may attend, or added to the scores."""
+    """Return the context (B, H, L, d_k) of q (B, H, L, d_k), and k and v (B, H_kv, S, d_k).
+
+    mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
+    """
     batch, heads, queries, keys = sizes = (*q.shape[:3], k.shape[2])
     if 0 in sizes:
-        return q.new_zeros(q.shape)  # create_block_mask takes no empty tensor
+        return q.new_zeros(q.shape)  # create_block_mask rejects empty tensors
     adds = mask is not None and mask.is_floating_point()
 
     def may_attend(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -36,7 +40,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causa
     blocks = create_block_mask(may_attend, batch, heads, queries, keys, device=str(q.device))
     grouped = q.shape[1] != k.shape[1]
     if torch.compiler.is_compiling():
-        # Compiled for the CPU, the kernel of torch 2.13 takes no views.
+        # Compiled for the CPU, the kernel of torch 2.13 rejects views.
         q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
         compiled: Tensor = flex_attention(q, k, v, add_mask, blocks, enable_gqa=grouped)
         return compiled
@@ -45,10 +49,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causa
         return eager
 
 
-def at(mask: Tensor, *place: Tensor) -> Tensor:
-    """Return one entry of a mask that is broadcastable to (B, H, L, S): the kernel reads it where it lies."""
-    of_mask = place[len(place) - mask.ndim :]
-    return mask[tuple(index * (size > 1) for index, size in zip(of_mask, mask.shape, strict=True))]
+def at(mask: Tensor, *indices: Tensor) -> Tensor:
+    """Return the entry at (b, h, i, j) of a mask that is broadcastable to (B, H, L, S), without expanding the mask."""
+    own = indices[len(indices) - mask.ndim :]
+    return mask[tuple(index * (size > 1) for index, size in zip(own, mask.shape, strict=True))]
 
 
 implementation = from_kernel(
@@ -58,11 +62,11 @@ implementation = from_kernel(
     claims=Claims(
         masks={"bool", "float"},
         returns_weights=False,
-        gradients=False,  # on the CPU it has none, and says so
+        gradients=False,  # on the CPU it raises in the backward pass
         grouped_query=True,
         kv_widths=True,
         composes={"compile", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

@@ -1,4 +1,4 @@
-"""Fewer key/value heads than query heads, each for a group of neighbours; one head is multi-query attention."""
+"""Fewer key/value heads than query heads, each shared by a group of query heads; with one, multi-query attention."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Output, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class GroupedQueryAttention(nn.Module):
-    """Ainslie et al. 2023 (and Shazeer 2019, for one key/value head); keys and values are never repeated in memory."""
+    """Ainslie et al. 2023, and Shazeer 2019 for one key/value head; keys and values are not repeated in memory."""
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int | None = None, bias: bool = True) -> None:
         super().__init__()
@@ -27,14 +28,17 @@ class GroupedQueryAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D) and the weights (B, H, L, S).
+
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         heads, width = self.config.n_heads, self.config.head_dim
         groups = self.config.kv_heads, heads // self.config.kv_heads
         q = self.query(query).unflatten(-1, (*groups, width))
         k = self.key(key).unflatten(-1, (groups[0], width))
         v = self.value(value).unflatten(-1, (groups[0], width))
-        # g counts the key/value heads, r the query heads that share one.
+        # g: key/value heads; r: query heads that share one.
         scores = torch.einsum("blgrd,bsgd->bgrls", q, k).flatten(1, 2) / math.sqrt(width)
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
         allowed = allowed.tril() if is_causal else allowed
@@ -52,8 +56,8 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         grouped_query=True,
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

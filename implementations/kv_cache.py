@@ -1,4 +1,4 @@
-"""Decoding with a cache of keys and values; each item of the batch has as many as it has tokens."""
+"""Decoding with a cache of keys and values; the items of a batch may differ in length."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class Cache(NamedTuple):
-    """Keys and values (B, H, places, d_k), of which the first `lengths[b]` are those of item b; lengths: (B,)."""
+    """The keys and values of the tokens so far.
+
+    keys, values: (B, H, size, d_k); item b has the first `lengths[b]` of them. lengths: (B,).
+    """
 
     keys: Tensor
     values: Tensor
@@ -22,20 +26,20 @@ class Cache(NamedTuple):
 
     @property
     def filled(self) -> Tensor:
-        """Which places hold a key: (B, places)."""
-        places = torch.arange(self.keys.shape[2], device=self.lengths.device)
-        return places < self.lengths.unsqueeze(-1)
+        """Which positions hold a key: (B, size)."""
+        positions = torch.arange(self.keys.shape[2], device=self.lengths.device)
+        return positions < self.lengths.unsqueeze(-1)
 
     def append(self, key: Tensor, value: Tensor, active: Tensor) -> Cache:
-        """Return the cache with one more place, and a key and a value, (B, H, 1, d_k), for the active items, (B,)."""
+        """Return the cache with one more key and value (B, H, 1, d_k) for each active item (B,)."""
         keys, values = F.pad(self.keys, (0, 0, 0, 1)), F.pad(self.values, (0, 0, 0, 1))
-        places = torch.arange(keys.shape[2], device=self.lengths.device)
-        new = ((places == self.lengths.unsqueeze(-1)) & active.unsqueeze(-1))[:, None, :, None]
+        positions = torch.arange(keys.shape[2], device=self.lengths.device)
+        new = ((positions == self.lengths.unsqueeze(-1)) & active.unsqueeze(-1))[:, None, :, None]
         return Cache(key.where(new, keys), value.where(new, values), self.lengths + active)
 
 
 class CachedAttention(nn.Module):
-    """Attention over whole sequences, and from token to token (Shazeer 2019, section 2.4)."""
+    """Attention over whole sequences, and one token at a time (Shazeer 2019, section 2.4)."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -49,7 +53,10 @@ class CachedAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D).
+
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         allowed = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)
         allowed = allowed.tril() if is_causal else allowed
@@ -59,10 +66,10 @@ class CachedAttention(nn.Module):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Cache | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Attend from one token to those before it and itself: query, key and value (B, 1, D), the output too.
+        """Attend from one token to itself and those before it; return the output (B, 1, D) and the new cache.
 
-        cache: of the tokens before; none at first. active: (B,), False for an item that has no token now: its cache
-        stays as it is, and its output means nothing.
+        query, key, value: (B, 1, D). cache: of the tokens before; None for the first. active: (B,), False for an item
+        that has no token now: its cache does not change, and its output means nothing.
         """
         validate_call(self.config, query, key, value)
         k, v = self.keys_and_values(key, value)
@@ -75,7 +82,7 @@ class CachedAttention(nn.Module):
         return self.attend(self.split(self.query(query)), cache.keys, cache.values, allowed), cache
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        """Return the output (B, L, D) of heads (B, H, L, d_k) and (B, H, S, d_k)."""
+        """Return the output (B, L, D) of q (B, H, L, d_k), and k and v (B, H, S, d_k)."""
         scores = q @ k.mT / math.sqrt(self.config.head_dim)
         empty = ~allowed.any(-1, keepdim=True)
         weights = scores.masked_fill(~(allowed | empty), -math.inf).softmax(-1).masked_fill(~allowed, 0.0)
@@ -83,11 +90,11 @@ class CachedAttention(nn.Module):
         return output
 
     def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Project and split, both."""
+        """Return the heads of keys and values, (B, H, S, d_k) each."""
         return self.split(self.key(key)), self.split(self.value(value))
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, L, D) to (B, H, L, d_k)."""
+        """Return (B, L, D) as (B, H, L, d_k)."""
         heads: Tensor = x.unflatten(-1, (self.config.n_heads, self.config.head_dim))
         return heads.transpose(1, 2)
 
@@ -101,8 +108,8 @@ implementation = from_module(
         returns_weights=False,
         decodes=True,
         decodes_ragged=True,
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

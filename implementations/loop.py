@@ -1,4 +1,4 @@
-"""The definition itself: one small projection per head, and a loop over the heads."""
+"""The definition: three small projections per head, and a loop over the heads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Output, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class LoopAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_o, written as in Vaswani et al. 2017, section 3.2.2."""
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_o, as in section 3.2.2 of Vaswani et al. 2017."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -26,7 +27,11 @@ class LoopAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D) and the weights (B, H, L, S).
+
+        query: (B, L, D); key, value: (B, S, D); mask: broadcastable to (B, H, L, S); boolean, True = may attend, or
+        added to the scores.
+        """
         validate_call(self.config, query, key, value, mask)
         shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1])
         bias = query.new_zeros(())
@@ -50,7 +55,11 @@ class LoopAttention(nn.Module):
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax over the allowed keys, the last dimension; a row without one gets zeros, and no NaN in its gradient."""
+    """Return the softmax over the allowed keys, the last axis.
+
+    A row without an allowed key becomes zeros. It keeps its scores in the softmax, whose gradient would be NaN if all
+    were -infinity.
+    """
     empty = ~allowed.any(-1, keepdim=True)
     return scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
 
@@ -62,8 +71,8 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         masks={"bool", "float"},
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class MinimalAttention(nn.Module):
-    """Equations 1 and 3 of Vaswani et al. 2017, and nothing else."""
+    """Equation 1 and section 3.2.2 of Vaswani et al. 2017, and nothing else."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -19,13 +20,16 @@ class MinimalAttention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D).
+
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         heads = self.config.n_heads, self.config.head_dim
         q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in (self.q(query), self.k(key), self.v(value)))
         scores = q @ k.mT / heads[1] ** 0.5
         allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        # A row without a key is softened over all of them and then emptied: -infinity alone would make it NaN.
+        # A row without an allowed key keeps its scores in the softmax, which would be NaN if all were -infinity.
         hidden = ~(allowed | ~allowed.any(-1, keepdim=True))
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(~allowed, 0.0)
         output: Tensor = self.o((weights @ v).transpose(1, 2).flatten(2))
@@ -39,8 +43,8 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         returns_weights=False,
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

@@ -1,4 +1,4 @@
-"""The textbook's parts, each for itself: a scaled dot product with dropout, and heads around it."""
+"""The parts of a textbook: a scaled dot product with dropout, and the heads around it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Output, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class ScaledDotProduct(nn.Module):
@@ -19,9 +20,9 @@ class ScaledDotProduct(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the context (B, H, L, d_k), and the weights (B, H, L, S) as they were before dropout.
+        """Return the context (B, H, L, d_k), and the weights (B, H, L, S) before dropout.
 
-        q: (B, H, L, d_k); k and v: (B, H, S, d_k); allowed: boolean, broadcastable to (B, H, L, S).
+        q: (B, H, L, d_k); k, v: (B, H, S, d_k); allowed: boolean, broadcastable to (B, H, L, S).
         """
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         empty = ~allowed.any(-1, keepdim=True)
@@ -30,7 +31,7 @@ class ScaledDotProduct(nn.Module):
 
 
 class ModularAttention(nn.Module):
-    """Multi-head attention, also of a decoder's queries over an encoder's memory."""
+    """Section 3.2.2 of Vaswani et al. 2017: self-attention, or a decoder's queries over an encoder's memory."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -45,7 +46,10 @@ class ModularAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D) and the weights (B, H, L, S).
+
+        query: (B, L, D); key, value: (B, S, D); mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        """
         validate_call(self.config, query, key, value, mask, masks=("bool",))
         allowed = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device)
         allowed = allowed.tril() if is_causal else allowed
@@ -57,12 +61,12 @@ class ModularAttention(nn.Module):
         return Output(self.output_projection(self.combine(context)), weights)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, L, D) to (B, H, L, d_k)."""
+        """Return (B, L, D) as (B, H, L, d_k)."""
         heads: Tensor = x.unflatten(-1, (self.config.n_heads, self.config.head_dim))
         return heads.transpose(1, 2)
 
     def combine(self, x: Tensor) -> Tensor:
-        """(B, H, L, d_k) to (B, L, D)."""
+        """Return (B, H, L, d_k) as (B, L, D)."""
         return x.transpose(1, 2).flatten(2)
 
 
@@ -78,8 +82,8 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         dropout=True,
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

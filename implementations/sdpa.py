@@ -8,13 +8,17 @@ from torch import Tensor
 
 from mha.implementations.adapters.kernel import from_kernel
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k). A kernel of it refuses a mask beside the causal flag: the two are joined."""
+    """Return the context (B, H, L, d_k) of query (B, H, L, d_k), and key and value (B, H_kv, S, d_k).
+
+    mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
+    """
     if mask is not None:
-        mask = torch.atleast_2d(mask)  # the kernel takes no mask of keys alone
-    if mask is not None and is_causal:
+        mask = torch.atleast_2d(mask)  # a mask (S,) is rejected
+    if mask is not None and is_causal:  # some backends reject the two together
         causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = mask & causal if mask.dtype == causal.dtype else mask.masked_fill(~causal, float("-inf"))
         is_causal = False
@@ -32,8 +36,8 @@ implementation = from_kernel(
         returns_weights=False,
         grouped_query=True,
         kv_widths=True,
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

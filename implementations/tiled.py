@@ -1,4 +1,4 @@
-"""Online softmax over tiles of keys, forward and backward: memory grows with L + S, not with L times S."""
+"""Online softmax over tiles of keys, forward and backward: memory grows with L + S, not with L * S."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from torch.autograd.function import once_differentiable
 
 from mha.implementations.adapters.kernel import from_kernel
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPUTE_DTYPES
 
 TILE = 64
 
 
 class TiledAttention(torch.autograd.Function):
-    """Milakov & Gimelshein 2018; the backward pass of FlashAttention (Dao et al. 2022), with tiles of keys alone."""
+    """Milakov & Gimelshein 2018; the backward pass of FlashAttention (Dao et al. 2022), with tiles of keys only."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
-        """Return the context (B, H, L, d_k), and of each row of scores the largest and the sum of exponentials.
+        """Return the context (B, H, L, d_k), and for each row the highest score and the sum of exponentials.
 
-        A tile's exponentials are of differences to the largest score so far; what was summed before is rescaled.
+        q: (B, H, L, d_k); k, v: (B, H, S, d_k). The exponentials of a tile are those of differences from the highest
+        score so far; the sums before it are rescaled.
         """
         highest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
         total, context = torch.zeros_like(highest), torch.zeros_like(q, dtype=highest.dtype)
@@ -40,7 +42,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep what the backward pass needs: nothing of size L times S but the mask that the caller holds."""
+        """Keep what the backward pass needs: nothing of size L * S, except the caller's own mask."""
         q, k, v, mask, ctx.is_causal = inputs
         ctx.save_for_backward(q, k, v, mask, *output)
         ctx.mark_non_differentiable(*output[1:])
@@ -48,10 +50,10 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of q, k and v; each tile's weights are computed anew.
+        """Return the gradients of q, k and v; the weights of each tile are computed again.
 
-        The gradient of a row's scores is weights * (dW - mean), dW that of the weights and `mean` their mean under the
-        weights: the scalar product of the context with its own gradient, which is known before any tile is.
+        The gradient of a row of scores is weights * (dW - mean): dW is the gradient of the weights, and `mean` is their
+        mean under the weights, which is the scalar product of the context with its own gradient.
         """
         q, k, v, mask, context, highest, total = ctx.saved_tensors
         upstream, inverse = upstream.to(total), 1 / total.where(total > 0, 1)
@@ -67,7 +69,7 @@ class TiledAttention(torch.autograd.Function):
 
 
 def tiles(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield each tile of keys and its scores (B, H, L, tile), -infinity where there is nothing to attend to."""
+    """Yield each tile of keys and its scores (B, H, L, tile), -infinity where a query may not attend."""
     wide = torch.promote_types(q.dtype, torch.float32)
     for start in range(0, k.shape[-2], TILE):
         keys = slice(start, start + TILE)
@@ -82,12 +84,15 @@ def tiles(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Iterato
 
 
 def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
-    """Return exp(scores - highest), and 0 where a score is -infinity, even if the highest is."""
+    """Return exp(scores - highest), and 0 where a score is -infinity, even if `highest` is -infinity."""
     return (scores - highest.where(highest > -math.inf, 0)).exp()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k)."""
+    """Return the context (B, H, L, d_k) of q (B, H, L, d_k), and k and v (B, H, S, d_k).
+
+    mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+    """
     context: Tensor = TiledAttention.apply(q, k, v, mask, is_causal)[0]  # type: ignore[no-untyped-call]  # of torch
     return context
 
@@ -99,7 +104,7 @@ implementation = from_kernel(
     claims=Claims(
         returns_weights=False,
         composes={"compile", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False),
     ),
 )

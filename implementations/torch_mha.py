@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
-from mha.spec import Claims, Config, Output, Rounding, to_convention
+from mha.spec import Claims, Config, Output, Rounding, causal_mask, join_causal, to_convention
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 def call(
@@ -22,30 +23,22 @@ def call(
     is_causal: bool,
     need_weights: bool,
 ) -> Output:
-    """Give each mask to the argument that is meant for it.
+    """Call the module with the mask as the argument that is meant for it; see `mha.spec.Attention`.
 
-    A mask (B, 1, 1, S) is padding, (B, S) there; one that is the same for all items and heads is (L, S); any other is
-    (B * H, L, S). `is_causal` is a hint there, that `attn_mask` is the causal mask: both are given, where it is true.
+    A mask (B, 1, 1, S) is `key_padding_mask` (B, S), and any other one is `attn_mask`. For the module, `is_causal` is a
+    hint that `attn_mask` is the causal mask: where that is so, both are passed.
     """
-    padding, hint = None, False
+    # #lizard forgives(parameter_count): the arguments of an attention
     axis = 1 if module.batch_first and query.ndim == 3 else 0
     batch = query.shape[1 - axis] if query.ndim == 3 else 1
-    queries, keys = query.shape[axis], key.shape[axis]
-    if mask is not None and mask.ndim == 4 and mask.shape == (batch, 1, 1, keys):
+    lengths, padding = (query.shape[axis], key.shape[axis]), None
+    if mask is not None and mask.shape == (batch, 1, 1, lengths[1]):
         padding, mask = to_convention(mask[:, 0, 0], "drop", query.dtype), None
+    hint = is_causal and mask is None and (padding is None or padding.dtype == torch.bool)
     if is_causal:
-        causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.masked_fill(~causal, float("-inf"))
-        elif padding is not None and padding.dtype != torch.bool:
-            mask = to_convention(causal, "additive", padding.dtype)  # two masks of one dtype, as it asks for
-        else:
-            hint, mask = mask is None, causal if mask is None else mask & causal
+        mask = with_causal(mask, padding, causal_mask(*lengths, "top_left", query.device))
     if mask is not None:
-        mask = to_convention(mask, "drop", query.dtype)
-        scores = (batch, module.num_heads, queries, keys)
-        shared = mask.ndim <= 2 or mask.shape[:-2] == (1, 1)
-        mask = mask.reshape(mask.shape[-2:]).expand(scores[-2:]) if shared else mask.expand(scores).flatten(0, 1)
+        mask = in_two_or_three_axes(to_convention(mask, "drop", query.dtype), (batch, module.num_heads, *lengths))
     output, weights = module(
         query,
         key,
@@ -59,8 +52,24 @@ def call(
     return Output(output, weights)
 
 
+def with_causal(mask: Tensor | None, padding: Tensor | None, causal: Tensor) -> Tensor:
+    """Return the causal mask (L, S), joined to the mask if there is one, in a dtype that fits the padding mask."""
+    if mask is None and padding is not None and padding.dtype != torch.bool:
+        return to_convention(causal, "additive", padding.dtype)  # the module warns about two masks of different dtypes
+    return join_causal(mask, causal)
+
+
+def in_two_or_three_axes(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return a mask as the module takes it: (L, S) if all items and heads share it, else (B * H, L, S).
+
+    mask: broadcastable to `shape`, which is (B, H, L, S).
+    """
+    shared = mask.ndim <= 2 or mask.shape[:-2] == (1, 1)
+    return mask.reshape(mask.shape[-2:]).expand(shape[-2:]) if shared else mask.expand(shape).flatten(0, 1)
+
+
 def parameters(config: Config) -> dict[str, str]:
-    """Return where its weights are: the three projections are one matrix if their inputs are equally wide."""
+    """Return where the weights go: the three projections are one matrix if their inputs are equally wide."""
     stacked = config.key_width == config.value_width == config.d_model
     separate = {f"w_{role}": f"{role}_proj_weight" for role in "qkv"}
     projections = {"w_qkv": "in_proj_weight"} if stacked else separate
@@ -78,8 +87,8 @@ implementation = from_module(
         dropout=True,
         kv_widths=True,
         extras={"bias_kv", "zero_key", "length_first", "unbatched"},
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

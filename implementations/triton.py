@@ -1,4 +1,4 @@
-"""Online softmax in Triton: one kernel forward, two backward; without a GPU, Triton's interpreter can run them."""
+"""Online softmax in Triton: one kernel forward, two backward. Without a GPU, Triton's interpreter can run them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from torch.autograd.function import once_differentiable
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.errors import UnavailableError
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPUTE_DTYPES
 
 try:
     import triton
     import triton.language as tl
 except ImportError as error:
-    message = f"it needs the optional extra: pip install 'mha-conformance[triton]' ({error})"
+    message = f"it needs an optional package: pip install 'mha-conformance[triton]' ({error})"
     raise UnavailableError(message) from error
 
 ON_GPU = torch.cuda.is_available()
 TILE = 32
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
-    raise UnavailableError("there is no GPU here; with TRITON_INTERPRET=1 Triton's interpreter runs it, in minutes")
+    raise UnavailableError("torch finds no GPU; with TRITON_INTERPRET=1, Triton's interpreter runs it, in minutes")
 
 
 @triton.jit
-def load(base, places, length, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
-    """Return rows of (length, D), zeros outside."""
+def load(base, positions, length, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
+    """Return rows of a matrix (length, D), zeros outside of it."""
     width = tl.arange(0, BLOCK_D)
-    inside = (places < length)[:, None] & (width < D)[None, :]
-    return tl.load(base + places[:, None] * D + width[None, :], mask=inside, other=0.0).to(WIDE)
+    inside = (positions < length)[:, None] & (width < D)[None, :]
+    return tl.load(base + positions[:, None] * D + width[None, :], mask=inside, other=0.0).to(WIDE)
 
 
 @triton.jit
-def store(base, places, length, rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write rows of (length, D)."""
+def store(base, positions, length, rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write rows of a matrix (length, D)."""
     width = tl.arange(0, BLOCK_D)
-    inside = (places < length)[:, None] & (width < D)[None, :]
-    tl.store(base + places[:, None] * D + width[None, :], rows, mask=inside)
+    inside = (positions < length)[:, None] & (width < D)[None, :]
+    tl.store(base + positions[:, None] * D + width[None, :], rows, mask=inside)
 
 
 @triton.jit
 def score(q, k, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr):
-    """Return the scores of a tile, -infinity where there is nothing to attend to; mask: that of one head."""
+    """Return the scores of a tile, -infinity where a query may not attend; mask: that of one head."""
+    # #lizard forgives(parameter_count): pointers, strides and sizes
     allowed = (rows < L)[:, None] & (keys < S)[None, :]
     if IS_CAUSAL:
         allowed = allowed & (rows[:, None] >= keys[None, :])
@@ -57,7 +59,7 @@ def score(q, k, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK: tl.conste
 
 @triton.jit
 def statistics(mean, highest, total, item, rows, L):
-    """Return what is known of some rows: the mean slope, the highest score, and the sum of exponentials."""
+    """Return three numbers of each row: the mean gradient, the highest score, and the sum of exponentials."""
     mean = tl.load(mean + item * L + rows, mask=rows < L, other=0.0)
     highest = tl.load(highest + item * L + rows, mask=rows < L, other=0.0)
     total = tl.load(total + item * L + rows, mask=rows < L, other=1.0)
@@ -65,9 +67,9 @@ def statistics(mean, highest, total, item, rows, L):
 
 
 @triton.jit
-def slopes(scores, upstream, v, known):
-    """Return a tile's weights, and the gradients of its scores, which are unscaled here."""
-    mean, highest, total = known
+def gradients(scores, upstream, v, row_statistics):
+    """Return the weights of a tile, and the gradients of its scores before the scale is applied."""
+    mean, highest, total = row_statistics
     weights = tl.exp(scores - highest[:, None]) / total[:, None]
     return weights, weights * (tl.dot(upstream, tl.trans(v), input_precision="ieee") - mean[:, None])
 
@@ -79,12 +81,13 @@ def forward_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Attend from one tile of queries of one head of one item, over all tiles of keys."""
+    # #lizard forgives(parameter_count): pointers, strides and sizes
     rows, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
     high = tl.full([TILE], float("-inf"), WIDE)
     sums = tl.zeros([TILE], WIDE)
-    found = tl.zeros([TILE, BLOCK_D], WIDE)
+    context_tile = tl.zeros([TILE, BLOCK_D], WIDE)
     for start in range(0, S, TILE):
         keys = start + tl.arange(0, TILE)
         k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
@@ -94,10 +97,10 @@ def forward_kernel(
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights, rescale = tl.exp(scores - base[:, None]), tl.exp(high - base)
         sums = sums * rescale + tl.sum(weights, 1)
-        found = found * rescale[:, None] + tl.dot(weights, v_tile, input_precision="ieee")
+        context_tile = context_tile * rescale[:, None] + tl.dot(weights, v_tile, input_precision="ieee")
         high = higher
-    found = found / tl.where(sums == 0.0, 1.0, sums)[:, None]
-    store(context + item * L * D, rows, L, found, D, BLOCK_D)
+    context_tile = context_tile / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    store(context + item * L * D, rows, L, context_tile, D, BLOCK_D)
     tl.store(highest + item * L + rows, high, mask=rows < L)
     tl.store(total + item * L + rows, sums, mask=rows < L)
 
@@ -109,20 +112,21 @@ def query_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one tile of queries over all tiles of keys."""
+    # #lizard forgives(parameter_count): pointers, strides and sizes
     rows, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
     up_tile = load(upstream + item * L * D, rows, L, D, BLOCK_D, WIDE)
-    known = statistics(mean, highest, total, item, rows, L)
-    found = tl.zeros([TILE, BLOCK_D], WIDE)
+    row_statistics = statistics(mean, highest, total, item, rows, L)
+    grad_tile = tl.zeros([TILE, BLOCK_D], WIDE)
     for start in range(0, S, TILE):
         keys = start + tl.arange(0, TILE)
         k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
         v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
         scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
-        _, grad_scores = slopes(scores, up_tile, v_tile, known)
-        found += tl.dot(grad_scores, k_tile, input_precision="ieee")
-    store(grad_q + item * L * D, rows, L, found * tl.load(scale), D, BLOCK_D)
+        _, grad_scores = gradients(scores, up_tile, v_tile, row_statistics)
+        grad_tile += tl.dot(grad_scores, k_tile, input_precision="ieee")
+    store(grad_q + item * L * D, rows, L, grad_tile * tl.load(scale), D, BLOCK_D)
 
 
 @triton.jit
@@ -132,33 +136,37 @@ def key_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of one tile of keys and values over all tiles of queries."""
+    # #lizard forgives(parameter_count): pointers, strides and sizes
     keys, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)
     v_tile = load(v + item * S * D, keys, S, D, BLOCK_D, WIDE)
-    found_k, found_v = tl.zeros([TILE, BLOCK_D], WIDE), tl.zeros([TILE, BLOCK_D], WIDE)
+    grad_k_tile, grad_v_tile = tl.zeros([TILE, BLOCK_D], WIDE), tl.zeros([TILE, BLOCK_D], WIDE)
     for start in range(0, L, TILE):
         rows = start + tl.arange(0, TILE)
         q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
         up_tile = load(upstream + item * L * D, rows, L, D, BLOCK_D, WIDE)
-        known = statistics(mean, highest, total, item, rows, L)
+        row_statistics = statistics(mean, highest, total, item, rows, L)
         scores = score(q_tile, k_tile, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK, IS_CAUSAL)
-        weights, grad_scores = slopes(scores, up_tile, v_tile, known)
-        found_k += tl.dot(tl.trans(grad_scores), q_tile, input_precision="ieee")
-        found_v += tl.dot(tl.trans(weights), up_tile, input_precision="ieee")
-    store(grad_k + item * S * D, keys, S, found_k * tl.load(scale), D, BLOCK_D)
-    store(grad_v + item * S * D, keys, S, found_v, D, BLOCK_D)
+        weights, grad_scores = gradients(scores, up_tile, v_tile, row_statistics)
+        grad_k_tile += tl.dot(tl.trans(grad_scores), q_tile, input_precision="ieee")
+        grad_v_tile += tl.dot(tl.trans(weights), up_tile, input_precision="ieee")
+    store(grad_k + item * S * D, keys, S, grad_k_tile * tl.load(scale), D, BLOCK_D)
+    store(grad_v + item * S * D, keys, S, grad_v_tile, D, BLOCK_D)
 
 
 class FusedAttention(torch.autograd.Function):
-    """FlashAttention (Dao et al. 2022): no weights are held, forward or backward."""
+    """FlashAttention (Dao et al. 2022): the weights are never stored, forward or backward."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Return the context (B, H, L, d_k) of dense q (B, H, L, d_k), k and v (B, H, S, d_k)."""
+        """Return the context (B, H, L, d_k) of contiguous q (B, H, L, d_k), and k and v (B, H, S, d_k).
+
+        mask: boolean, broadcastable to (B, H, L, S), True = may attend.
+        """
         batch, heads, queries, width = q.shape
         wide = torch.promote_types(q.dtype, torch.float32)
-        scale = torch.full((), 1 / math.sqrt(width), dtype=wide, device=q.device)  # a number would be a float32
+        scale = torch.full((), 1 / math.sqrt(width), dtype=wide, device=q.device)  # Triton takes numbers as float32
         context = torch.empty_like(q)
         highest, total = (torch.empty(batch, heads, queries, dtype=wide, device=q.device) for _ in range(2))
         allowed = q.new_ones((), dtype=torch.bool) if mask is None else mask
@@ -187,17 +195,17 @@ class FusedAttention(torch.autograd.Function):
         upstream = upstream.contiguous()
         mean = (upstream.to(total) * context).sum(-1)
         grads = [torch.empty_like(x) for x in (q, k, v)]
-        known = upstream, mean, highest, total
+        of_rows = upstream, mean, highest, total
         for kernel, length, results in (query_kernel, q.shape[2], grads[:1]), (key_kernel, k.shape[2], grads[1:]):
             grid = (q.shape[0] * q.shape[1], triton.cdiv(length, TILE))
-            kernel[grid](*inputs, *allowed.stride(), *known, *results, *ctx.sizes, **ctx.options)
+            kernel[grid](*inputs, *allowed.stride(), *of_rows, *results, *ctx.sizes, **ctx.options)
         return *grads, None, None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k)."""
+    """Return the context (B, H, L, d_k) of q (B, H, L, d_k), and k and v (B, H, S, d_k)."""
     if 0 in q.shape or 0 in k.shape:
-        return q.new_zeros(q.shape)  # no program would run
+        return q.new_zeros(q.shape)  # a grid of no programs
     context: Tensor = FusedAttention.apply(q.contiguous(), k.contiguous(), v.contiguous(), mask, is_causal)
     return context
 
@@ -209,7 +217,7 @@ implementation = from_kernel(
     claims=Claims(
         returns_weights=False,
         composes={"autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        dtypes=COMPUTE_DTYPES,
         devices={"cuda"} if ON_GPU else {"cpu"},
         rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False),
     ),

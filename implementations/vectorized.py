@@ -1,4 +1,4 @@
-"""The usual way: one large projection for each of query, key and value, split into heads by view and transpose."""
+"""The common way: one projection for each of query, key and value, split into heads by view and transpose."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Output, Rounding, validate_call
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 class VectorizedAttention(nn.Module):
@@ -27,7 +28,11 @@ class VectorizedAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
     ) -> Output:
-        """Attend: query (B, L, D), key and value (B, S, D), mask broadcastable to (B, H, L, S), True = may attend."""
+        """Return the output (B, L, D) and the weights (B, H, L, S).
+
+        query: (B, L, D); key, value: (B, S, D); mask: broadcastable to (B, H, L, S); boolean, True = may attend, or
+        added to the scores.
+        """
         validate_call(self.config, query, key, value, mask)
         q = self.split(self.q_proj(query))
         k = self.split(self.k_proj(key))
@@ -42,17 +47,17 @@ class VectorizedAttention(nn.Module):
         if is_causal:
             blocked = blocked | torch.ones_like(scores[0, 0], dtype=torch.bool).triu(diagonal=1)
         blocked = blocked.expand(scores.shape)
-        # An empty row keeps its scores until after the softmax, so that neither it nor its gradient is NaN.
+        # An empty row keeps its scores in the softmax, so that neither it nor its gradient is NaN.
         empty = blocked.all(-1, keepdim=True)
         weights = scores.masked_fill(blocked & ~empty, float("-inf")).softmax(-1).masked_fill(blocked, 0.0)
         return Output(self.dropout(self.out_proj(self.merge(weights @ v))), weights)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, L, D) to (B, H, L, d_k)."""
+        """Return (B, L, D) as (B, H, L, d_k)."""
         return x.view(*x.shape[:2], self.config.n_heads, self.config.head_dim).transpose(1, 2)
 
     def merge(self, x: Tensor) -> Tensor:
-        """(B, H, L, d_k) to (B, L, D)."""
+        """Return (B, H, L, d_k) as (B, L, D)."""
         return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], self.config.d_model)
 
 
@@ -64,8 +69,8 @@ implementation = from_module(
     claims=Claims(
         masks={"bool", "float"},
         dropout="output",
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

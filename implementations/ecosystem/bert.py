@@ -7,6 +7,7 @@ from transformers.models.bert.modeling_bert import BertAttention, BertConfig
 
 from mha.implementations import from_module
 from mha.spec import Claims
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class Bert(BertAttention):
@@ -26,7 +27,7 @@ class Bert(BertAttention):
 names = {"w_q": "self.query", "w_k": "self.key", "w_v": "self.value", "w_o": "output.dense"}
 usual = {"parameters": names, "mask_shape": "b h l s"}
 plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "bias": {True}}
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
 eager = from_module(partial(Bert, attn="eager"), name="bert-eager", **usual, mask="additive",
                     claims=Claims(**plain, empty_row="uniform"))  # fmt: skip
 sdpa = from_module(partial(Bert, attn="sdpa"), name="bert-sdpa", **usual, mask="keep",

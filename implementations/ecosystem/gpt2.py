@@ -7,6 +7,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Config
 
 from mha.implementations import from_module
 from mha.spec import Claims
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class GPT2(GPT2Attention):
@@ -24,7 +25,7 @@ class GPT2(GPT2Attention):
 names = {"w_qkv": ("c_attn", "o i -> i o"), "w_o": ("c_proj", "o i -> i o")}
 usual = {"parameters": names, "mask_shape": "b h l s"}
 plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "bias": {True}}
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
 eager = from_module(partial(GPT2, attn="eager"), name="gpt2-eager", **usual, mask="additive",
                     claims=Claims(**plain, empty_row="uniform"))  # fmt: skip
 sdpa = from_module(partial(GPT2, attn="sdpa"), name="gpt2-sdpa", **usual, mask="keep",

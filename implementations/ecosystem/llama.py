@@ -7,6 +7,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
 
 from mha.implementations import from_module
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class Llama(LlamaAttention):
@@ -26,7 +27,7 @@ class Llama(LlamaAttention):
 names = {f"w_{role}": f"{role}_proj" for role in "qkvo"}
 usual = {"parameters": names, "mask_shape": "b h l s"}
 plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "grouped_query": True}
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
 in_32 = Rounding(softmax_in_float32=True)  # a cast in eager_attention_forward
 eager = from_module(partial(Llama, attn="eager"), name="llama-eager", **usual, mask="additive",
                     claims=Claims(**plain, empty_row="uniform", rounding=in_32))  # fmt: skip

@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations import from_kernel
 from mha.spec import Claims, Rounding, causal_mask, join_causal
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -27,8 +28,8 @@ implementation = from_kernel(
         returns_weights=False,
         grouped_query=True,
         kv_widths=True,
-        composes={"compile", "export", "func", "autocast"},
-        dtypes={"float64", "float32", "bfloat16", "float16"},
+        composes=COMPOSITIONS,
+        dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),
     ),
 )

@@ -6,6 +6,7 @@ from timm.layers import Attention
 
 from mha.implementations import from_module
 from mha.spec import Claims, causal_mask, join_causal
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class Timm(Attention):
@@ -21,7 +22,7 @@ class Timm(Attention):
 
 usual = {"parameters": {"w_qkv": "qkv", "w_o": "proj"}, "mask_shape": "b h l s"}
 plain = {"cross_attention": False, "masks": {"bool", "float"}, "returns_weights": False, "dropout": True}
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
 fused = from_module(partial(Timm, fused=True), name="timm-fused", **usual, claims=Claims(**plain))
 unfused = from_module(partial(Timm, fused=False), name="timm-unfused", **usual,
                       claims=Claims(**plain, empty_row="nan"))  # fmt: skip

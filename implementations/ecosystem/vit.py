@@ -7,6 +7,7 @@ from transformers.models.vit.modeling_vit import ViTAttention, ViTConfig
 
 from mha.implementations import from_module
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class ViT(ViTAttention):
@@ -24,7 +25,7 @@ names = {f"w_{role}": f"{role}_proj" for role in "qkvo"}
 usual = {"parameters": names, "mask_shape": "b h l s"}
 plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "bias": {True}}
 in_32 = Rounding(softmax_in_float32=True)  # a cast in eager_attention_forward
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
 eager = from_module(partial(ViT, attn="eager"), name="vit-eager", **usual, mask="additive",
                     claims=Claims(**plain, empty_row="uniform", rounding=in_32))  # fmt: skip
 sdpa = from_module(partial(ViT, attn="sdpa"), name="vit-sdpa", **usual, mask="keep",

@@ -6,6 +6,7 @@ from x_transformers.x_transformers import Attention
 
 from mha.implementations import from_module
 from mha.spec import Claims, Rounding, causal_mask, join_causal
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class X(Attention):
@@ -25,7 +26,7 @@ class X(Attention):
 
 names = {"w_q": "to_q", "w_k": "to_k", "w_v": "to_v", "w_o": "to_out"}
 plain = {"cross_attention": False, "returns_weights": False, "bias": {False}, "dropout": True, "grouped_query": True}
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": {"float64", "float32", "bfloat16", "float16"}}
+plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
 usual = {"parameters": names, "mask": "keep", "mask_shape": "b h l s"}
 in_32 = Rounding(softmax_in_float32=True)
 implementation = from_module(
