@@ -1,4 +1,4 @@
-"""Correct implementations of other conventions, each with the claims that say so, conform."""
+"""Correct implementations with other conventions or other arithmetic conform, with the claims that declare it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Weights
 
-ONLY_SELF = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
+SELF_ONLY = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
 TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False)
-LOG = replace(CLAIMS, rounding=Rounding())
-IN_SINGLE = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
+LOG_NORMALISED = replace(CLAIMS, rounding=Rounding())
+SOFTMAX_IN_FLOAT32 = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
 VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
     "uniform": (mask_edges.FiniteFill, Claims(empty_row="uniform")),
     "nan": (variants.NanForEmptyRow, Claims(empty_row="nan")),
     "error": (variants.RaisesForEmptyRow, Claims(empty_row="error")),
     "bottom right": (variants.BottomRight, Claims(causal="bottom_right")),
-    "only self-attention": (variants.SelfOnly, ONLY_SELF),
+    "only self-attention": (variants.SelfOnly, SELF_ONLY),
     "tiled, base two": (variants.BaseTwo, Claims()),
     "no masks": (faults.Correct, Claims(masks=(), causal=None)),
     "another order of summation": (variants.OrderOfSummation, replace(CLAIMS, retiles=True, composes=())),
     "NaN in contexts": (variants.NanContext, replace(CLAIMS, empty_row="nan")),
     "stored softmax": (variants.SoftmaxStored, CLAIMS),
-    "log-sum-exp": (variants.LogSumExp, LOG),
-    "log-sum-exp in base two": (variants.LogSumExpInBaseTwo, LOG),
-    "split keys": (variants.SplitKeys, LOG),
+    "log-sum-exp": (variants.LogSumExp, LOG_NORMALISED),
+    "log-sum-exp in base two": (variants.LogSumExpInBaseTwo, LOG_NORMALISED),
+    "split keys": (variants.SplitKeys, LOG_NORMALISED),
     "dropout, bottom right": (
         variants.DropsBottomRight,
         replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False),
@@ -44,26 +44,26 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
     "everything in float32": (variants.EverythingInSingle, replace(CLAIMS, rounding=TIGHTEST)),
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
 }
-# Only the clauses, or families, on which the claim bears; all where nothing is said.
-ON_ROWS = ("SHP-1", "SHP-5", "SMX-5", "MSK-2", "MSK-5", "MSK-8", "MSK-9", "PTH-1", "PTH-2", "NUM-1", "GRD-1", "GRD-4")
-ARITHMETIC = ("SMX", "MSK-8", "HED-1", "EQV-5", "EQV-6", "EQV-7", "NUM", "GRD-1", "GRD-6")
-BEARS_ON = {
-    "uniform": ON_ROWS,
-    "nan": ON_ROWS,
-    "error": ON_ROWS,
+# The clauses and families that each variant is tested on: those that its claims affect. By default, all.
+ON_EMPTY = ("SHP-1", "SHP-5", "SMX-5", "MSK-2", "MSK-5", "MSK-8", "MSK-9", "PTH-1", "PTH-2", "NUM-1", "GRD-1", "GRD-4")
+ON_ARITHMETIC = ("SMX", "MSK-8", "HED-1", "EQV-5", "EQV-6", "EQV-7", "NUM", "GRD-1", "GRD-6")
+TESTED_ON = {
+    "uniform": ON_EMPTY,
+    "nan": ON_EMPTY,
+    "error": ON_EMPTY,
     "bottom right": ("CAU", "PTH-3", "PTH-4", "MSK-5", "MSK-8", "SMX-5", "NUM-1", "NUM-5", "GRD-1", "EQV-5"),
     "tiled, base two": ("SHP-5", "SMX", "MSK-1", "MSK-6", "MSK-8", "CAU-1", "EQV", "NUM", "GRD-1", "GRD-4"),
     "another order of summation": ("MSK", "CAU-2", "HED", "EQV", "NUM", "DRP-3", "STA-3", "STA-4", "INC", "GQA", "XAT"),
     "no masks": ("SHP", "SMX", "MSK", "CAU", "PTH", "EQV", "GRD-4", "STA-3", "STA-7"),
     "only self-attention": ("SHP", "SMX", "MSK", "CAU", "PTH", "EQV", "GRD-3", "STA-3", "STA-7"),
-    "NaN in contexts": ON_ROWS,
-    "stored softmax": ARITHMETIC,
-    "log-sum-exp": ARITHMETIC,
-    "log-sum-exp in base two": ARITHMETIC,
-    "split keys": ARITHMETIC,
+    "NaN in contexts": ON_EMPTY,
+    "stored softmax": ON_ARITHMETIC,
+    "log-sum-exp": ON_ARITHMETIC,
+    "log-sum-exp in base two": ON_ARITHMETIC,
+    "split keys": ON_ARITHMETIC,
     "dropout, bottom right": ("DRP", "GRD", "CAU"),
     "dropout of the output": ("DRP", "GRD-1", "GRD-2"),
-    "everything in float32": (*ARITHMETIC, "CMP-4"),
+    "everything in float32": (*ON_ARITHMETIC, "CMP-4"),
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
 }
 DTYPES = {
@@ -72,17 +72,17 @@ DTYPES = {
     "log-sum-exp in base two": ("bfloat16",),
     "everything in float32": ("float16",),
 }
-# What a plain formula and these policies do not keep; all else must be kept, also what is only recommended.
+# The only recommendations that a plain formula, or a policy other than zeros, may violate.
 RECOMMENDED = {
     "MSK-8": "a policy other than zeros",
     "MSK-10": "zero times NaN is NaN",
-    "SHP-5": "no maximum of no keys",
+    "SHP-5": "without keys there is no maximum",
     "GRD-1": "a softmax stored step by step has worse gradients in half precision than the plain formula",
 }
 
 
-def judged(cls: type[faults.Correct | faults.Complete], claims: Claims, **options: Any) -> list[Verdict]:
-    """Judge a class; return the verdicts that are neither a pass nor about what is not claimed."""
+def check_conforms(cls: type[faults.Correct | faults.Complete], claims: Claims, **options: Any) -> list[Verdict]:
+    """Check a class, which must conform; return the verdicts that are neither "pass" nor "not_claimed"."""
     report = check(faults.implementation_of(cls, claims), "quick", **options)
     assert report.conforms, [(v.clause, v.status, v.message, v.case) for v in report.verdicts if not v.conforms]
     assert sum(verdict.status == "pass" for verdict in report.verdicts) >= min(20, len(report.verdicts) // 2)
@@ -91,27 +91,27 @@ def judged(cls: type[faults.Correct | faults.Complete], claims: Claims, **option
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:
-    clauses = {clause for clause in properties() if clause.startswith(BEARS_ON.get(variant, ("",)))}
-    departures = judged(*VARIANTS[variant], dtypes=DTYPES.get(variant, ("float32",)), clauses=clauses)
-    assert {v.clause for v in departures} <= set(RECOMMENDED), departures
-    assert not any(verdict.required for verdict in departures)
+    clauses = {clause for clause in properties() if clause.startswith(TESTED_ON.get(variant, ("",)))}
+    violations = check_conforms(*VARIANTS[variant], dtypes=DTYPES.get(variant, ("float32",)), clauses=clauses)
+    assert {verdict.clause for verdict in violations} <= set(RECOMMENDED), violations
+    assert not any(verdict.required for verdict in violations)
 
 
-def test_an_order_of_summation_that_depends_on_numbers_must_be_claimed() -> None:
+def test_order_of_summation_that_depends_on_numbers_must_be_claimed() -> None:
     unclaimed = faults.implementation_of(variants.OrderOfSummation, replace(CLAIMS, composes=()))
     report = check(unclaimed, clauses=["MSK-1", "HED-2", "EQV-1"], dtypes=["float32"])
     assert "fail" in {verdict.status for verdict in report.verdicts}
 
 
-def test_a_softmax_that_does_not_divide_must_be_claimed() -> None:
+def test_softmax_without_division_must_be_claimed() -> None:
     unclaimed = faults.implementation_of(variants.LogSumExp, CLAIMS)
     report = check(unclaimed, clauses=["SMX-4", "HED-1"], dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"fail"}
 
 
-def test_softmax_in_single_precision_must_be_claimed_and_takes_a_clause_away() -> None:
+def test_softmax_in_float32_must_be_claimed_and_gives_up_num_2() -> None:
     clauses = ["NUM-1", "NUM-2", "SMX-1", "SMX-2", "GRD-1"]
-    claimed = faults.implementation_of(variants.SoftmaxInSingle, IN_SINGLE)
+    claimed = faults.implementation_of(variants.SoftmaxInSingle, SOFTMAX_IN_FLOAT32)
     statuses = {v.clause: v.status for v in check(claimed, "quick", clauses=clauses, dtypes=["float64"]).verdicts}
     assert statuses == dict.fromkeys(clauses, "pass") | {"NUM-2": "not_claimed"}
     unclaimed = check(
@@ -120,15 +120,15 @@ def test_softmax_in_single_precision_must_be_claimed_and_takes_a_clause_away() -
     assert {verdict.status for verdict in unclaimed.verdicts} == {"fail"}
 
 
-def test_softmax_in_single_precision_is_not_differenced() -> None:
-    claimed = faults.implementation_of(variants.SoftmaxInSingle, IN_SINGLE)
+def test_gradcheck_does_not_apply_to_softmax_in_float32() -> None:
+    claimed = faults.implementation_of(variants.SoftmaxInSingle, SOFTMAX_IN_FLOAT32)
     assert check(claimed, "quick", clauses=["GRD-2"], dtypes=["float64"]).verdicts[0].status == "not_claimed"
 
 
-class NoModule:
-    """A function and its weights: no `torch.nn.Module`, and no gradients of weights are told."""
+class NotAModule:
+    """A plain function with its weights: not a `torch.nn.Module`, and without access to gradients of weights."""
 
-    name, claims = "no-module", Claims(weight_gradients=False)
+    name, claims = "not-a-module", Claims(weight_gradients=False)
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
         inner = faults.complete.build(config, weights, dtype=dtype, device=device)
@@ -142,17 +142,17 @@ class NoModule:
 
             def __call__(self, *inputs: Tensor, mask: Tensor | None = None, **options: bool) -> Output:
                 if mask is not None and mask.dtype != torch.bool:
-                    raise TypeError(f"masks are boolean, not {mask.dtype}")
+                    raise TypeError(f"mask must be boolean, but has {mask.dtype}")
                 return inner(*inputs, mask=mask, **options)
 
         return Function()
 
 
-def test_what_is_no_module_conforms_and_has_no_state() -> None:
+def test_plain_function_conforms_and_has_no_state() -> None:
     clauses = [
         clause for clause in properties() if clause.startswith(("CFG", "SHP", "PTH", "GRD", "DRP", "STA", "CMP"))
     ]
-    report = check(NoModule(), "quick", dtypes=["float32"], clauses=clauses, strict=True)
+    report = check(NotAModule(), "quick", dtypes=["float32"], clauses=clauses, strict=True)
     statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
     assert report.conforms, [verdict for verdict in report.verdicts if not verdict.conforms]
     unclaimed = {clause for clause, status in statuses.items() if status == "not_claimed"}
@@ -161,13 +161,26 @@ def test_what_is_no_module_conforms_and_has_no_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "claims",
     [
         *({"masks": {"boolean"}}, {"masks": "bool"}, {"causal": "left"}, {"empty_row": "zero"}, {"dtypes": {"half"}}),
         *({"bias": True}, {"dtypes": None}, {"composes": [["compile"]]}),
     ],
 )
-def test_unknown_words_in_claims_are_told(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
+def test_unknown_values_are_rejected(claims: dict[str, Any]) -> None:
+    (name,) = claims
     with pytest.raises(ValueError, match=f"Claims.{name} must be"):
-        Claims(**wrong)
+        Claims(**claims)
+
+
+@pytest.mark.parametrize("claims", [{"always_causal": True, "causal": None}, {"decodes_ragged": True}])
+def test_contradictions_are_rejected(claims: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"Claims.{next(iter(claims))} needs"):
+        Claims(**claims)
+
+
+@pytest.mark.parametrize("rounding", [{"scaling_roundings": 3}, {"exp_error": 65}, {"exp_error": -1}])
+def test_roundings_without_a_bound_are_rejected(rounding: dict[str, int]) -> None:
+    (name,) = rounding
+    with pytest.raises(ValueError, match=f"Rounding.{name} must be"):
+        Rounding(**rounding)  # type: ignore[arg-type]
