@@ -1,168 +1,205 @@
-"""How soon a fault is found, and by which part of the design: writes docs/bugfinding.svg, and the table of
-docs/bugfinding.md to standard output.
+"""How soon a fault is found, and by which cases.
 
-Every fault of the gallery is judged by the properties that must catch it, on the judge's own cases and on others. Each
-way has 200 cases a property, or as many as it has; a way finds a fault at the first case that fails.
+Writes docs/bugfinding.svg, and prints the table of docs/bugfinding.md. Every fault is tried by the properties that must
+catch it, on the cases of the default profile and on others: at most 200 for a property. A way finds a fault with the
+first case that fails.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice, product
+from math import inf, isfinite, log10
 from pathlib import Path
+from statistics import mean
 from time import perf_counter
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import FEW_LAYOUTS, Domain
-from mha.conformance.engine.search import PROFILES, Profile, Search
-from mha.conformance.faults.gallery import FAULTS, Fault, implementations
+from mha.conformance.cases.domain import FEW_LAYOUTS, CaseSpace, Domain
+from mha.conformance.engine.search import Budget, Search
+from mha.conformance.faults.registry import FAULTS, Fault
 from mha.conformance.harness.isolation import threads
 from mha.conformance.properties.registry import Property, properties
-from mha.spec import Claims
+from mha.conformance.settings import PROFILES, Profile
 
 MOST = 200
-PROFILE = PROFILES["default"]
-DRAWN = replace(PROFILE, boundary=0, examples=MOST)
+DEFAULT = PROFILES["default"]
+RANDOM = replace(DEFAULT, boundary=0, examples=MOST)
 MARKS = (1, 10, 100, MOST)
-GRID = "a fixed grid"
+# Of the picture, in its units.
+WIDTH, HEIGHT, LEFT, TOP = 640, 320, 50, 20
+COLORS = ("#1b6e3c", "#2456b3", "#b3261e", "#8a5a00", "#6a6f76", "#6d2c91", "#00707a")
+DASHES = ("", "8 3", "2 3", "10 3 2 3", "5 5", "1 2", "12 6")
 
 
-def plain(domain: Domain) -> Domain:
-    """Leave out what the domain is sharp with: regimes of numbers, and layouts."""
-    return replace(domain, values=domain.values[:1], layouts=FEW_LAYOUTS[:1])
+@dataclass(frozen=True)
+class Way:
+    """Which cases are tried.
+
+    limits: how many boundary cases and random ones. reduced: without the values and layouts that are there to find
+    faults. grid: a grid of sizes, masks and causal flags instead. dtype: that of the fault if empty.
+    """
+
+    limits: Profile = DEFAULT
+    reduced: bool = False
+    grid: bool = False
+    dtype: str = ""
 
 
-def grid(domain: Domain, claims: Claims, dtype: str) -> Iterator[Case]:
-    """Yield a grid as tests have it: a few sizes, each mask, causal or not."""
+SUITE = "default profile"
+WAYS = {
+    SUITE: Way(),
+    "boundary cases only": Way(replace(DEFAULT, examples=0)),
+    "random cases only": Way(RANDOM),
+    "random, plain values and layouts only": Way(RANDOM, reduced=True),
+    "a fixed grid": Way(reduced=True, grid=True),
+    "default profile, in float64": Way(dtype="float64"),
+    "in float64, as many cases as in float32": Way(replace(DEFAULT, float64_every=1), dtype="float64"),
+}
+
+
+def grid(space: CaseSpace) -> Iterator[Case]:
+    """Yield a grid as it is common in tests: a few sizes, each mask, causal or not."""
+    domain = space.domain
     sizes = {"B": (1, 2), "L": (1, 8, 16, 33), "S": (1, 8, 16, 33), "n_heads": (1, 4), "head_dim": (8,)}
-    flags = {"mask": domain.masks, "causal": domain.causal, "inputs": domain.inputs[:1], "bias": domain.bias[:1]}
-    rest = {"layout": FEW_LAYOUTS[:1], "values": domain.values[:1], "mode": domain.modes[:1]}
-    levels = {**sizes, **flags, **rest, "need_weights": domain.need_weights[:1]}
-    bounds = {name: domain.bounds_of(name, PROFILE.longest) for name in sizes}
+    levels = {
+        **sizes,
+        "mask": domain.masks,
+        "causal": domain.causal,
+        "inputs": domain.inputs[:1],
+        "bias": domain.bias[:1],
+        "layout": FEW_LAYOUTS[:1],
+        "values": domain.values[:1],
+        "mode": domain.modes[:1],
+        "need_weights": domain.need_weights[:1],
+    }
+    bounds = {name: domain.bounds_of(name, DEFAULT.longest) for name in sizes}
     for values in product(*levels.values()):
         row = dict(zip(levels, values, strict=True))
         if all(low <= row[name] <= high for name, (low, high) in bounds.items()):
-            yield domain.case(claims, dtype, "cpu", {**row, "seed": 0})
+            yield space.case({**row, "seed": 0})
 
 
-def whole(domain: Domain) -> Domain:
-    """Leave a domain as it is."""
-    return domain
+def search_of(way: Way, fault: Fault, prop: Property, seed: int) -> Search | None:
+    """Return the search for a failure of a property, or None where the property does not apply."""
+    claims, dtype = fault.implementation.claims, way.dtype or fault.dtype
+    domain = prop.within(claims, dtype)
+    if not isinstance(domain, Domain):
+        return None
+    if way.reduced:
+        domain = replace(domain, values=domain.values[:1], layouts=FEW_LAYOUTS[:1])
+    longest = way.limits.long_rows if domain.scale == "long" else way.limits.longest
+    both = dtype == "float64" and "float32" in claims.dtypes
+    return Search(
+        fault.implementation,
+        prop,
+        CaseSpace(domain, claims, dtype, "cpu", longest),
+        Budget.of(prop, way.limits, every=way.limits.float64_every if both else 1),
+        seed=seed,
+    )
 
 
-# Which cases, of which domain, in which dtype, if not in that of the fault.
-WAYS: dict[str, tuple[Profile, Callable[[Domain], Domain], str]] = {
-    "the judge": (PROFILE, whole, ""),
-    "boundary cases alone": (replace(PROFILE, examples=0), whole, ""),
-    "drawn cases alone": (DRAWN, whole, ""),
-    "drawn, without regimes and layouts": (DRAWN, plain, ""),
-    GRID: (PROFILE, plain, ""),
-    "the judge, in float64": (PROFILE, whole, "float64"),
-    "in float64, as many as in float32": (replace(PROFILE, again=1), whole, "float64"),
-}
-NEVER = 1 << 30
-
-
-def found_by(way: str, fault: Fault, prop: Property, seed: int) -> tuple[int, int]:
-    """Return how many cases a way takes to the first that fails, `NEVER` if none does, and how many it has."""
-    implementation = implementations[fault.cls.__name__]
-    profile, change, other = WAYS[way]
-    dtype = other or fault.dtype
-    domain = prop.within(implementation.claims, dtype)
-    if not isinstance(domain, Domain):  # about other dtypes alone
-        return NEVER, 0
-    search = Search(implementation, prop, change(domain), dtype, "cpu", profile, seed)
+def cases_to_failure(way: Way, fault: Fault, prop: Property, seed: int) -> tuple[float, int]:
+    """Return how many cases a way takes up to the first that fails, infinity if none does, and how many it tries."""
+    search = search_of(way, fault, prop, seed)
+    if search is None:
+        return inf, 0
     with threads(1):
-        if way == GRID:
-            for case in islice(grid(change(domain), implementation.claims, dtype), MOST):
-                try:
-                    search.attempt(case)
-                except Exception:
-                    return search.first or search.examples, search.examples
-            return NEVER, search.examples
-        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]  # only the cases are of interest here
-        search.run(lambda: False)
-    return (search.first if search.failure else NEVER), search.examples
+        if way.grid:
+            return _first_of_grid(search)
+        # No known-bad answers: only the cases are of interest.
+        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]
+        search.run()
+    return (search.cases_to_failure if search.failure else inf), len(search.cases)
 
 
-def measured(way: str, seed: int) -> tuple[list[int], list[float]]:
+def _first_of_grid(search: Search) -> tuple[float, int]:
+    """Try the cases of the grid; return as `cases_to_failure` does."""
+    for case in islice(grid(search.space), MOST):
+        try:
+            search.attempt(case)
+        except Exception:
+            return search.cases_to_failure or len(search.cases), len(search.cases)
+    return inf, len(search.cases)
+
+
+def measure(name: str, seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[list[float], list[float]]:
     """Return for each fault how many cases a way takes, over all properties that must catch it, and the seconds."""
     counts, seconds = [], []
-    for fault in FAULTS:
-        start, before, first = perf_counter(), 0, NEVER
-        members = (prop for prop in properties()[fault.clause] if fault.by in ("", prop.name))
-        for prop in members:
-            took, tried = found_by(way, fault, prop, seed)
-            if took < NEVER:
-                first = before + took
+    for fault in faults:
+        start, before, first = perf_counter(), 0, inf
+        for prop in properties()[fault.clause]:
+            if fault.caught_by not in ("", prop.name):
+                continue
+            needed, tried = cases_to_failure(WAYS[name], fault, prop, seed)
+            if isfinite(needed):
+                first = before + needed
                 break
             before += tried
         counts.append(first)
         seconds.append(perf_counter() - start)
-        print(f"{way:36} {fault.cls.__name__:32} {first if first < NEVER else '-':>6}", file=sys.stderr)
+        print(f"{name:40} {fault.name:32} {first:>6g}", file=sys.stderr)
     return counts, seconds
 
 
-def curve(found: dict[str, list[int]]) -> str:
-    """Draw the share of the faults found against the number of cases, on a logarithmic scale."""
-    from math import log10
-
-    width, height, left, top = 640, 320, 50, 20
-    colors = ("#1b6e3c", "#2456b3", "#b3261e", "#8a5a00", "#6a6f76", "#6d2c91", "#00707a")
-    dashes = ("", "8 3", "2 3", "10 3 2 3", "5 5", "1 2", "12 6")
+def to_svg(counts: Mapping[str, Sequence[float]]) -> str:
+    """Draw the share of the faults that are found against the number of cases, on a logarithmic scale."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 20} {top + height + 172}" '
-        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 172}" '
+        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>',
+        *_axes(),
     ]
-
-    def place(cases: int, share: float) -> str:
-        return f"{left + width * log10(cases) / log10(MOST):.1f} {top + height * (1 - share):.1f}"
-
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = place(1, share).split()[1]
-        parts.append(f'<path d="M{left} {y}h{width}" stroke="#ddd"/><text x="{left - 8}" y="{y}" text-anchor="end">')
-        parts.append(f"{share:.0%}</text>")
-    for cases in (1, 2, 5, 10, 20, 50, 100, 200):
-        x = place(cases, 0).split()[0]
-        parts.append(f'<text x="{x}" y="{top + height + 18}" text-anchor="middle">{cases}</text>')
-    parts.append(
-        f'<text x="{left + width / 2}" y="{top + height + 38}" text-anchor="middle">cases until it is found</text>'
-    )
-    for number, (way, counts) in enumerate(found.items()):
-        points = [(cases, sum(count <= cases for count in counts) / len(counts)) for cases in range(1, MOST + 1)]
-        line = "L".join(place(*point) for point in points)
-        style = f'stroke="{colors[number]}" stroke-dasharray="{dashes[number]}" stroke-width="2" fill="none"'
-        y = top + height + 60 + 16 * number
-        parts.append(f'<path d="M{line}" {style}/><path d="M{left} {y - 4}h40" {style}/>')
-        parts.append(f'<text x="{left + 50}" y="{y}">{way}</text>')
+    for number, (name, values) in enumerate(counts.items()):
+        shares = [sum(value <= cases for value in values) / len(values) for cases in range(1, MOST + 1)]
+        line = "L".join(_point(cases, share) for cases, share in enumerate(shares, 1))
+        style = f'stroke="{COLORS[number]}" stroke-dasharray="{DASHES[number]}" stroke-width="2" fill="none"'
+        y = TOP + HEIGHT + 60 + 16 * number
+        parts.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h40" {style}/>')
+        parts.append(f'<text x="{LEFT + 50}" y="{y}">{name}</text>')
     return "".join(parts) + "</svg>\n"
 
 
-def main(seed: int = 0) -> None:
-    """Measure all ways; draw the curve, and write the table."""
-    found, seconds = {}, {}
-    for way in WAYS:
-        found[way], seconds[way] = measured(way, seed)
+def _axes() -> Iterator[str]:
+    """Yield the lines and labels of both axes."""
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = _point(1, share).split()[1]
+        yield f'<path d="M{LEFT} {y}h{WIDTH}" stroke="#ddd"/><text x="{LEFT - 8}" y="{y}" text-anchor="end">'
+        yield f"{share:.0%}</text>"
+    for cases in (1, 2, 5, 10, 20, 50, 100, 200):
+        x = _point(cases, 0).split()[0]
+        yield f'<text x="{x}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{cases}</text>'
+    middle = LEFT + WIDTH / 2
+    yield f'<text x="{middle}" y="{TOP + HEIGHT + 38}" text-anchor="middle">cases until the fault is found</text>'
+
+
+def _point(cases: int, share: float) -> str:
+    return f"{LEFT + WIDTH * log10(cases) / log10(MOST):.1f} {TOP + HEIGHT * (1 - share):.1f}"
+
+
+def to_markdown(counts: Mapping[str, Sequence[float]], seconds: Mapping[str, Sequence[float]]) -> str:
+    """Return the table; times are relative to the default profile, since seconds depend on the machine."""
+    times = {
+        name: mean(time for time, count in zip(seconds[name], values, strict=True) if isfinite(count))
+        for name, values in counts.items()
+        if any(map(isfinite, values))
+    }
     rows = ["| cases | " + " | ".join(f"{most} or fewer" for most in MARKS) + " | in all | time to find one |"]
     rows.append("|---|" + "---|" * (len(MARKS) + 2))
-    for way, counts in found.items():
-        shares = [f"{sum(count <= most for count in counts) / len(counts):.0%}" for most in MARKS]
-        caught = [time for time, count in zip(seconds[way], counts, strict=True) if count < NEVER]
-        mean = sum(caught) / len(caught)
-        rows.append(
-            f"| {way} | {' | '.join(shares)} | {len(caught)} of {len(counts)} | {mean / base(seconds, found):.1f} |"
-        )
-    here = Path(__file__).parent
-    (here / "bugfinding.svg").write_text(curve(found))
-    sys.stdout.write("\n".join(rows) + "\n")
+    for name, values in counts.items():
+        shares = " | ".join(f"{sum(value <= most for value in values) / len(values):.0%}" for most in MARKS)
+        time = f"{times[name] / times[SUITE]:.1f}" if name in times and SUITE in times else " "
+        rows.append(f"| {name} | {shares} | {sum(map(isfinite, values))} of {len(values)} | {time} |")
+    return "\n".join(rows) + "\n"
 
 
-def base(seconds: dict[str, list[float]], found: dict[str, list[int]]) -> float:
-    """Return the mean time of the judge's own way, to which times are compared: seconds tell of a machine."""
-    own = [time for time, count in zip(seconds["the judge"], found["the judge"], strict=True) if count < NEVER]
-    return sum(own) / len(own)
+def main(seed: int = 0) -> None:
+    """Measure all ways, draw the curves, and print the table."""
+    results = {name: measure(name, seed) for name in WAYS}
+    counts = {name: result[0] for name, result in results.items()}
+    (Path(__file__).parent / "bugfinding.svg").write_text(to_svg(counts))
+    sys.stdout.write(to_markdown(counts, {name: result[1] for name, result in results.items()}))
 
 
 if __name__ == "__main__":

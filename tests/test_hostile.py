@@ -1,4 +1,4 @@
-"""What works against its judge gets the right verdict, and nobody else's is lost."""
+"""Implementations that work against the suite get their own verdict, and no other verdict is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mha.conformance.faults import hostile
 from mha.implementations import resolve
 
 HOSTILE = "mha.conformance.faults.hostile"
-TOLD = {
+MESSAGES = {
     "exits": ("SHP-1", "the call raised SystemExit"),
     "closes": ("SHP-1", "the call raised GeneratorExit"),
     "gives_nothing": ("SHP-1", "but should return Output(output, weights)"),
@@ -29,15 +29,15 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_hostile_implementation_is_told_for_what_it_does(name: str) -> None:
-    clause, told = TOLD[name]
+@pytest.mark.parametrize("name", MESSAGES)
+def test_hostile_implementation_fails_with_its_own_message(name: str) -> None:
+    clause, message = MESSAGES[name]
     (verdict,) = check(getattr(hostile, name), "quick", clauses=[clause], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
-    assert told in verdict.message
+    assert message in verdict.message
 
 
-def test_replacing_is_undone_and_remembered() -> None:
+def test_replaced_functions_are_restored_and_reported() -> None:
     before = torch.softmax, torch.Tensor.softmax, torch.allclose
     clauses = ["SHP-1", "HED-1", "STA-5"]
     verdicts = check(hostile.replaces_softmax, "quick", clauses=clauses, dtypes=["float32"]).verdicts
@@ -47,12 +47,12 @@ def test_replacing_is_undone_and_remembered() -> None:
     assert check(loop, "quick", clauses=clauses, dtypes=["float32"]).conforms
 
 
-def test_shouting_changes_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_to_the_terminal_changes_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(hostile.shouts, "quick", clauses=["SHP-4"], dtypes=["float32"]).conforms
     assert len(capsys.readouterr().out) >= 1 << 20
 
 
-def test_what_stops_its_process_is_told_and_the_others_are_judged() -> None:
+def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() -> None:
     names = ("loops", "segfaults", "exits_hard")
     targets = [f"{HOSTILE}:{name}" for name in names]
     done = run("-n", "2", "--timeout", "10", "-k", "SHP-1", "--mha-impl", *targets, "loop", *QUICK)
@@ -65,13 +65,13 @@ def test_what_stops_its_process_is_told_and_the_others_are_judged() -> None:
     assert "loop: conforms (1 pass;" in done.stdout
 
 
-def test_interrupted_run_says_so() -> None:
+def test_interrupted_run_is_reported_as_incomplete() -> None:
     done = run("-k", "SHP-1", "--mha-impl", "loop", f"{HOSTILE}:interrupts", *QUICK)
     assert done.returncode == 2
     assert "loop: INCOMPLETE, so far: conforms (1 pass;" in done.stdout
 
 
-def test_memory_may_be_limited_by_the_shell() -> None:
+def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
     command = f"ulimit -d 6000000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
     done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]  # by keyword
     assert done.returncode == 1, done.stdout
@@ -81,7 +81,7 @@ def test_memory_may_be_limited_by_the_shell() -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_report_of_a_run_that_is_stopped_has_what_was_judged(tmp_path: Path, workers: str) -> None:
+def test_report_of_an_interrupted_run_has_the_verdicts_so_far(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "report.json"
     targets = ("loop", f"{HOSTILE}:interrupts")
     done = run("-k", "SHP-1", "-n", workers, "--mha-impl", *targets, "--mha-report", str(file), *QUICK)

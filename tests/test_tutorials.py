@@ -1,4 +1,4 @@
-"""The judge shows what is wrong with the usual forms of attention in tutorials, and under which clause."""
+"""The table of docs/tutorials.md: which clauses the common forms of attention violate."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from mha.conformance import check
 from mha.conformance.faults import tutorials
 
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "tutorials.md").read_text(encoding="utf-8")
-# The form, what it violates in float32, and what is blocked then.
+# The form, the clauses it violates in float32, and those that are blocked.
 ROWS = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|;]*)(?:; ([^|]*))? \|$", DOCUMENT, re.MULTILINE)
-IN_DOUBLE = "CFG-4 SMX-2 SMX-6 HED-1 HED-4 EQV-9 NUM-1 NUM-2 NUM-6"
+IN_FLOAT64 = "CFG-4 SMX-2 SMX-6 HED-1 HED-4 EQV-9 NUM-1 NUM-2 NUM-6"
 
 
 def clauses_of(text: str) -> list[str]:
-    """Return the clauses that a text names, in its order."""
+    """Return the clauses that a text names, in order."""
     return re.findall(r"[A-Z]{3}-\d+", text)
 
 
-def found(form: str, dtype: str, clauses: list[str]) -> list[tuple[str, str]]:
-    """Return what the judge says of some clauses."""
+def statuses(form: str, dtype: str, clauses: list[str]) -> list[tuple[str, str]]:
+    """Judge a form by some clauses; return the status of each."""
     report = check(getattr(tutorials, form), "quick", clauses=clauses, dtypes=[dtype])
     return [(verdict.clause, verdict.status) for verdict in report.verdicts]
 
 
 @pytest.mark.parametrize(("form", "violated", "blocked"), ROWS, ids=[row[0] for row in ROWS])
-def test_table_of_tutorials_is_true(form: str, violated: str, blocked: str) -> None:
-    assert found(form, "float32", clauses_of(violated)) == [(clause, "fail") for clause in clauses_of(violated)]
+def test_table_of_tutorials_is_correct(form: str, violated: str, blocked: str) -> None:
+    assert statuses(form, "float32", clauses_of(violated)) == [(clause, "fail") for clause in clauses_of(violated)]
     waiting = clauses_of(blocked.partition("blocked by")[0])
-    assert not waiting or found(form, "float32", waiting) == [(clause, "blocked") for clause in waiting]
+    assert not waiting or statuses(form, "float32", waiting) == [(clause, "blocked") for clause in waiting]
 
 
 def test_table_has_every_form() -> None:
     assert [row[0] for row in ROWS] == ["vectorized", "minimal", "modular", "einops", "fused_qkv"]
 
 
-def test_scale_in_float32_shows_in_float64() -> None:
-    assert ", ".join(IN_DOUBLE.split()[:-1]) in re.sub(r"\s+", " ", DOCUMENT)
-    assert found("modular", "float64", IN_DOUBLE.split()) == [(clause, "fail") for clause in IN_DOUBLE.split()]
+def test_scale_in_float32_fails_in_float64() -> None:
+    assert ", ".join(IN_FLOAT64.split()[:-1]) in re.sub(r"\s+", " ", DOCUMENT)
+    assert statuses("modular", "float64", IN_FLOAT64.split()) == [(clause, "fail") for clause in IN_FLOAT64.split()]
 
 
-def test_fill_value_of_tutorials_is_no_number_in_float16() -> None:
+def test_fill_value_of_tutorials_does_not_fit_in_float16() -> None:
     (verdict,) = check(tutorials.vectorized, "quick", clauses=["MSK-1"], dtypes=["float16"]).verdicts
     assert verdict.status == "fail"
     assert "Half without overflow" in verdict.message
