@@ -11,6 +11,9 @@ from mha.conformance.faults.matrix_report import summary, to_json, to_markdown, 
 from mha.conformance.faults.registry import implementations
 from mha.conformance.settings import PROFILES, validate_choice
 
+# A form in which the matrix is written.
+Form = Callable[[Collection[Kill]], str]
+
 
 def self_test(
     names: Sequence[str],
@@ -30,7 +33,7 @@ def self_test(
     # #lizard forgives(parameter_count): the options of the command
     _validate_names(names)
     validate_choice("profile", [profile], PROFILES)
-    files = {to_json: json, to_markdown: markdown, to_svg: svg}
+    files: dict[Form, Path | None] = {to_json: json, to_markdown: markdown, to_svg: svg}
     for file in files.values():
         if file is not None and not file.resolve().parent.is_dir():
             raise ValueError(f"there is no folder {str(file.parent)!r} to write {file.name!r} in")
@@ -52,12 +55,12 @@ def _validate_names(names: Sequence[str]) -> None:
             raise ValueError(f"there is no fault {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
 
 
-def _write(files: Mapping[Callable[[Collection[Kill]], str], Path | None], cells: Collection[Kill]) -> None:
+def _write(files: Mapping[Form, Path | None], cells: Collection[Kill]) -> None:
     """Write the cells to each file; raise ValueError for one that cannot be written."""
-    for text, file in files.items():
+    for form, file in files.items():
         if file is not None:
             try:
-                file.write_text(text(cells), encoding="utf-8")
+                file.write_text(form(cells), encoding="utf-8")
             except OSError as error:
                 message = f"the matrix cannot be written to {str(file)!r}: {error.strerror}"
                 raise ValueError(f"{message}; the results are printed above") from None
