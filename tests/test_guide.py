@@ -32,5 +32,5 @@ def test_every_command_prints_what_the_guide_says(tmp_path: Path, monkeypatch: p
             assert in_six_digits(text.rstrip("\n")) in said, said
             compared += 1
     assert compared == 6
-    for name in ("gpt", "kernel", "mended", "apart"):
+    for name in ("gpt", "kernel", "fixed", "padded"):
         sys.modules.pop(name, None)
