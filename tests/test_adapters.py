@@ -1,7 +1,9 @@
-"""Adapters: modules and kernels of many conventions are judged as they are, and misfits are told in one message."""
+"""Adapters: modules and kernels of many conventions are judged as they are; one that does not fit is explained."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,12 +19,12 @@ from mha.conformance.faults import registry as faults
 from mha.implementations import ImplementationError, discover, discovery, from_kernel, from_module, preflight, resolve
 from mha.spec import Claims, Config, Implementation, Weights
 
-# What an adapter could get wrong: values, masks, causal flag, biases, refusals, weights.
+# What an adapter could break: values, masks, the causal flag, biases, rejected arguments, weights.
 CLAUSES = ["CFG-1", "CFG-5", "SHP-1", "SHP-2", "MSK-1", "MSK-6", "CAU-3", "NUM-1"]
 
 
 class Stacked(faults.Correct):
-    """Query, key and value from one stacked projection, with head counts spelled in another way."""
+    """Query, key and value have one stacked projection; the constructor uses other names."""
 
     def __init__(self, embed_dim: int, num_heads: int, bias: bool = True) -> None:
         super().__init__(embed_dim, num_heads, bias)
@@ -37,7 +39,7 @@ class Stacked(faults.Correct):
 
 
 class Dropping(faults.Correct):
-    """True = masked; no causal flag; the weights come only when asked for."""
+    """True = masked; no causal flag; weights only on request."""
 
     def forward(  # type: ignore[override]  # another signature is the point
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, return_weights: bool = False
@@ -47,7 +49,7 @@ class Dropping(faults.Correct):
 
 
 class Adding(faults.Correct):
-    """Takes nothing but an additive mask."""
+    """Takes additive masks only."""
 
     bias: Tensor | None = None
 
@@ -59,13 +61,13 @@ class Adding(faults.Correct):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Any:
         if mask is not None and mask.dtype != query.dtype:
-            raise TypeError(f"an additive mask is wanted, not {mask.dtype}")
+            raise TypeError(f"the mask must be additive, but is {mask.dtype}")
         self.bias = mask
         return super().forward(query, key, value, None if mask is None else mask != -torch.inf, causal)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, Tensor]:
-    """A kernel of layout (B, H, L, d_k)."""
+    """Return context and weights, in the layout (B, H, L, d_k)."""
     base = faults.Correct(4, 2)
     base.config = base.config.__class__(q.shape[-1], 1)
     weights = base.weigh(base.score(q, k), base.allow(mask, causal, q, k))
@@ -73,7 +75,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
 
 
 def sequence_first(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The same with layout (L, B, H, d_k), True = masked, and no causal flag."""
+    """The same in the layout (L, B, H, d_k), with True = masked and no causal flag."""
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     context, weights = attend(q, k, v, None if attn_mask is None else ~attn_mask)
     return context.permute(2, 0, 1, 3), weights
@@ -95,32 +97,34 @@ def test_adapted_implementation_conforms(name: str) -> None:
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
-def test_a_wrong_declaration_of_the_mask_is_caught() -> None:
-    wrong = from_module(Dropping, parameters=faults.PARAMETERS, mask="keep")
-    report = check(wrong, clauses=["MSK-1", "CAU-1"], dtypes=["float32"])
+def test_incorrect_declaration_of_the_mask_fails() -> None:
+    inverted = from_module(Dropping, parameters=faults.PARAMETERS, mask="keep")
+    report = check(inverted, clauses=["MSK-1", "CAU-1"], dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"fail"}
 
 
 class OneInput(faults.Correct):
-    """Self-attention, whose one input has a name of its own; its mask has no default."""
+    """Self-attention: one input, and a mask without a default."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None, *, causal: bool = False) -> Tensor:
         return super().forward(x, x, x, attn_mask, causal).output
 
 
-def test_a_module_of_one_input_is_self_attention() -> None:
+def test_module_with_one_input_is_self_attention() -> None:
     claims = Claims(cross_attention=False, returns_weights=False)
     adapted = from_module(OneInput, parameters=faults.PARAMETERS, claims=claims)
     report = check(adapted, "quick", clauses=CLAUSES, dtypes=["float32"])
     assert report.conforms, report.verdicts
-    more = from_module(OneInput, parameters=faults.PARAMETERS, claims=Claims(returns_weights=False))
-    (verdict,) = check(more, "quick", clauses=["EQV-8"], dtypes=["float32"]).verdicts
+    overclaimed = from_module(OneInput, parameters=faults.PARAMETERS, claims=Claims(returns_weights=False))
+    (verdict,) = check(overclaimed, "quick", clauses=["EQV-8"], dtypes=["float32"]).verdicts
     assert not verdict.conforms
     assert "OneInput takes one input: query, key and value must be one tensor" in verdict.message
 
 
-def test_a_module_without_masks_claims_none() -> None:
+def test_module_without_masks_claims_none() -> None:
     class Maskless(faults.Correct):
+        """Takes no mask."""
+
         def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]  # on purpose
             return super().forward(query, key, value)
 
@@ -129,43 +133,48 @@ def test_a_module_without_masks_claims_none() -> None:
     assert [verdict.status for verdict in report.verdicts] == ["not_claimed", "not_claimed", "pass"]
 
 
-def test_a_mask_that_is_not_claimed_is_for_the_module_to_refuse() -> None:
+def test_unclaimed_mask_reaches_the_module_untranslated() -> None:
     adding = from_module(Adding, parameters=faults.PARAMETERS, mask="additive", claims=Claims(masks={"float"}))
     report = check(adding, "quick", clauses=["MSK-11", "MSK-12", "CAU-2"], dtypes=["float32"])
     assert "fail" not in {verdict.status for verdict in report.verdicts}, report.verdicts
 
 
-class Strange(nn.Module):
+class Unrecognised(nn.Module):
+    """The parameters of its constructor have no known names."""
+
     def __init__(self, size: int, parts: int) -> None:
         super().__init__()
 
 
 MISFITS: dict[str, tuple[Any, str]] = {
     "not a module": (lambda: from_module(int, parameters={}), "needs a torch.nn.Module class"),
-    "unknown constructor": (lambda: from_module(Strange, parameters={}), r"takes \(size, parts\).*d_model"),
+    "unknown constructor": (
+        lambda: from_module(Unrecognised, parameters={}),
+        r"constructor \(size, parts\) has a known name of d_model",
+    ),
     "no mask": (
         lambda: from_module(faults.Correct, parameters={}, mask=None, claims=Claims()),
-        "takes no mask, but claims.masks",
+        "takes no mask, but claims.masks is .'bool'.",
     ),
     "a list of parameters": (
-        lambda: from_module(faults.Correct, parameters=["q_proj"]),  # type: ignore[arg-type]  # that is the fault
+        lambda: from_module(faults.Correct, parameters=["q_proj"]),  # type: ignore[arg-type]  # on purpose
         r"parameters must map w_q, .* to names in the module, but is \['q_proj'\]",
     ),
     "no such layer": (
         lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})),
-        "has no 'query'; the module has q_proj.weight",
+        "has no 'query'; its parameters are q_proj.weight",
     ),
     "a projection left out": (
         lambda: preflight(from_module(faults.Correct, parameters={"w_q": "q_proj"})),
-        "says nothing of w_k, w_v, w_o",
+        "has no entry for w_k, w_v, w_o",
     ),
     "an unknown key": (
         lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"weight": "q_proj"})),
         "the known keys are w_q",
     ),
-    "a wrong shape": (
+    "another shape": (
         lambda: preflight(from_module(Stacked, parameters=faults.PARAMETERS | {"w_q": "qkv"})),
-        r"has \(12, 4\), but should have \(4, 4\)",
+        r"has the shape \(12, 4\), but should have \(4, 4\)",
     ),
     "a layout": (lambda: from_kernel(attend, layout="b h s d"), "must name b, h, l and d"),
     "a kernel with extras": (
@@ -176,44 +185,44 @@ MISFITS: dict[str, tuple[Any, str]] = {
         lambda: from_kernel(attend).build(
             Config(8, 2, bias=False), Weights.random(Config(8, 2), 0), dtype=torch.float32, device="cpu"
         ),
-        r"Config\(d_model=8.* needs the shapes \{'w_q': \(8, 8\).*but the weights have .*'b_q': \(8,\)",
+        r"Config\(d_model=8.* needs weights of the shapes \{'w_q': \(8, 8\).*but the weights have .*'b_q': \(8,\)",
     ),
-    "a builtin kernel": (lambda: from_kernel(torch.matmul), "wrap it in a Python function|known word for a mask"),
+    "a builtin kernel": (lambda: from_kernel(torch.matmul), "wrap it in a Python function|known name of a mask"),
 }
 
 
-@pytest.mark.parametrize("what", MISFITS)
-def test_misfit_is_told_in_one_message(what: str) -> None:
-    make, message = MISFITS[what]
-    with pytest.raises(ImplementationError, match=message) as caught:
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_misfit_is_explained_in_one_line(misfit: str) -> None:
+    make, message = MISFITS[misfit]
+    with pytest.raises(ImplementationError, match=message) as raised:
         make()
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(raised.value)
 
 
-class Unclaiming:
-    """Has all that an implementation has, but claims that are none."""
+class NoClaims:
+    """Has the attributes of an implementation, but its claims are a number."""
 
-    name, claims, build = "unclaiming", 3, print
+    name, claims, build = "no_claims", 3, print
 
 
-unclaiming, MODULE = Unclaiming(), faults.Correct(4, 2)
+no_claims, MODULE = NoClaims(), faults.Correct(4, 2)
 UNRESOLVED = {
-    "test_adapters:unclaiming": "has the name 'unclaiming' and the claims 3",
+    "test_adapters:no_claims": "its name is 'no_claims' and its claims are 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
-    "mha.implementations.loop:nothing": "there is no 'nothing' in it .it has .*implementation",
+    "mha.implementations.loop:nothing": "does not exist: the module defines .*implementation",
     "mha.spec:Config": "is a class, neither a torch.nn.Module class nor an implementation.*from_module",
-    "test_adapters:MODULE": "is of type Correct, .*; name the class Correct itself",
+    "test_adapters:MODULE": "is of type Correct, .*; name the class Correct instead",
     "mha.spec:CLAUSES": "is of type mappingproxy, neither a torch.nn.Module class nor an implementation",
     "no/such/file.py:thing": "there is no file",
 }
 
 
 @pytest.mark.parametrize("target", UNRESOLVED)
-def test_a_target_that_cannot_be_resolved_is_told_in_one_message(target: str) -> None:
-    with pytest.raises(ImplementationError, match=UNRESOLVED[target]) as caught:
+def test_target_that_cannot_be_resolved_is_explained_in_one_line(target: str) -> None:
+    with pytest.raises(ImplementationError, match=UNRESOLVED[target]) as raised:
         resolve(target)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_all_built_in_implementations_are_found() -> None:
@@ -223,25 +232,33 @@ def test_all_built_in_implementations_are_found() -> None:
     assert files - {"triton"} <= {resolved.implementation.name for resolved in resolve("all")}
 
 
-def test_what_lacks_something_optional_is_told_apart_from_what_is_broken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    raised = {"lacking": "UnavailableError", "misread": "ImplementationError", "crashing": "RuntimeError"}
-    for name, error in raised.items():
+def test_unavailable_implementation_is_not_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    errors = {"lacking": "UnavailableError", "misread": "ImplementationError", "crashing": "RuntimeError"}
+    for name, error in errors.items():
         code = f"from mha.implementations import *\nraise {error}('it needs a kernel library')\n"
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    points = [EntryPoint(name, f"{name}:implementation", discovery.GROUP) for name in raised]
+    points = [EntryPoint(name, f"{name}:implementation", discovery.GROUP) for name in errors]
     monkeypatch.setattr(discovery, "entry_points", lambda group: points)
-    found = {entry.name: (entry.broken, entry.error) for entry in discover()}
-    assert found["lacking"] == (False, "it needs a kernel library")
-    assert found["misread"] == (True, "it needs a kernel library")
-    assert found["crashing"] == (True, "RuntimeError: it needs a kernel library")
+    entries = {entry.name: (entry.broken, entry.error) for entry in discover()}
+    assert entries["lacking"] == (False, "it needs a kernel library")
+    assert entries["misread"] == (True, "it needs a kernel library")
+    assert entries["crashing"] == (True, "RuntimeError: it needs a kernel library")
 
 
-def test_a_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
+def test_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
     text = "import warnings\nwarnings.warn('old', DeprecationWarning)\n"
     (tmp_path / "warns.py").write_text(text + "from mha.implementations.loop import implementation\n")
     with pytest.warns(DeprecationWarning, match="old"):
-        (found,) = resolve(f"{tmp_path}/warns.py:implementation")
-    assert found.implementation.name == "loop"
+        (resolved,) = resolve(f"{tmp_path}/warns.py:implementation")
+    assert resolved.implementation.name == "loop"
+
+
+DOCUMENTED = ("adapters.calling", "adapters.kernel", "adapters.module", "discovery", "inference.projections")
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_examples_in_docstrings_run(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"mha.implementations.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,4 +1,4 @@
-"""What the ecosystem does fits an adapter of a few lines: from_module and from_kernel with `call`, partial classes."""
+"""Conventions of other packages fit an adapter of a few lines: `call`, partial classes, arrays outside torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mha.implementations import from_kernel, from_module, resolve
 from mha.spec import Claims, Implementation, Output, causal_mask, join_causal
 
 SEPARATE = {f"w_{role}": role for role in "qkvo"}
-JUDGED = ("CFG-1", "SHP-1", "SMX-1", "MSK-1", "MSK-2", "CAU-1", "PTH-1", "HED-1", "NUM-1", "GRD-1")
+CLAUSES = ("CFG-1", "SHP-1", "SMX-1", "MSK-1", "MSK-2", "CAU-1", "PTH-1", "HED-1", "NUM-1", "GRD-1")
 
 
 class Base(nn.Module):
-    """Four projections, and attention between them."""
+    """Four projections with attention between them."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -47,40 +47,44 @@ class Base(nn.Module):
         return self.o((weights @ v).transpose(1, 2).flatten(2)), weights
 
 
-class Keeps(Base):
-    """Its weights stay on an attribute."""
+class StoresWeights(Base):
+    """Stores the weights in an attribute."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         output, self.attn = self.attend(query, key, value, mask)
         return output
 
 
-def kept(module: Keeps, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, **flags: bool) -> Output:
+def call_stores_weights(
+    module: StoresWeights, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, **flags: bool
+) -> Output:
     if flags["is_causal"]:
         mask = join_causal(mask, causal_mask(query.shape[1], key.shape[1], "top_left"))
     return Output(module(query, key, value, mask), module.attn)
 
 
 class TwoMasks(Base):
-    """Padding (B, S), True = masked, apart from a mask (B * H, L, S) that is True where a query may attend."""
+    """Takes padding (B, S), True = masked, and separately a mask (B * H, L, S), True = may attend."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, padding: Tensor) -> Any:
         allowed = attn_mask.unflatten(0, (-1, self.n_heads)) & ~padding[:, None, None]
         return self.attend(query, key, value, allowed)
 
 
-def both(module: TwoMasks, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, **flags: bool) -> Output:
+def call_two_masks(
+    module: TwoMasks, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, **flags: bool
+) -> Output:
     batch, queries, keys = len(query), query.shape[1], key.shape[1]
     if flags["is_causal"]:
         mask = join_causal(mask, causal_mask(queries, keys, "top_left"))
     mask = torch.ones(keys, dtype=torch.bool) if mask is None else mask
     mask = mask.expand(batch, module.n_heads, queries, keys)
-    padding = ~mask.any(2).any(1)  # the keys that no query of the item may see
+    padding = ~mask.any(2).any(1)  # keys that no query of the item may see
     return Output(*module(query, key, value, (mask | padding[:, None, None]).flatten(0, 1), padding))
 
 
 class Causal(Base):
-    """Causal or not, as its constructor was told."""
+    """Causal or not, as its constructor is called."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True, causal: bool = False) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -94,20 +98,20 @@ class Causal(Base):
 always_causal = partial(Causal, causal=True)
 
 
-class Turned(Base):
-    """It needs positions besides, which turn nothing where they are all zero."""
+class Positional(Base):
+    """Also takes positions, which change nothing where they are zero."""
 
     def forward(self, x: Tensor, positions: Tensor, scale: float) -> Any:
         assert positions.shape == x.shape[:2]
         return self.attend(x + positions[..., None] * scale, x, x, None)
 
 
-def placed(module: Turned, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Output:
+def call_positional(module: Positional, query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Output:
     return Output(*module(query, torch.zeros(query.shape[:2]).to(query), 1.0))
 
 
 def in_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """The context of heads (B, H, L, d), outside torch."""
+    """Return the context (B, H, L, d_k), computed outside torch."""
     scores = np.einsum("bhld,bhsd->bhls", query, key) / np.sqrt(np.asarray(query.shape[-1], query.dtype))
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     context: np.ndarray = (weights / weights.sum(-1, keepdims=True)) @ value
@@ -120,14 +124,18 @@ def through_dlpack(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 NO_MASKS = {"masks": (), "causal": None}
 ADAPTERS: dict[str, Callable[[], Implementation]] = {
-    "weights on an attribute": lambda: from_module(Keeps, parameters=SEPARATE, call=kept),
-    "padding apart": lambda: from_module(TwoMasks, parameters=SEPARATE, call=both),
+    "weights in an attribute": lambda: from_module(StoresWeights, parameters=SEPARATE, call=call_stores_weights),
+    "padding as a separate mask": lambda: from_module(TwoMasks, parameters=SEPARATE, call=call_two_masks),
     "causal by construction": lambda: from_module(
         always_causal, parameters=SEPARATE, mask=None, claims=Claims(masks=(), always_causal=True)
     ),
     "not causal by construction": lambda: from_module(Causal, parameters=SEPARATE, mask=None),
     "more arguments": lambda: from_module(
-        Turned, parameters=SEPARATE, mask=None, call=placed, claims=Claims(**NO_MASKS, cross_attention=False)
+        Positional,
+        parameters=SEPARATE,
+        mask=None,
+        call=call_positional,
+        claims=Claims(**NO_MASKS, cross_attention=False),
     ),
     "outside torch": lambda: from_kernel(
         through_dlpack, mask=None, claims=Claims(**NO_MASKS, returns_weights=False, gradients=False)
@@ -137,18 +145,18 @@ ADAPTERS: dict[str, Callable[[], Implementation]] = {
 
 @pytest.mark.parametrize("convention", ADAPTERS)
 def test_convention_is_judged(convention: str) -> None:
-    report = check(ADAPTERS[convention](), "quick", clauses=JUDGED, dtypes=["float32"])
+    report = check(ADAPTERS[convention](), "quick", clauses=CLAUSES, dtypes=["float32"])
     assert report.conforms, [(v.clause, v.status, v.message) for v in report.verdicts if not v.conforms]
     assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 4
 
 
-@pytest.mark.parametrize("call", [kept, both, placed])
-def test_an_adapter_is_short(call: Callable[..., Output]) -> None:
+@pytest.mark.parametrize("call", [call_stores_weights, call_two_masks, call_positional])
+def test_adapter_is_short(call: Callable[..., Output]) -> None:
     assert len(inspect.getsource(call).splitlines()) < 25
 
 
 @pytest.mark.parametrize(("name", "always"), [("always_causal", True), ("Causal", False)])
-def test_a_partial_class_is_understood(name: str, always: bool) -> None:
+def test_partial_class_is_inferred(name: str, always: bool) -> None:
     (resolved,) = resolve(f"{Path(__file__)}:{name}")
     claims = resolved.implementation.claims
     assert resolved.implementation.name == name
@@ -157,4 +165,4 @@ def test_a_partial_class_is_understood(name: str, always: bool) -> None:
     assert resolved.inference is not None
     lines = "\n".join(resolved.inference.lines)
     assert f"from_module(\n        {name}," in lines
-    assert ("left out" in lines) is not always  # its argument `causal`
+    assert ("not judged" in lines) is not always  # its argument `causal`

@@ -1,4 +1,4 @@
-"""Inference: classes as tutorials write them are understood without a declaration, or it is said what to declare."""
+"""Inference: classes as tutorials write them are judged without a declaration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mha.implementations.inference.projections import role_of
 from mha.spec import Claims
 
 CLASSES = Path(__file__).parent / "classes"
-NO_WEIGHTS, ALONE = {"returns_weights": False}, {"cross_attention": False}
-BY_ITEM = {"per_head_mask": False}
-PADDING = {**BY_ITEM, "per_query_mask": False, "causal": None}
-# For each file: the class, where its projections are, what else `from_module` is given, and what is claimed. By hand.
+NO_WEIGHTS, SELF_ATTENTION = {"returns_weights": False}, {"cross_attention": False}
+SHARED_BY_HEADS = {"per_head_mask": False}
+PADDING_ONLY = {**SHARED_BY_HEADS, "per_query_mask": False, "causal": None}
+# For each file: the class, the paths of its projections, the other arguments of `from_module`, and the claims.
 EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "separate_linears": (
         "MultiHeadAttention",
@@ -40,25 +40,25 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "Attention",
         {"w_qkv": "qkv", "w_o": "proj"},
         {"mask_shape": "b s"},
-        {**ALONE, **PADDING, **NO_WEIGHTS, "bias": {True}},
+        {**SELF_ATTENTION, **PADDING_ONLY, **NO_WEIGHTS, "bias": {True}},
     ),
     "gpt_causal": (
         "CausalSelfAttention",
         {"w_qkv": "c_attn", "w_o": "c_proj"},
         {"mask": None},
-        {**ALONE, **NO_WEIGHTS, "masks": (), "always_causal": True},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True},
     ),
     "heads_in_modulelist": (
         "MultiHead",
         {"w_q": "heads.*.q", "w_k": "heads.*.k", "w_v": "heads.*.v", "w_o": "output_linear"},
         {"mask_shape": "b l s"},
-        {**BY_ITEM, **NO_WEIGHTS, "bias": {True}},
+        {**SHARED_BY_HEADS, **NO_WEIGHTS, "bias": {True}},
     ),
     "einops_kv_fused": (
         "CrossAttention",
         {"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d"), "w_o": "to_out.0"},
         {"mask_shape": "b s"},
-        {**ALONE, **PADDING, **NO_WEIGHTS, "bias": {False}},
+        {**SELF_ATTENTION, **PADDING_ONLY, **NO_WEIGHTS, "bias": {False}},
     ),
     "parameter_matrices": (
         "EinsumAttention",
@@ -68,13 +68,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
             "b_o": "b_O",
         },
         {"mask": None},
-        {**ALONE, **NO_WEIGHTS, "masks": (), "causal": None, "bias": {False}},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "causal": None, "bias": {False}},
     ),
     "sequence_first": (
         "MultiHeadAttention",
         {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
         {"mask_shape": "l s b", "layout": "l b d"},
-        {**BY_ITEM, **NO_WEIGHTS},
+        {**SHARED_BY_HEADS, **NO_WEIGHTS},
     ),
     "padding_and_additive": (
         "MHA",
@@ -86,19 +86,19 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadSelfAttention",
         {"w_q": "W_query", "w_k": "W_key", "w_v": "W_value", "w_o": None},
         {"mask": None},
-        {**ALONE, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {True}},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {True}},
     ),
     "bert_style": (
         "BertAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
         {"mask": "additive"},
-        {**ALONE, "masks": {"bool", "float"}, "bias": {True}},
+        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}},
     ),
     "annotated_clones": (
         "MultiHeadedAttention",
         {"w_q": "linears.0", "w_k": "linears.1", "w_v": "linears.2", "w_o": "linears.3"},
         {"mask_shape": "b l s"},
-        {**BY_ITEM, **NO_WEIGHTS, "bias": {True}},
+        {**SHARED_BY_HEADS, **NO_WEIGHTS, "bias": {True}},
     ),
     "mean_weights": (
         "SelfAttention",
@@ -110,17 +110,18 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "GroupedQueryAttention",
         {"w_q": "wq", "w_k": "wk", "w_v": "wv", "w_o": "wo"},
         {},
-        {**ALONE, **NO_WEIGHTS, "masks": {"bool", "float"}},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": {"bool", "float"}},
     ),
 }
-DEPARTING = {
-    "no_proj_no_scale": "the scale is none and there is no output projection",
+DIFFERENT = {
+    "no_proj_no_scale": "scores are not scaled and there is no output projection",
     "mean_weights": "the scale is 1/sqrt(d_model)",
 }
 
 
 @pytest.fixture(autouse=True)
-def files() -> Iterator[None]:
+def unload_classes() -> Iterator[None]:
+    """Forget the modules of the classes: two files may define a class of the same name."""
     loaded = set(sys.modules)
     yield
     for name in set(sys.modules) - loaded:
@@ -129,6 +130,7 @@ def files() -> Iterator[None]:
 
 
 def load(name: str) -> ModuleType:
+    """Import a file of the classes."""
     spec = importlib.util.spec_from_file_location(name, CLASSES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -139,41 +141,41 @@ def load(name: str) -> ModuleType:
 
 
 def inferred(name: str) -> tuple[InferredClass, dict[str, Any]]:
-    """Infer a class of a file; return that, and the names that its code defines when it is run below the class."""
+    """Infer the class in a file; return that, and the names in the file with the declaration at its end."""
     module = load(name)
-    found = infer(getattr(module, EXPECTED[name][0]))
+    result = infer(getattr(module, EXPECTED[name][0]))
     names = dict(vars(module))
-    exec(found.code, names)
-    return found, names
+    exec(result.declaration, names)
+    return result, names
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_class_is_understood_and_the_code_says_the_same(name: str) -> None:
+def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     _, projections, options, claims = EXPECTED[name]
-    found, names = inferred(name)
-    for adapter in (found.implementation, names["implementation"]):
+    result, names = inferred(name)
+    for adapter in (result.implementation, names["implementation"]):
         assert adapter.parameters == projections
         assert adapter.claims == Claims(**claims)
         assert adapter.mask_shape == options.get("mask_shape")
         assert adapter.layout == options.get("layout", "b l d")
     mask = options.get("mask", "keep")
-    assert (f'mask="{mask}"' in found.code) == (mask in ("drop", "additive"))
-    assert ("mask=None" in found.code) == (mask is None)
-    told = {what: how for what, how, _ in found.rows}
-    assert told["formula"].endswith(DEPARTING.get(name, "softmax(q k^T / sqrt(d_k)) v W_o"))
+    assert (f'mask="{mask}"' in result.declaration) == (mask in ("drop", "additive"))
+    assert ("mask=None" in result.declaration) == (mask is None)
+    findings = {row.topic: row.finding for row in result.rows}
+    assert findings["formula"].endswith(DIFFERENT.get(name, "softmax(q k^T / sqrt(d_k)) v W_o"))
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_is_inferred_is_right(name: str) -> None:
-    """The judge, who knows nothing of the inference, finds values, masks and gradients as the contract has them."""
+def test_inferred_implementation_passes(name: str) -> None:
+    """Values, masks and gradients are as expected, unless the class computes something else."""
     adapter = inferred(name)[0].implementation
     clauses = ("SHP-1", "HED-1", "MSK-1", "MSK-2", "CAU-2", "GRD-5")
     verdicts = check(adapter, "quick", clauses=clauses, dtypes=["float32"]).verdicts
     failed = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")}
-    assert failed == ({"HED-1", "GRD-5"} if name in DEPARTING else set()), verdicts
+    assert failed == ({"HED-1", "GRD-5"} if name in DIFFERENT else set()), verdicts
 
 
-def test_departures_are_judged_and_not_refused() -> None:
+def test_class_with_another_formula_is_judged() -> None:
     adapter = inferred("mean_weights")[0].implementation
     (verdict,) = check(adapter, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
@@ -181,12 +183,12 @@ def test_departures_are_judged_and_not_refused() -> None:
 
 
 @pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])
-def test_built_in_class_is_understood_as_it_is_declared(cls: type[nn.Module]) -> None:
+def test_built_in_class_is_inferred_as_it_is_declared(cls: type[nn.Module]) -> None:
     declared: Any = sys.modules[cls.__module__].implementation  # type: ignore[attr-defined]  # each has one
-    found = infer(cls).implementation
-    assert found.parameters == declared.parameters
+    implementation = infer(cls).implementation
+    assert implementation.parameters == declared.parameters
     for claim in ("masks", "causal", "cross_attention", "returns_weights", "per_head_mask", "bias"):
-        assert getattr(found.claims, claim) == getattr(declared.claims, claim), claim
+        assert getattr(implementation.claims, claim) == getattr(declared.claims, claim), claim
 
 
 NAMES = {
@@ -205,7 +207,7 @@ def test_role_is_read_from_a_name(name: str, role: str | None) -> None:
     assert role_of(name) == role
 
 
-def test_resolve_takes_a_class(tmp_path: Path) -> None:
+def test_resolve_takes_a_class() -> None:
     target = f"{CLASSES}/separate_linears.py:MultiHeadAttention"
     (resolved,) = resolve(target)
     assert resolved.implementation.name == "MultiHeadAttention"
@@ -216,4 +218,4 @@ def test_resolve_takes_a_class(tmp_path: Path) -> None:
     assert "implementation = from_module(" in lines
     with pytest.raises(ImplementationError) as raised:
         resolve(f"{CLASSES}/separate_linears.py")
-    assert ":NAME (modules in it: MultiHeadAttention)" in str(raised.value)
+    assert ":NAME (its classes: MultiHeadAttention)" in str(raised.value)

@@ -1,4 +1,4 @@
-"""Where inference could go wrong: what it must ask for, and what it must not read from names or sizes alone."""
+"""The limits of inference: what it must ask for, and what it must not conclude from names or sizes alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from torch import Tensor, nn
 from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
-from mha.implementations.inference.infer import infer
+from mha.implementations.inference.infer import InferredClass, infer
 from mha.spec import Claims
 
 
+def findings(result: InferredClass) -> dict[str, str]:
+    """Return the rows of the report by topic."""
+    return {row.topic: row.finding for row in result.rows}
+
+
 class Unnamed(nn.Module):
-    """Its layers are named by letters that say nothing."""
+    """The names of its layers say nothing."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -26,25 +31,29 @@ class Unnamed(nn.Module):
         return x
 
 
-class NotAttention(registry.Correct):
-    """What its mask does is no mask."""
+class MaskIsBias(registry.Correct):
+    """Its mask shifts the scores, and hides nothing."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores + 3.0 * allowed, torch.ones_like(allowed))
 
 
-class Sized(nn.Module):
+class NeedsRank(nn.Module):
+    """Its constructor requires a parameter without a known name."""
+
     def __init__(self, d_model: int, n_heads: int, rank: int) -> None:
         super().__init__()
 
 
 class Raises(nn.Module):
+    """Its constructor raises."""
+
     def __init__(self, d_model: int, n_heads: int) -> None:
         raise RuntimeError("no GPU here")
 
 
-class FusedButUnlike(nn.Module):
-    """Its projections are stacked, and no order of them explains what it gives."""
+class SigmoidAttention(nn.Module):
+    """Its projections are stacked, and its output matches no order of them."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -57,12 +66,14 @@ class FusedButUnlike(nn.Module):
 
 
 class Exits(registry.Correct):
+    """Its forward exits."""
+
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # another signature
         raise SystemExit(3)
 
 
-class ByPlace(registry.Correct):
-    """Value first, and no name that says so."""
+class ValueFirst(registry.Correct):
+    """The value comes first, which no name says."""
 
     def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Any:  # type: ignore[override]  # another signature
         return super().forward(c, b, a)
@@ -79,7 +90,9 @@ class OneHead(registry.Correct):
         return super().forward(x, x, x).output
 
 
-class ThreeThings(registry.Correct):
+class ReturnsThree(registry.Correct):
+    """Returns output, weights and something else."""
+
     third: Any = "a cache"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]  # another signature
@@ -87,54 +100,58 @@ class ThreeThings(registry.Correct):
         return output, weights, self.third
 
 
-class ThirdIsNone(ThreeThings):
+class ThirdIsNone(ReturnsThree):
+    """Returns output, weights and None."""
+
     third = None
 
 
-class ManyWays(nn.Module):
+class UnknownSizes(nn.Module):
+    """Its constructor has no known name of d_model."""
+
     def __init__(self, width: int, n: int) -> None:
         super().__init__()
 
 
 UNCLEAR: dict[type[nn.Module], str] = {
-    Unnamed: "no parameter looks like the projection of k, q, v (it has a.weight, a.bias, b.weight",
-    NotAttention: "no convention of 'mask' explains what it does with a mask of the usual shapes; give mask='keep'",
-    Sized: "its constructor needs rank, of which nothing is known; give functools.partial(Sized, rank=...)",
+    Unnamed: "no parameter looks like the projection of k, q, v (its parameters: a.weight, a.bias, b.weight",
+    MaskIsBias: "with a mask of a common shape as 'mask', its output matches no convention; pass mask='keep'",
+    NeedsRank: "its constructor requires rank, which has no known name; supply it with functools.partial(NeedsRank, ",
     Raises: "Raises(d_model=10, n_heads=2) raised RuntimeError: no GPU here",
-    FusedButUnlike: "no reading of its projections explains what it computes",
-    Exits: "each call raises; the first SystemExit: 3",
-    ByPlace: "forward(self, a, b, c) does not name its inputs, and as query, key, value nothing explains it",
-    OneHead: "with one head it is built otherwise: OneHead: w_o (out_proj).weight is missing",
-    ThreeThings: "it gives no output that could be read (it returns tuple of 3); give call=... that returns the output",
-    ManyWays: "its constructor takes (width, n), none of which is a known word for d_model",
+    SigmoidAttention: "no choice of projections gives what it computes",
+    Exits: "each call raises, the first one SystemExit: 3",
+    ValueFirst: "forward(self, a, b, c) does not name its inputs, and its output matches no formula",
+    OneHead: "with one head, its parameters differ: OneHead: w_o (out_proj).weight is missing",
+    ReturnsThree: "its output was not found (it returns tuple of 3); pass call=... that returns the output",
+    UnknownSizes: "none of the parameters of its constructor (width, n) has a known name of d_model",
 }
 
 
 @pytest.mark.parametrize("cls", UNCLEAR, ids=lambda cls: cls.__name__)
-def test_what_cannot_be_inferred_is_named(cls: type[nn.Module]) -> None:
-    with pytest.raises(ImplementationError) as told:
+def test_message_names_what_cannot_be_inferred(cls: type[nn.Module]) -> None:
+    with pytest.raises(ImplementationError) as raised:
         infer(cls)
-    assert UNCLEAR[cls] in str(told.value)
-    assert "\n" not in str(told.value)
+    assert UNCLEAR[cls] in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_nothing_after_output_and_weights_is_left_out() -> None:
-    found = infer(ThirdIsNone).implementation
-    assert found.claims.returns_weights
-    (verdict,) = check(found, "quick", clauses=["SMX-1"], dtypes=["float32"]).verdicts
+def test_none_after_output_and_weights_is_ignored() -> None:
+    implementation = infer(ThirdIsNone).implementation
+    assert implementation.claims.returns_weights
+    (verdict,) = check(implementation, "quick", clauses=["SMX-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "pass"
 
 
-def test_declaring_what_could_not_be_inferred_works() -> None:
+def test_class_that_cannot_be_inferred_can_be_declared() -> None:
     claims = Claims(masks=(), causal=None, cross_attention=False, returns_weights=False, bias={True})
-    places = {f"w_{role}": name for role, name in zip("qkvo", "abcd", strict=True)}
-    declared = from_module(Unnamed, parameters=places, mask=None, claims=claims)
+    parameters = {f"w_{role}": name for role, name in zip("qkvo", "abcd", strict=True)}
+    declared = from_module(Unnamed, parameters=parameters, mask=None, claims=claims)
     (verdict,) = check(declared, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
 
 
-class Numbers(registry.Correct):
-    """Computes with the mask: 1 = may attend."""
+class NumericMask(registry.Correct):
+    """Its mask is numeric: 1 = may attend."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
         q, k, v = (self.split(x) for x in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
@@ -144,17 +161,17 @@ class Numbers(registry.Correct):
         return output
 
 
-def test_mask_of_numbers_is_tried_too() -> None:
-    found = infer(Numbers)
-    assert "mask_numbers=True" in found.code
-    assert "mask: 1 = may attend" in dict(row[:2] for row in found.rows)["mask"]
+def test_numeric_mask_is_inferred() -> None:
+    result = infer(NumericMask)
+    assert "mask_numbers=True" in result.declaration
+    assert "mask: 1 = may attend" in findings(result)["mask"]
     clauses = ("HED-1", "MSK-3", "MSK-6", "CAU-2")
-    verdicts = check(found.implementation, "quick", clauses=clauses, dtypes=["float32"]).verdicts
+    verdicts = check(result.implementation, "quick", clauses=clauses, dtypes=["float32"]).verdicts
     assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
 
 
-class Square(registry.Correct):
-    """Its output projection has a name that tells nothing, and a norm has the name of a projection."""
+class UnnamedOutput(registry.Correct):
+    """The name of its output projection says nothing, and a norm has the name of a projection."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -167,34 +184,34 @@ class Square(registry.Correct):
         return output
 
 
-class Cuts(Square):
-    """Takes a mask (L, S), and of a larger one what it needs of its first two axes."""
+class CutsMask(UnnamedOutput):
+    """Takes a mask (L, S), and cuts a larger one to this size."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
         return super().forward(x, x, x, None if mask is None else mask[: x.shape[1], : x.shape[1]])
 
 
-class Sharper(Square):
-    """No formula explains it, and its mask is one all the same."""
+class Sharper(UnnamedOutput):
+    """Its output matches no formula, but its mask hides keys."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * 1.7
 
 
-def test_unread_output_projection_is_found_by_trying() -> None:
-    found = infer(Square)
-    assert found.implementation.parameters == {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "fc"}
-    assert ("not loaded", "q_norm.weight, q_norm.bias", "they stay as they are initialised") in found.rows
+def test_unnamed_output_projection_is_found_by_trial_runs() -> None:
+    result = infer(UnnamedOutput)
+    assert result.implementation.parameters == {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "fc"}
+    assert findings(result)["not loaded"] == "q_norm.weight, q_norm.bias"
 
 
-def test_shape_of_a_mask_is_not_read_from_one_size() -> None:
-    assert infer(Cuts).implementation.mask_shape == "l s"
+def test_shape_of_masks_is_tested_with_several_sizes() -> None:
+    assert infer(CutsMask).implementation.mask_shape == "l s"
 
 
-def test_mask_of_what_nothing_explains_is_told_by_what_it_hides() -> None:
-    found = infer(Sharper)
-    assert dict(row[:2] for row in found.rows)["mask"].startswith("mask: True = may attend")
-    assert "formula" not in dict(row[:2] for row in found.rows)
-    assert any(sure == "assumed: nothing explains the outputs" for *_, sure in found.rows)
-    (verdict,) = check(found.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
+def test_mask_of_an_unknown_formula_is_found_by_what_it_hides() -> None:
+    result = infer(Sharper)
+    assert findings(result)["mask"].startswith("mask: True = may attend")
+    assert "formula" not in findings(result)
+    assert any(row.evidence == "assumed: its output matches no known formula" for row in result.rows)
+    (verdict,) = check(result.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"

@@ -1,4 +1,4 @@
-"""Right modules that hold or use their weights in unusual ways conform; where nothing can be loaded, that is told."""
+"""Correct modules that store their weights in unusual ways conform; a message says where none can be loaded."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Convolution(nn.Conv1d):
 
 
 class Convolutions(faults.Correct):
+    """The projections are convolutions of width one."""
+
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
         for name in LAYERS:
@@ -35,7 +37,7 @@ class Convolutions(faults.Correct):
 
 
 class Packed(faults.Correct):
-    """One parameter has all matrices, another all biases; what is loaded are views of them."""
+    """One parameter has all matrices and another all biases; weights are loaded into views of them."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -47,16 +49,16 @@ class Packed(faults.Correct):
     def __getattr__(self, name: str) -> Any:
         kind, _, role = name.partition("_")
         if kind in ("w", "b") and role in ("q", "k", "v", "o"):
-            held = self.matrices if kind == "w" else self.biases
-            return None if held is None else held["qkvo".index(role)]
+            stacked = self.matrices if kind == "w" else self.biases
+            return None if stacked is None else stacked["qkvo".index(role)]
         if name in LAYERS:
             role = "o" if name == "out_proj" else name[0]
             return lambda x: nn.functional.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
         return super().__getattr__(name)
 
 
-class ScaleHeld(faults.Correct):
-    """The scale is a parameter, which moves with the module."""
+class ScaleParameter(faults.Correct):
+    """The scale is a parameter, which is moved with the module."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -66,7 +68,7 @@ class ScaleHeld(faults.Correct):
         return q @ k.mT * self.scale
 
 
-class Frozen(faults.Correct):
+class WeightsInBuffers(faults.Correct):
     """The weights are buffers."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
@@ -79,7 +81,7 @@ class Frozen(faults.Correct):
 
 
 class NoKeyBias(faults.Correct):
-    """The softmax cancels the key's bias, so there is none."""
+    """The key has no bias, which the softmax would cancel."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -87,7 +89,7 @@ class NoKeyBias(faults.Correct):
 
 
 class OneKey(faults.Correct):
-    """One key has all of the weight, so neither it nor the query is looked at, and they have no gradient."""
+    """A single key gets all of the weight, so it and the query are not read, and have no gradient."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -98,8 +100,8 @@ class OneKey(faults.Correct):
         return Output(output + 0.0, weights)
 
 
-class TableMadeLate(faults.Correct):
-    """The first causal call makes a table, which is part of the state from then on."""
+class CausalTable(faults.Correct):
+    """The first causal call builds a table, which is part of the state from then on."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -119,8 +121,8 @@ class TableMadeLate(faults.Correct):
         return allowed & self.table[: q.shape[2], : k.shape[2]]  # type: ignore[index]  # it is a tensor
 
 
-class FrozenTable(TableMadeLate):
-    """The same, with state that is no tensor, in a model for serving."""
+class VersionedTable(CausalTable):
+    """Its state also has an entry that is not a tensor."""
 
     def get_extra_state(self) -> dict[str, int]:
         return {"version": 1}
@@ -133,18 +135,18 @@ NAMES = {f"{kind}_{role}": f"{kind}_{role}" for kind in "wb" for role in "qkvo"}
 MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
     Convolutions: (faults.PARAMETERS, Claims()),
     Packed: (NAMES, Claims()),
-    ScaleHeld: (faults.PARAMETERS, Claims()),
-    Frozen: (faults.PARAMETERS, Claims(weight_gradients=False)),
+    ScaleParameter: (faults.PARAMETERS, Claims()),
+    WeightsInBuffers: (faults.PARAMETERS, Claims(weight_gradients=False)),
     NoKeyBias: (faults.PARAMETERS | {"w_k": "k_proj.weight", "b_k": None}, Claims()),
     OneKey: (faults.PARAMETERS, Claims()),
-    TableMadeLate: (faults.PARAMETERS, Claims()),
-    FrozenTable: (faults.PARAMETERS, Claims(weight_gradients=False)),
+    CausalTable: (faults.PARAMETERS, Claims()),
+    VersionedTable: (faults.PARAMETERS, Claims(weight_gradients=False)),
 }
 ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 
 
 @pytest.mark.parametrize("cls", MODULES)
-def test_it_conforms(cls: type[faults.Correct]) -> None:
+def test_module_conforms(cls: type[faults.Correct]) -> None:
     parameters, claims = MODULES[cls]
     report = check(
         from_module(cls, parameters=parameters, claims=claims), "quick", clauses=ABOUT_WEIGHTS, dtypes=["float32"]
@@ -153,7 +155,7 @@ def test_it_conforms(cls: type[faults.Correct]) -> None:
 
 
 class Normalised(faults.Correct):
-    """A weight is computed from a direction and a length."""
+    """W_q is computed from a direction and a length each time it is read."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
@@ -161,12 +163,17 @@ class Normalised(faults.Correct):
 
 
 class Lazy(faults.Correct):
+    """W_v has no shape before the first call."""
+
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
         self.v_proj = nn.LazyLinear(d_model, bias=bias)
 
 
-@pytest.mark.parametrize(("cls", "told"), [(Normalised, "w_q .*computed anew"), (Lazy, "w_v .*has no shape before")])
-def test_what_cannot_be_loaded_is_told(cls: type[faults.Correct], told: str) -> None:
-    with pytest.raises(ImplementationError, match=told):
+UNLOADABLE = [(Normalised, "w_q .*is computed each time it is read"), (Lazy, "w_v .*has no shape before")]
+
+
+@pytest.mark.parametrize(("cls", "message"), UNLOADABLE)
+def test_weights_that_cannot_be_loaded_are_named(cls: type[faults.Correct], message: str) -> None:
+    with pytest.raises(ImplementationError, match=message):
         preflight(from_module(cls, parameters=faults.PARAMETERS))

@@ -1,4 +1,4 @@
-"""Correct implementations of other conventions and other arithmetic, which the judge must acquit."""
+"""Correct implementations with other conventions and other arithmetic, which must pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mha.spec import Output, causal_mask
 
 
 class NanForEmptyRow(Correct):
-    """Policy "nan", written in at the end: a NaN in the softmax would spoil the gradients of other rows (MSK-9)."""
+    """The policy "nan", filled in at the end: NaN in the softmax would spoil the gradients of other rows (MSK-9)."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -24,7 +24,7 @@ class NanForEmptyRow(Correct):
 
 
 class NanContext(Complete):
-    """Policy "nan", written into the context, which W_o multiplies: 0 times NaN is NaN in the gradient of W_o."""
+    """The policy "nan", filled into the context: in the gradient of W_o, 0 * NaN is NaN."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         return super().combine(weights, v, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan)
@@ -37,7 +37,7 @@ class NanContext(Complete):
 
 
 class RaisesForEmptyRow(Correct):
-    """Policy "error"."""
+    """The policy "error"."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         if not bool(allowed.any(-1).all()):
@@ -46,7 +46,7 @@ class RaisesForEmptyRow(Correct):
 
 
 class BottomRight(Correct):
-    """The last query sees every key."""
+    """Causal masks are aligned bottom right: the last query sees every key."""
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(mask, False, q, k)
@@ -54,7 +54,7 @@ class BottomRight(Correct):
 
 
 class SelfOnly(Correct):
-    """Refuses three different inputs, and masks that differ by head; returns no weights."""
+    """Rejects query, key and value that differ, and masks that differ by head; returns no weights."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
@@ -67,7 +67,7 @@ class SelfOnly(Correct):
 
 
 class BaseTwo(Correct):
-    """The softmax by powers of two, as kernels compute it, over tiles of three keys with a running maximum."""
+    """The softmax in powers of two, as in kernels, over tiles of three keys with a running maximum."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = (scores * math.log2(math.e)).masked_fill(~allowed, -math.inf)
@@ -82,25 +82,25 @@ class BaseTwo(Correct):
 
 
 class OrderOfSummation(Complete):
-    """The keys are summed up in one order or in the other, as the first of the values says."""
+    """The order of summation over the keys depends on the sign of the first value."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         context = (weights @ v) * 0
-        turned = v.numel() > 0 and bool(v.flatten()[0] > 0)
-        for key in reversed(range(v.shape[2])) if turned else range(v.shape[2]):
+        backwards = v.numel() > 0 and bool(v.flatten()[0] > 0)
+        for key in reversed(range(v.shape[2])) if backwards else range(v.shape[2]):
             context = context + weights[..., key : key + 1] * v[:, :, key : key + 1]
         return context
 
 
 class SoftmaxInSingle(Complete):
-    """The softmax is in float32, whatever the inputs are."""
+    """The softmax is computed in float32, whatever the dtype of the inputs."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores.float(), allowed).to(scores)
 
 
 class SoftmaxStored(Complete):
-    """The softmax step by step, each result stored in the inputs' dtype: small shares underflow twice."""
+    """The softmax step by step, each result stored in the dtype of the inputs: small weights underflow twice."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -111,7 +111,7 @@ class SoftmaxStored(Complete):
 
 
 class LogSumExp(Complete):
-    """The weights are exp(score - logsumexp); nothing is divided."""
+    """The weights are exp(score - logsumexp), without a division."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
@@ -121,7 +121,7 @@ class LogSumExp(Complete):
 
 
 class SplitKeys(Complete):
-    """Two parts of the keys, each with a softmax of its own, joined by their log-sum-exps, as in decoding kernels."""
+    """Each half of the keys has its own softmax; they are merged by their log-sum-exps, as in decoding kernels."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         lowest = torch.finfo(torch.float32).min
@@ -136,7 +136,7 @@ class SplitKeys(Complete):
 
 
 class LogSumExpInBaseTwo(Complete):
-    """The weights are exp2(score - z) in base two, z being stored in natural logarithms."""
+    """The weights are exp2(score - z) in base two, with z stored as a natural logarithm."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~allowed, -math.inf)
@@ -149,7 +149,7 @@ class LogSumExpInBaseTwo(Complete):
 
 
 class DropsBottomRight(Complete):
-    """Causal from the bottom right, NaN for the queries before the first key, and dropout."""
+    """Causal masks aligned bottom right, NaN for queries before the first key, and dropout."""
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, False, q, k)
@@ -160,7 +160,7 @@ class DropsBottomRight(Complete):
 
 
 class EverythingInSingle(Complete):
-    """All but the projections is in float32, or wider; only what is returned is stored in the inputs' dtype."""
+    """All except the projections is in float32 or wider; only the results are stored in the dtype of the inputs."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
