@@ -94,6 +94,16 @@ def attend(problem: Problem, claims: Claims, tau: Any, place: tuple[int, int], q
     return rows
 
 
+def average(weights: list[Matrix], values: list[Matrix], width: int) -> Matrix:
+    """The contexts of all heads, side by side."""
+    context: Matrix = [[] for _ in weights[0]]
+    for rows, value in zip(weights, values, strict=True):
+        columns = [[v[place] for v in value] for place in range(width)]
+        for parts, row in zip(context, rows, strict=True):
+            parts += [dot(row, column) for column in columns]
+    return context
+
+
 def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, Any]:
     """The results for item b."""
     config, given = problem.config, problem.weights
@@ -102,11 +112,7 @@ def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, 
     query = [head(queries, h, width) for h in range(config.n_heads)]
     key, value = ([head(rows, kv, width) for kv in shared] for rows in (keys, values))
     weights = [attend(problem, claims, tau, (b, h), query[h], key[h]) for h in range(config.n_heads)]
-    context: Matrix = [[] for _ in queries]
-    for h, rows in enumerate(weights):
-        columns = [[v[place] for v in value[h]] for place in range(width)]
-        for parts, row in zip(context, rows, strict=True):
-            parts += [dot(row, column) for column in columns]
+    context = average(weights, value, width)
     sums = [[sum(row) for row in rows] for rows in weights]
     output = linear(context, given.w_o, given.b_o)
     inputs = {"query": query, "key": key, "value": value}
