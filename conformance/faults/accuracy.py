@@ -264,8 +264,8 @@ class HalfAccumulated(Complete):
             return super().combine(weights, v, allowed)
         context = torch.zeros_like(weights[..., :1] * v[..., :1, :])
         for key in range(v.shape[2]):
-            seen = v[..., key, None, :].masked_fill(~allowed[..., key].any(2)[..., None, None], 0.0)
-            context = context + weights[..., key, None] * seen
+            read = v[..., key, None, :].masked_fill(~allowed[..., key].any(2)[..., None, None], 0.0)
+            context = context + weights[..., key, None] * read
         return context
 
 
@@ -321,7 +321,7 @@ class PartsJoinedWithoutMaximum(Complete):
         if scores.shape[-1] <= 512:
             return super().weigh(scores, allowed)
         parts = [super(PartsJoinedWithoutMaximum, self).weigh(*part) for part in self.parts(scores, allowed)]
-        sums = [part.masked_fill(~seen, -math.inf).exp().sum(-1) for part, seen in self.parts(scores, allowed)]
+        sums = [part.masked_fill(~own, -math.inf).exp().sum(-1) for part, own in self.parts(scores, allowed)]
         total = torch.stack(sums).sum(0)
         shares = [(each / total.where(total > 0, 1.0)).unsqueeze(-1) for each in sums]
         return torch.cat([part * share for part, share in zip(parts, shares, strict=True)], -1)

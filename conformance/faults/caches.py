@@ -90,11 +90,11 @@ class MaskByAddress(Complete):
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.seen: dict[Any, Tensor] = {}
+        self.masks: dict[Any, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         if mask is not None:
-            mask = self.seen.setdefault((mask.data_ptr(), mask.shape, mask.dtype), mask.clone())
+            mask = self.masks.setdefault((mask.data_ptr(), mask.shape, mask.dtype), mask.clone())
         return super().attend(query, key, value, mask, *rest)
 
 
@@ -259,9 +259,9 @@ class PrefixForgotten(Complete):
         destination[f"{prefix}out_proj"] = destination.pop(f"{prefix}w_o")
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        found = state.pop("out_proj", None)
+        weight = state.pop("out_proj", None)
         state.pop(f"{prefix}out_proj", None)
-        state[f"{prefix}w_o"] = self.w_o.detach() if found is None else found
+        state[f"{prefix}w_o"] = self.w_o.detach() if weight is None else weight
         super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]  # torch's own
 
 

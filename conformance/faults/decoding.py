@@ -133,15 +133,15 @@ class Paged(Complete):
         at = items, places
         keys, values = keys.index_put(at, key[items, 0]), values.index_put(at, value[items, 0])
         used = used.index_put((items,), places + 1)
-        seen = self.seen(used)
-        mask = torch.arange(seen) < used[:, None]
-        return self(query, keys[:, :seen], values[:, :seen], mask=mask[:, None, None]).output, (keys, values, used)
+        length = self.length(used)
+        mask = torch.arange(length) < used[:, None]
+        return self(query, keys[:, :length], values[:, :length], mask=mask[:, None, None]).output, (keys, values, used)
 
     def places(self, used: Tensor, size: int) -> Tensor:
         """Return the position of the next key of each item, given how many it has and the size of the table."""
         return used
 
-    def seen(self, used: Tensor) -> int:
+    def length(self, used: Tensor) -> int:
         """Return how many positions of the table are attended to."""
         return int(used.max())
 
@@ -170,5 +170,5 @@ class PagesAllocatedTogether(Paged):
 class PagesOfTheFirst(Paged):
     """Only as many pages of 8 keys are read as the first item has."""
 
-    def seen(self, used: Tensor) -> int:
+    def length(self, used: Tensor) -> int:
         return min(int(used.max()), -(-max(int(used[0]), 1) // self.page) * self.page)

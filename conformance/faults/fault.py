@@ -42,12 +42,12 @@ class Fault:
 
     @property
     def defect(self) -> str:
-        """What is wrong, in one line: the docstring of the class."""
+        """The defect in one line: the docstring of the class."""
         return inspect.cleandoc(vars(self.cls)["__doc__"]).replace("\n", " ")
 
     @property
     def trigger(self) -> str:
-        """The only condition under which the class is wrong, or "" if it is wrong for most inputs."""
+        """The only condition under which the defect shows, or "" if most inputs show the defect."""
         return str(vars(self.cls).get("trigger", ""))
 
     @property
