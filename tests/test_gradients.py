@@ -1,10 +1,10 @@
-"""The gradients' bound: the truth and every correct backward pass are within it, small errors are not."""
+"""The bound of gradients: exact ones and every correct backward pass are within it, small errors are not."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_oracle
 import torch
-from test_bound import DTYPES, IMPLEMENTATIONS, MUST_SHOW, _one_thread, built, drawn, moderate, ratio  # noqa: F401, a fixture
-from test_oracle import assert_within, mp, solve
+from exact_attention import assert_within, mp, solve
+from random_problems import IMPLEMENTATIONS, MUST_EXCEED, built, moderate_problem, one_thread, random_case, ratio
 from torch import Tensor
 
 from mha.conformance.cases.values import make_inputs
 from mha.spec import Claims, Config, Implementation, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
+from mha.spec.dtypes import TRAITS
+from mha.spec.problem import INPUTS
 
 CASES, SEEDS = 60, 12
-INPUTS = ("query", "key", "value")
 LOOSE = Claims(masks={"bool", "float"})
 CONFIGS = {
     "plain": Config(d_model=15, n_heads=3),
@@ -33,12 +33,14 @@ CONFIGS = {
     "one-for-two-kdim": Config(d_model=6, n_heads=2, n_kv_heads=1, kdim=5, bias=False),
     "extra-keys": Config(d_model=6, n_heads=2, bias_kv=True, zero_key=True),
 }
-# For B=2, L=5, S=7, and any H: which axes the mask has.
+# The axes of a mask, for B=2, L=5, S=7, and any H.
 SHAPES = ["S", "LS", "L1", "H11", "1L1", "BHLS", "B11S", "B1LS", "BHL1"]
+
+_one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
 
 
 def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float64", **call: Any) -> tuple[Any, Tensor]:
-    """A problem and numbers to multiply its output by; its mask leaves some rows empty."""
+    """A problem, whose mask leaves some rows empty, and the gradient of its output."""
     generator = torch.Generator().manual_seed(11)
     weights, *inputs = make_inputs("normal", config, (2, 5, 7), generator)
     shape = tuple({"B": 2, "H": config.n_heads, "L": 5, "S": 7, "1": 1}[axis] for axis in mask)
@@ -53,28 +55,28 @@ def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float
 
 
 def projected(problem: Problem, items: Any = slice(None)) -> Iterator[Tensor]:
-    """Queries, keys and values of some items, all heads in one dimension."""
+    """Projected queries, keys and values of some items, all heads in one dimension."""
     for name in INPUTS:
         weight, bias = (getattr(problem.weights, f"{kind}_{name[0]}") for kind in "wb")
         yield torch.nn.functional.linear(getattr(problem, name)[items], weight, bias)
 
 
-def added(problem: Problem, claims: Claims) -> Tensor:
-    """What is added to the scores, (B, H, L, S + extra keys)."""
+def score_bias(problem: Problem, claims: Claims) -> Tensor:
+    """The numbers added to the scores, (B, H, L, S + extra keys)."""
     bias = torch.zeros(problem.shape, dtype=problem.query.dtype) + leaves(problem).get("mask", 0.0)
     bias = bias.masked_fill(~problem.allowed(claims.causal), -math.inf)
-    return torch.nn.functional.pad(bias, (0, problem.config.bias_kv + problem.config.zero_key))
+    return torch.nn.functional.pad(bias, (0, problem.config.extra_keys))
 
 
 def leaves(problem: Problem) -> dict[str, Tensor]:
-    """What can be differentiated by, by name; inputs that are one tensor under the first name."""
+    """The tensors that have gradients, by name; inputs that are one tensor under the first name."""
     first = {id(getattr(problem, name)): name for name in reversed(INPUTS)}
     named = {name: getattr(problem, name) for name in INPUTS if name in first.values()} | dict(problem.weights.named())
     return named if problem.mask is None or problem.mask.dtype == torch.bool else named | {"mask": problem.mask}
 
 
 def differentiable(problem: Problem) -> Problem:
-    """The same problem, in new tensors that require gradients."""
+    """The same problem in new tensors that require gradients."""
     problem = problem.map_inputs(lambda x: x.detach().clone())
     problem = problem.change(**{name: x.clone() for name, x in leaves(problem).items() if name not in INPUTS})
     _ = [x.requires_grad_() for x in leaves(problem).values()]
@@ -82,14 +84,14 @@ def differentiable(problem: Problem) -> Problem:
 
 
 def collected(problem: Problem) -> dict[str, Tensor]:
-    """What backward() left, zeros where it left nothing."""
+    """The gradients that backward() left, zeros where it left none."""
     return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves(problem).items()}
 
 
 def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
-    """Autograd through the definition, item by item and head by head, the maximum of a row differentiated too."""
+    """Autograd through the definition, item by item and head by head, through the maximum of a row too."""
     problem = differentiable(problem)
-    config, given, bias = problem.config, problem.weights, added(problem, claims)
+    config, given, bias = problem.config, problem.weights, score_bias(problem, claims)
     width, total = config.head_dim, (given.b_o * upstream).sum() if config.bias else 0.0
     for b, h in product(range(problem.shape[0]), range(config.n_heads)):
         own, kv = (slice(n * width, (n + 1) * width) for n in (h, h // (config.n_heads // config.kv_heads)))
@@ -98,7 +100,7 @@ def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tenso
             k, v = torch.cat([k, given.extra_k[None, kv]]), torch.cat([v, given.extra_v[None, kv]])
         if config.zero_key:
             k, v = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (k, v))
-        some = (bias[b, h] > -math.inf).any(-1)  # a row without a key has no part in it
+        some = (bias[b, h] > -math.inf).any(-1)  # a row without a key has no gradient
         scores = (q @ k.T / width**0.5 + bias[b, h])[some]
         raised = (scores - scores.amax(-1, keepdim=True)).exp()
         output = raised / raised.sum(-1, keepdim=True) @ v @ given.w_o[:, own].T
@@ -108,33 +110,33 @@ def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tenso
 
 
 def fused(problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", eps: float = 0.0) -> dict[str, Tensor]:
-    """Tiles of keys, weights from the log-sum-exp, the row sum as dC.o; the defect makes its factor 1 + eps."""
+    """Tiles of keys, weights from the log-sum-exp, D = dC.o; the defect multiplies what it names by 1 + eps."""
     problem = differentiable(problem)
     given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
-    bias, tau = added(problem, claims), heads[1] ** -0.5
+    bias, tau = score_bias(problem, claims), heads[1] ** -0.5
     q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in projected(problem))
     scores = (tau * q @ k.mT + bias).detach()
     context = (scores.softmax(-1).nan_to_num() @ v).detach().requires_grad_()
     output = torch.nn.functional.linear(context.transpose(1, 2).flatten(2), given.w_o, given.b_o)
     (output * upstream).sum().backward()
     with torch.no_grad():
-        changed, sums = context.grad, scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)
-        level = (changed * context).sum(-1, keepdim=True) * (1 + eps * (defect == "row sum"))
+        dc, lse = context.grad, scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)
+        row_sum = (dc * context).sum(-1, keepdim=True) * (1 + eps * (defect == "row sum"))
         if defect == "weight":
-            scores.view(-1)[((scores - sums).exp() - 0.5).abs().argmin()] += math.log1p(eps)
+            scores.view(-1)[((scores - lse).exp() - 0.5).abs().argmin()] += math.log1p(eps)
         tau *= 1 + eps * (defect == "scale")
-        found = dq, dk, dv, ds = [torch.zeros_like(x) for x in (q, k, v, bias)]
+        slopes = dq, dk, dv, ds = [torch.zeros_like(x) for x in (q, k, v, bias)]
         for tile in (slice(start, start + 3) for start in range(0, k.shape[2], 3)):
-            p = (scores[..., tile] - sums).exp()
-            ds[..., tile] = p * (changed @ v[:, :, tile].mT - level)
+            p = (scores[..., tile] - lse).exp()
+            ds[..., tile] = p * (dc @ v[:, :, tile].mT - row_sum)
             dq += tau * (ds[..., tile] @ k[:, :, tile])
-            dk[:, :, tile], dv[:, :, tile] = tau * (ds[..., tile].mT @ q), p.mT @ changed
-    torch.autograd.backward([q, k, v, bias][: 3 + bias.requires_grad], found[: 3 + bias.requires_grad])
+            dk[:, :, tile], dv[:, :, tile] = tau * (ds[..., tile].mT @ q), p.mT @ dc
+    torch.autograd.backward([q, k, v, bias][: 3 + bias.requires_grad], slopes[: 3 + bias.requires_grad])
     return collected(problem)
 
 
 def adapted(implementation: Implementation, problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
-    """Autograd through an implementation; its weights' gradients are those of its layers."""
+    """Autograd through an implementation, with the gradients of its layers."""
     problem = differentiable(problem)
     attention, inputs = built(implementation, problem), (problem.query, problem.key, problem.value)
     output = attention(*inputs, mask=problem.mask, is_causal=problem.is_causal, need_weights=False).output
@@ -145,41 +147,40 @@ def adapted(implementation: Implementation, problem: Problem, upstream: Tensor, 
 BACKWARD = {"split": split, "fused": fused} | {name: partial(adapted, one) for name, one in IMPLEMENTATIONS.items()}
 
 
-def right(problem: Problem, upstream: Tensor) -> dict[str, Ball]:
-    """The gradients and their bounds, those of inputs that are one tensor added up."""
+def expected_gradients(problem: Problem, upstream: Tensor) -> dict[str, Ball]:
+    """The gradients and their bounds; those of inputs that are one tensor are added up."""
     return sum_shared(problem, gradients(problem, LOOSE, upstream))
 
 
-def worst(found: dict[str, Tensor], expected: dict[str, Ball]) -> float:
-    """The largest error/bound over all gradients, which must be of the same names and shapes."""
-    assert found.keys() == expected.keys()
-    assert all(found[name].shape == ball.mid.shape == ball.rad.shape for name, ball in expected.items())
-    return max((ratio(found[name], ball) for name, ball in expected.items() if ball.mid.numel()), default=0.0)
+def worst(got: dict[str, Tensor], expected: Mapping[str, Ball]) -> float:
+    """The largest error/bound of all gradients, whose names and shapes must be the expected ones."""
+    assert got.keys() == expected.keys()
+    assert all(got[name].shape == ball.mid.shape == ball.rad.shape for name, ball in expected.items())
+    return max((ratio(got[name], ball) for name, ball in expected.items() if ball.mid.numel()), default=0.0)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_configurations(config: str) -> None:
     for is_causal, alignment in product([False, True], ["top_left", "bottom_right"]):
         problem, upstream = make(CONFIGS[config], is_causal=is_causal)
-        found = gradients(problem, claims := replace(LOOSE, causal=alignment), upstream)
-        assert worst(split(problem, upstream, claims), found) < 1
-        assert all(ball.rad.max() < 1e-11 * ball.mid.abs().max() for name, ball in found.items() if name != "b_k")
+        expected = gradients(problem, claims := replace(LOOSE, causal=alignment), upstream)
+        assert worst(split(problem, upstream, claims), expected) < 1
+        assert all(ball.rad.max() < 1e-11 * ball.mid.abs().max() for name, ball in expected.items() if name != "b_k")
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_masks(shape: str, form: str) -> None:
-    """Empty rows give 0; inputs that are one tensor have one gradient."""
-    for dtype, config, is_causal in product(DTYPES, ("plain", "two-for-six", "extra-keys"), [False, True]):
+    """Empty rows have no gradient; inputs that are one tensor have one together."""
+    for dtype, config, is_causal in product(MUST_EXCEED, ("plain", "two-for-six", "extra-keys"), [False, True]):
         problem, upstream = make(CONFIGS[config], shape, form, dtype, is_causal=is_causal)
         problem = problem.change(value=problem.key) if config == "plain" else problem
-        assert worst(split(problem, upstream, LOOSE), right(problem, upstream)) < 1
+        assert worst(split(problem, upstream, LOOSE), expected_gradients(problem, upstream)) < 1
 
 
 @pytest.mark.parametrize("config", ["plain", "two-for-six", "one-for-two-kdim"])
-def test_fifty_digits(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fifty_digits(config: str) -> None:
     """Plain loops and complex steps: f(x + ih) = f(x) + ih f'(x) to 80 digits, where h = 1e-40."""
-    monkeypatch.setattr(test_oracle, "exact", lambda numbers: numbers)
     problem, upstream = make(CONFIGS[config], "S")
     exact = {name: np.vectorize(mp.mpf, otypes=[object])(x.numpy()) for name, x in leaves(problem).items()}
     factors = [mp.mpf(x) for x in upstream.flatten().tolist()]
@@ -192,34 +193,36 @@ def test_fifty_digits(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert_within(f"{name}[{place}]", *(x.flatten()[place].item() for x in (ball.mid, ball.rad)), slope)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", TRAITS)
 @pytest.mark.parametrize("name", BACKWARD)
-def test_no_correct_backward_pass_exceeds_it(name: str, dtype: str, record_property: Callable[..., None]) -> None:
+def test_correct_backward_passes_stay_within_the_bound(
+    name: str, dtype: str, record_property: Callable[..., None]
+) -> None:
     rng, largest = random.Random(20171206), 0.0
     for _ in range(CASES):
-        case = drawn(rng, dtype)
+        case = random_case(rng, dtype)
         problem = case.problem()
         upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query.dtype)
-        largest = max(largest, worst(BACKWARD[name](problem, upstream, LOOSE), right(problem, upstream)))
+        largest = max(largest, worst(BACKWARD[name](problem, upstream, LOOSE), expected_gradients(problem, upstream)))
         assert largest < 1, f"{case!r}: error/bound is {largest}"
     record_property("largest error/bound", largest)
     assert largest > 0
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", MUST_EXCEED)
 @pytest.mark.parametrize("defect", ["scale", "row sum", "weight"])
-def test_small_errors_exceed_it(defect: str, dtype: str, seed: int) -> None:
-    problem = moderate(seed, dtype, "head_bias")
+def test_small_errors_exceed_the_bound(defect: str, dtype: str, seed: int) -> None:
+    problem = moderate_problem(seed, dtype, "head_bias")
     upstream = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(seed)).to(problem.query.dtype)
-    expected = right(problem, upstream)
+    expected = expected_gradients(problem, upstream)
     assert worst(fused(problem, upstream, LOOSE, defect), expected) < 1
-    assert worst(fused(problem, upstream, LOOSE, defect, MUST_SHOW[dtype]), expected) > 1
+    assert worst(fused(problem, upstream, LOOSE, defect, MUST_EXCEED[dtype]), expected) > 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", MUST_EXCEED)
 @pytest.mark.parametrize("config", ["plain", "two-for-six"])
-def test_what_is_zero(config: str, dtype: str) -> None:
+def test_exact_zeros(config: str, dtype: str) -> None:
     problem, upstream = make(CONFIGS[config], "B11S", "float", dtype)
     problem = problem.change(mask=problem.mask.expand(problem.shape).clone())
     found, masked = gradients(problem, LOOSE, upstream), problem.mask == -math.inf
@@ -232,8 +235,7 @@ def test_what_is_zero(config: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("empty_row", ["nan", "uniform", "error"])
-def test_rows_left_out(empty_row: Any) -> None:
-    """Where no output of an empty row is used, its policy does not matter."""
+def test_policies_do_not_matter_where_empty_rows_are_not_differentiated(empty_row: Any) -> None:
     problem, upstream = make(CONFIGS["plain"], "HLS", "float")
     used = upstream * ~oracle(problem, LOOSE).empty.any(1).unsqueeze(-1)
     found, zeros = (gradients(problem, claims, used) for claims in (replace(LOOSE, empty_row=empty_row), LOOSE))
@@ -241,7 +243,7 @@ def test_rows_left_out(empty_row: Any) -> None:
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0), (0, 0)])
-def test_nothing_to_attend(queries: int, keys: int) -> None:
+def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
     problem, upstream = make(CONFIGS["plain"])
     problem = problem.change(query=problem.query[:, :queries], key=problem.key[:, :keys], value=problem.value[:, :keys])
     found = gradients(problem, LOOSE, upstream[:, :queries])
