@@ -59,7 +59,7 @@ def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() 
     assert done.returncode == 1, done.stdout
     for name in names:
         assert f"{name}: DOES NOT CONFORM (1 fail;" in done.stdout
-    assert "fail SHP-1 (float32 cpu): it was not judged to the end: " in done.stdout
+    assert "fail SHP-1 (float32 cpu): judging did not end: " in done.stdout
     assert "Timeout" in done.stdout
     assert "crashed while running" in done.stdout
     assert "loop: conforms (1 pass;" in done.stdout
