@@ -31,8 +31,8 @@ def test_plain_class_is_understood_and_judged() -> None:
     assert status == 1
     for line in (
         "MultiHeadAttention, as it was understood:",
-        "projections  w_q: W_q, w_k: W_k, w_v: W_v, w_o: W_o  [tried]",
-        "mask         mask: True = may attend, of shape (b, h, l, s) or broadcast to it  [tried]",
+        "projections  w_q: W_q, w_k: W_k, w_v: W_v, w_o: W_o  [tested]",
+        "mask         mask: True = may attend, broadcastable to (b, h, l, s)  [tested]",
         "    implementation = from_module(",
         "MSK-8 (MUST): Empty rows follow one declared policy",
         f"implementation = resolve('{PLAIN}')[0].implementation",
@@ -102,8 +102,8 @@ BAD = {
     "an unknown name": (("nobody",), "no implementation is registered as 'nobody'"),
     "a missing file": (("nowhere.py:Class",), "there is no file 'nowhere.py'"),
     "a file that does not import": (("{broken}:Class",), "cannot be run: ZeroDivisionError: division by zero"),
-    "a class that needs more": (("{needs}:Needs",), "its constructor needs rank, of which nothing is known"),
-    "a forward that raises": (("{raises}:Raises",), "each call raises; the first RuntimeError: never here"),
+    "a class that needs more": (("{needs}:Needs",), "its constructor requires rank, which has no known name"),
+    "a forward that raises": (("{raises}:Raises",), "each call raises, the first one RuntimeError: never here"),
     "a number": (("{broken_not}:NUMBER",), "is of type int, neither a torch.nn.Module class nor an implementation"),
     "two projections for one": (("{twice}:Twice",), "query and q_proj both look like w_q"),
     "an unknown clause": (("sdpa", "--clause", "XYZ-1"), "no clause 'XYZ-1'"),
