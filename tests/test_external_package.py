@@ -156,7 +156,7 @@ def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatc
     (tmp_path / "a_package" / "neighbour.py").write_text(code)
     file = tmp_path / "a_package" / "attention.py"
     file.write_text("from .neighbour import implementation\n")
-    with pytest.raises(ImplementationError, match="name it as a part of its package"):
+    with pytest.raises(ImplementationError, match="name it as part of its package"):
         resolve(f"{file}:implementation")
     before = list(sys.path)
     monkeypatch.chdir(tmp_path)
