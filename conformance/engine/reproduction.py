@@ -142,7 +142,7 @@ def _import(implementation: Implementation, target: str) -> list[str]:
     """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if module is not None else []:
-            if value is implementation and name != "__main__":
+            if value is implementation and name not in ("__main__", "__mp_main__"):
                 renamed = "" if attribute == "implementation" else " as implementation"
                 line = f"from {name} import {attribute}{renamed}"
                 folder = str(Path(getattr(module, "__file__", None) or ".").resolve().parent)
