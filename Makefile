@@ -27,7 +27,7 @@ seeds: $(READY)
 	done
 
 # The adapters of other packages, against the packages themselves.
-ADAPTERS := $(addprefix mha.implementations.ecosystem., sdpa_math:implementation sdpa_flash:implementation bert:eager \
+ADAPTERS := $(addprefix mha.implementations.ecosystem., sdpa_backends:math sdpa_backends:flash bert:eager \
 	bert:sdpa gpt2:eager gpt2:sdpa llama:eager llama:sdpa vit:eager vit:sdpa timm_attention:fused timm_attention:unfused \
 	xtransformers:implementation xtransformers:flash keras_mha:implementation)
 ecosystem:

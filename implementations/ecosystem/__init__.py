@@ -1,1 +1,1 @@
-"""Adapters for what others publish: transformers, timm, x-transformers, keras, and the backends of torch itself."""
+"""Adapters of other packages' attention; `make ecosystem` judges them against the packages themselves."""

@@ -16,17 +16,36 @@ class GPT2(GPT2Attention):
         super().__init__(GPT2Config(**sizes, attn_implementation=attn))
 
     def forward(self, hidden_states, attention_mask=None):
-        if attention_mask is not None and self.config._attn_implementation == "eager":  # as masking_utils.eager_mask
+        eager = self.config._attn_implementation == "eager"
+        if attention_mask is not None and eager:  # as masking_utils.eager_mask does
             attention_mask = attention_mask.clamp(min=torch.finfo(hidden_states.dtype).min)
-        hidden_states = hidden_states.contiguous()  # Conv1D has a view of it
+        hidden_states = hidden_states.contiguous()  # Conv1D calls view
         return super().forward(hidden_states, attention_mask=attention_mask, is_causal=False)
 
 
-names = {"w_qkv": ("c_attn", "o i -> i o"), "w_o": ("c_proj", "o i -> i o")}
-usual = {"parameters": names, "mask_shape": "b h l s"}
-plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "bias": {True}}
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
-eager = from_module(partial(GPT2, attn="eager"), name="gpt2-eager", **usual, mask="additive",
-                    claims=Claims(**plain, empty_row="uniform"))  # fmt: skip
-sdpa = from_module(partial(GPT2, attn="sdpa"), name="gpt2-sdpa", **usual, mask="keep",
-                   claims=Claims(**plain, returns_weights=False))  # fmt: skip
+OPTIONS = {
+    "parameters": {"w_qkv": ("c_attn", "o i -> i o"), "w_o": ("c_proj", "o i -> i o")},
+    "mask_shape": "b h l s",
+}
+CLAIMS = {
+    "cross_attention": False,
+    "masks": {"bool", "float"},
+    "dropout": True,
+    "bias": {True},
+    "composes": {"compile", "func", "autocast"},
+    "dtypes": COMPUTE_DTYPES,
+}
+eager = from_module(
+    partial(GPT2, attn="eager"),
+    name="gpt2-eager",
+    mask="additive",
+    claims=Claims(**CLAIMS, empty_row="uniform"),
+    **OPTIONS,
+)
+sdpa = from_module(
+    partial(GPT2, attn="sdpa"),
+    name="gpt2-sdpa",
+    mask="keep",
+    claims=Claims(**CLAIMS, returns_weights=False),
+    **OPTIONS,
+)

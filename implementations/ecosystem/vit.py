@@ -16,17 +16,33 @@ class ViT(ViTAttention):
         super().__init__(ViTConfig(**sizes, attention_probs_dropout_prob=dropout, attn_implementation=attn))
 
     def forward(self, hidden_states, attention_mask=None):
-        if attention_mask is not None and self.config._attn_implementation == "eager":  # as masking_utils.eager_mask
+        eager = self.config._attn_implementation == "eager"
+        if attention_mask is not None and eager:  # as masking_utils.eager_mask does
             attention_mask = attention_mask.clamp(min=torch.finfo(hidden_states.dtype).min)
         return super().forward(hidden_states, attention_mask)
 
 
-names = {f"w_{role}": f"{role}_proj" for role in "qkvo"}
-usual = {"parameters": names, "mask_shape": "b h l s"}
-plain = {"cross_attention": False, "masks": {"bool", "float"}, "dropout": True, "bias": {True}}
-in_32 = Rounding(softmax_in_float32=True)  # a cast in eager_attention_forward
-plain |= {"composes": {"compile", "func", "autocast"}, "dtypes": COMPUTE_DTYPES}
-eager = from_module(partial(ViT, attn="eager"), name="vit-eager", **usual, mask="additive",
-                    claims=Claims(**plain, empty_row="uniform", rounding=in_32))  # fmt: skip
-sdpa = from_module(partial(ViT, attn="sdpa"), name="vit-sdpa", **usual, mask="keep",
-                   claims=Claims(**plain, returns_weights=False))  # fmt: skip
+OPTIONS = {"parameters": {f"w_{role}": f"{role}_proj" for role in "qkvo"}, "mask_shape": "b h l s"}
+CLAIMS = {
+    "cross_attention": False,
+    "masks": {"bool", "float"},
+    "dropout": True,
+    "bias": {True},
+    "composes": {"compile", "func", "autocast"},
+    "dtypes": COMPUTE_DTYPES,
+}
+IN_FLOAT32 = Rounding(softmax_in_float32=True)  # a cast in eager_attention_forward
+eager = from_module(
+    partial(ViT, attn="eager"),
+    name="vit-eager",
+    mask="additive",
+    claims=Claims(**CLAIMS, empty_row="uniform", rounding=IN_FLOAT32),
+    **OPTIONS,
+)
+sdpa = from_module(
+    partial(ViT, attn="sdpa"),
+    name="vit-sdpa",
+    mask="keep",
+    claims=Claims(**CLAIMS, returns_weights=False),
+    **OPTIONS,
+)
