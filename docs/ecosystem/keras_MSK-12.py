@@ -1,5 +1,5 @@
-# keras 3.15.1: any mask is cast to boolean (multi_head_attention.py: `ops.cast(attention_mask, "bool")  # defensive casting`),
-# so an additive mask, 0 = allowed and -inf = masked, is read the other way round.
+# keras 3.15.1: every mask is cast to boolean, so an additive mask (0 = allowed, -inf = masked) is read the other way round.
+# multi_head_attention.py: `ops.cast(attention_mask, "bool")  # defensive casting`.
 import os
 
 os.environ["KERAS_BACKEND"] = "torch"

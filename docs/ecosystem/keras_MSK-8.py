@@ -1,4 +1,4 @@
-# keras 3.15.1, torch backend: a row without an allowed key gets the mean of all values, and zeros if scores are asked for (PTH-1 too).
+# keras 3.15.1, torch backend: a row with no allowed key gets the mean of all values, but zeros if scores are requested (also PTH-1).
 # backend/torch/nn.py: mask = where(mask, 0, -0.7 * 3.39e38) for the fused kernel; Softmax.call: where(mask, outputs, 0.0).
 import os
 

@@ -1,5 +1,5 @@
-# torch 2.13 CPU: the FLASH backend alone refuses a float mask that requires a gradient, and any mask of three dimensions;
-# with the MATH backend, or left to choose, both work. It says "No available kernel", with the reason as a warning.
+# torch 2.13, CPU: the FLASH backend alone rejects a float mask that requires a gradient, and any mask with three axes; the MATH
+# backend, or the default choice, takes both. The error says "No available kernel", and a warning gives the reason.
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,4 +15,4 @@ for name, mask in (
             try:
                 print(name, backend.name, tuple(F.scaled_dot_product_attention(q, q, q, mask).shape))
             except RuntimeError as error:
-                print(name, backend.name, "refused:", error)
+                print(name, backend.name, "rejected:", error)

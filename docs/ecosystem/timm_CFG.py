@@ -1,4 +1,4 @@
-# timm 1.0.31: CFG-2 a bare AssertionError without the numbers, CFG-3 a negative num_heads is accepted, CFG-6 so is attn_drop=nan.
+# timm 1.0.31: CFG-2 a bare AssertionError without the sizes; CFG-3 a negative num_heads is accepted; CFG-6 so is attn_drop=nan.
 from timm.layers import Attention
 
 for arguments in (

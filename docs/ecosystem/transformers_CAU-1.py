@@ -1,5 +1,5 @@
-# transformers 5.23.0: LlamaAttention and GPT2Attention without a mask: "eager" attends to everything, "sdpa" causally.
-# integrations/sdpa_attention.py: is_causal = getattr(module, "is_causal", True); eager_attention_forward knows no is_causal.
+# transformers 5.23.0: without a mask, LlamaAttention and GPT2Attention attend to everything in "eager", and causally in "sdpa".
+# integrations/sdpa_attention.py: is_causal = getattr(module, "is_causal", True); eager_attention_forward has no is_causal.
 import torch
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Config
 

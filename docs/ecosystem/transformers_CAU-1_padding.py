@@ -1,5 +1,5 @@
-# transformers 5.23.0, "eager": a query with nothing before it but padding on the left attends to the positions after it.
-# masking_utils.eager_mask: padding and what is later are both the lowest number, so in such a row all keys are equal.
+# transformers 5.23.0, "eager": a query with nothing but padding before it attends to the positions after it.
+# masking_utils.eager_mask fills padding and later positions with the same lowest number, so in such a row all keys are equal.
 import torch
 from transformers.masking_utils import eager_mask
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Config
@@ -12,4 +12,4 @@ mask = eager_mask(batch_size=1, q_length=4, kv_length=4, attention_mask=padding)
 changed = x.clone()
 changed[:, 3] += 1.0
 difference = (module(changed, attention_mask=mask)[0] - module(x, attention_mask=mask)[0]).abs().amax(-1)[0]
-print("the last position changed; so did, of the positions before it:", difference[:3].tolist())
+print("the last input changed; the outputs before it changed by:", difference[:3].tolist())

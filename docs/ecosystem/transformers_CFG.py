@@ -1,4 +1,4 @@
-# transformers 5.23.0: CFG-3 negative sizes are accepted (8 % -2 == 0), CFG-6 so is any dropout probability.
+# transformers 5.23.0: CFG-3 negative sizes are accepted (8 % -2 == 0); CFG-6 so is any dropout probability.
 from transformers.models.bert.modeling_bert import BertConfig, BertSelfAttention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Config
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig

@@ -1,5 +1,5 @@
-# transformers 5.23.0, eager: an integer 0/1 mask is added to the scores, so that a masked key keeps 37 % of its weight.
-# modeling_vit.py (llama, bert, gpt2 alike), eager_attention_forward: `attn_weights = attn_weights + attention_mask`.
+# transformers 5.23.0, eager: an integer 0/1 mask is added to the scores, so a masked key keeps 37 % of its weight.
+# modeling_vit.py, eager_attention_forward: `attn_weights = attn_weights + attention_mask`; the same in llama, bert and gpt2.
 import torch
 from transformers.models.vit.modeling_vit import ViTAttention, ViTConfig
 
@@ -11,4 +11,4 @@ for name in ("eager", "sdpa"):
         weights = module(x, mask)[1]
         print(name, "accepted, weights of a row:", weights[0, 0, 0].tolist())
     except RuntimeError as error:
-        print(name, "refused:", error)
+        print(name, "rejected:", error)

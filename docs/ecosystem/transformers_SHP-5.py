@@ -1,4 +1,4 @@
-# transformers 5.23.0: an empty batch or an empty sequence raises in `.view(*input_shape, -1, head_dim)`: -1 is ambiguous for 0 elements.
+# transformers 5.23.0: an empty batch or sequence raises in `.view(*input_shape, -1, head_dim)`: -1 is ambiguous for 0 elements.
 import torch
 from transformers.models.vit.modeling_vit import ViTAttention, ViTConfig
 

@@ -1,4 +1,4 @@
-# x-transformers 2.31.10: query head h uses key head h % kv_heads, where torch, JAX, Llama (Ainslie et al. 2023) use h // groups.
+# x-transformers 2.31.10: query head h uses key head h % kv_heads; torch, JAX and Llama (Ainslie et al. 2023) use h // groups.
 # attend.py: `repeat(t, 'b kvh n d -> b (r kvh) n d', r = heads // kv_heads)`.
 import torch
 import torch.nn.functional as F
