@@ -111,9 +111,10 @@ def _totals(verdicts: Sequence[Verdict]) -> str:
     passing, claimed = count_clauses(verdicts)
     if not claimed:
         return _item(visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts))))
-    counts = total_rejections(verdicts)
-    share = f"; {counts.rejected / counts.tried:.0%} of {counts.tried} known-bad answers rejected"
-    return f"    {passing} of {claimed} claimed clauses pass{share if counts.tried else ''}"
+    line, counts = f"    {passing} of {claimed} claimed clauses pass", total_rejections(verdicts)
+    if not counts.tried:
+        return line
+    return f"{line}; {counts.rejected / counts.tried:.0%} of {counts.tried} known-bad answers rejected"
 
 
 def _rank(clause: str, blocking: Collection[str]) -> tuple[bool, int]:
