@@ -1,4 +1,4 @@
-"""Reports made up for tests: some verdicts of each kind, and hostile ones."""
+"""Made-up reports: some verdicts of each kind, hostile ones, and a report of format 1."""
 
 from __future__ import annotations
 
@@ -6,46 +6,69 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from mha.conformance.results import OF_THE_MOMENT, Report, Verdict
+from mha.conformance.results import VOLATILE, Rejections, Report, Verdict
 from mha.spec import CLAUSES
 
-# Markup, what a terminal obeys, what turns the direction of writing, a lone surrogate, and a megabyte.
+# Markup, escape sequences of a terminal, a character that reverses the direction of text, and a lone surrogate.
 MARKUP = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 HOSTILE = MARKUP + "\x1b[2J\x07\u202e\udc80`|*_@x\n::error::no\n"
 MEGABYTE = HOSTILE + "x" * (1 << 20)
+# As version 0.1.0 wrote it, with fields and names of cases that have changed since.
+FORMAT_1 = """\
+{
+  "conforms": false,
+  "verdicts": [
+    {
+      "implementation": "loop", "clause": "SHP-1", "level": "MUST", "dtype": "float32", "device": "cpu",
+      "status": "pass", "required": true, "examples": 40, "first": null, "margin": 0.2,
+      "rejected": {"zeros": 5, "zeros tried": 6, "noise tried": 2}, "case": null, "violated": "", "message": "",
+      "script": null, "blocked_by": null, "seconds": 0.5
+    },
+    {
+      "implementation": "loop", "clause": "MSK-8", "level": "MUST", "dtype": "float32", "device": "cpu",
+      "status": "fail", "required": true, "examples": 3, "first": 3, "margin": 0.0, "rejected": {},
+      "case": "Case(mask='empty_rows', regime='large', path='no_grad')", "violated": "", "message": "off by 1",
+      "script": null, "blocked_by": null, "seconds": 0.25
+    }
+  ],
+  "profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"},
+  "targets": {"loop": "loop"},
+  "strict": false, "incomplete": false, "broken": {}, "started": "then", "host": "here", "format": 1
+}
+"""
 
 
 def verdict(implementation: str, clause: str, status: Any = "pass", **given: Any) -> Verdict:
-    """Return a verdict, with what belongs to its status."""
-    departs = {"case": "Case(mask='empty_rows')", "message": "output_2[0, 0, 0] is nan, but should be 0.5"}
-    departs |= {"script": "import torch\nassert 1 < 0, 'less & more'\n", "violated": "empty_rows_follow_the_policy"}
-    known: dict[str, Any] = {"level": CLAUSES[clause].level, "dtype": "float32", "device": "cpu", "examples": 40}
-    known |= {"required": CLAUSES[clause].level != "SHOULD", "margin": 0.2}
-    known |= {"rejected": {"zeros": 5, "zeros tried": 6}} if status == "pass" else {}
-    known |= {"message": "needs the claim causal"} if status == "not_claimed" else {}
-    known |= departs if status in ("fail", "waived") else {}
-    return Verdict(**{"implementation": implementation, "clause": clause, "status": status} | known | given)
+    """Return a verdict with the fields that its status comes with."""
+    failure = {"case": "Case(mask='empty_rows')", "message": "output_2[0, 0, 0] is nan, but should be 0.5"}
+    failure |= {"script": "import torch\nassert 1 < 0, 'less & more'\n", "violated": "empty_rows_follow_the_policy"}
+    fields: dict[str, Any] = {"level": CLAUSES[clause].level, "dtype": "float32", "device": "cpu", "examples": 40}
+    fields |= {"required": CLAUSES[clause].level != "SHOULD", "margin": 0.2}
+    fields |= {"rejections": {"zeros": Rejections(5, 6)}} if status == "pass" else {}
+    fields |= {"message": "needs the claim causal"} if status == "not_claimed" else {}
+    fields |= failure if status in ("fail", "waived") else {}
+    return Verdict(**{"implementation": implementation, "clause": clause, "status": status} | fields | given)
 
 
 def report(*verdicts: Verdict, **given: Any) -> Report:
     """Return a report of these verdicts."""
-    known: dict[str, Any] = {"profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"}, "started": "then"}
-    return Report(verdicts=verdicts, **known | given)
+    fields: dict[str, Any] = {"profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"}, "started": "then"}
+    return Report(verdicts=verdicts, **fields | given)
 
 
 def two_implementations() -> Report:
-    """Return a report in which one fails a clause and waives another, and one conforms."""
+    """Return a report on two implementations: one fails two clauses and has a waiver, the other conforms."""
     return report(
-        verdict("wrong", "SHP-1"),
-        verdict("wrong", "MSK-8", "fail"),
-        verdict("wrong", "MSK-10", "fail"),
-        verdict("wrong", "CAU-1", "not_claimed"),
-        verdict("wrong", "NUM-1", "waived", message="output is off [waived: <known>]"),
-        verdict("right", "SHP-1"),
-        verdict("right", "MSK-8"),
-        verdict("right", "MSK-10"),
-        verdict("right", "CAU-1", margin=0.4),
-        verdict("right", "NUM-1", dtype="bfloat16"),
+        verdict("faulty", "SHP-1"),
+        verdict("faulty", "MSK-8", "fail"),
+        verdict("faulty", "MSK-10", "fail"),
+        verdict("faulty", "CAU-1", "not_claimed"),
+        verdict("faulty", "NUM-1", "waived", message="output is off [waived: <known>]"),
+        verdict("correct", "SHP-1"),
+        verdict("correct", "MSK-8"),
+        verdict("correct", "MSK-10"),
+        verdict("correct", "CAU-1", margin=0.4),
+        verdict("correct", "NUM-1", dtype="bfloat16"),
     )
 
 
@@ -55,10 +78,10 @@ def hostile() -> Report:
     return report(bad, replace(bad, clause="NUM-1", status="not_claimed"), versions={HOSTILE: HOSTILE}, host=HOSTILE)
 
 
-def without_the_moment(text: str) -> Any:
-    """Return what two runs with one seed must agree on."""
-    told = json.loads(text)
-    for part in (told, *told["verdicts"]):
-        for name in OF_THE_MOMENT:
+def without_volatile(text: str) -> Any:
+    """Return a report from its JSON without the fields that may differ between two runs with the same seed."""
+    data = json.loads(text)
+    for part in (data, *data["verdicts"]):
+        for name in VOLATILE:
             part.pop(name, None)
-    return told
+    return data

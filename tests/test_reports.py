@@ -1,69 +1,122 @@
-"""Reports: each form says what was found, none loses anything, and none obeys what it reports."""
+"""Reports: every format shows the same results, and text in them is never interpreted as markup or commands."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reports_made import HOSTILE, hostile, report, two_implementations, verdict
+import typer
+from reports_made import FORMAT_1, HOSTILE, hostile, report, two_implementations, verdict
 
-from mha.conformance.reports.compare import differences, merged
-from mha.conformance.reports.files import FORMS, rendered
-from mha.conformance.reports.github import annotated
-from mha.conformance.reports.summary import share
+from mha.conformance import pytest_plugin
+from mha.conformance.cli import bench
+from mha.conformance.cli.app import app
+from mha.conformance.engine.replay import failures, replay_verdicts
+from mha.conformance.reports.compare import Comparison, describe_changes, merge
+from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file
+from mha.conformance.reports.github import workflow_commands
+from mha.conformance.reports.html import Section, to_html
+from mha.conformance.reports.summary import count_clauses
 from mha.conformance.reports.terminal import matrix
 from mha.conformance.reports.text import describe, summarise
-from mha.conformance.results import OF_THE_MOMENT, Report
+from mha.conformance.results import VOLATILE, Rejections, Report
 
 SCHEMA = Path(__file__).resolve().parent.parent / "docs" / "report.schema.json"
-FAILS = "fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
 
 
 def test_json_is_read_as_it_was_written() -> None:
-    made = two_implementations()
-    assert Report.from_json(made.to_json()) == made
-    half = hostile()  # of a character, which JSON cannot hold
-    assert Report.from_json(half.to_json()).verdicts[0].message == half.verdicts[0].message.replace("\udc80", "?")
+    original = two_implementations()
+    assert Report.from_json(original.to_json()) == original
+    surrogate = hostile()  # JSON cannot hold a lone surrogate
+    message = surrogate.verdicts[0].message.replace("\udc80", "?")
+    assert Report.from_json(surrogate.to_json()).verdicts[0].message == message
 
 
 def test_published_schema_is_that_of_the_reports() -> None:
-    assert json.loads(SCHEMA.read_text()) == Report.schema(), "renew it: mha report --schema > docs/report.schema.json"
-    told = json.loads(two_implementations().to_json())
-    assert set(told) == set(Report.schema()["properties"])
-    assert set(told["verdicts"][0]) == set(Report.schema()["$defs"]["Verdict"]["properties"])
-    assert {"started", "host"} <= set(told)
-    assert set(OF_THE_MOMENT) <= {*told, *told["verdicts"][0]}
+    published = json.loads(SCHEMA.read_text())
+    assert published == Report.schema(), "regenerate it: mha report --schema > docs/report.schema.json"
+    data = json.loads(two_implementations().to_json())
+    assert set(data) == set(published["properties"])
+    assert set(data["verdicts"][0]) == set(published["$defs"]["Verdict"]["properties"])
+    assert set(VOLATILE) <= {*data, *data["verdicts"][0]}
+    assert "unclaimed" not in SCHEMA.read_text()
+
+
+def test_report_of_format_1_is_read_compared_and_replayed() -> None:
+    old = Report.from_json(FORMAT_1)
+    passed, failed = old.verdicts
+    assert passed.rejections == {"zeros": Rejections(5, 6), "noise": Rejections(0, 2)}
+    assert (passed.cases_to_failure, failed.cases_to_failure) == (None, 3)
+    assert Report.from_json(old.to_json()) == old
+    new = replace(old, verdicts=(passed, replace(failed, status="pass")))
+    assert Comparison(old, new).fixed == [new.verdicts[1]]
+    ((_, replay),) = replay_verdicts(old, failures(old))
+    assert replay.outcome == "FIXED"
+
+
+def test_results_need_no_torch() -> None:
+    script = "import sys, mha.conformance.results; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+WRITTEN = two_implementations().to_json()
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
-        ("nonsense", "it is no JSON"),
-        ("{}", "it does not say its format"),
-        ("[" * 100_000, "it is no JSON"),
-        ('{"format": 1}', "verdicts: Field required"),
-        (two_implementations().to_json().replace('"seed": 0', '"seed": "0"'), "seed: Input should be a valid integer"),
-        (two_implementations().to_json().replace('"status": "waived"', '"status": "good"'), "verdicts.4.status"),
-        (two_implementations().to_json().replace('"format": 1', '"format": 2'), "a report of format 2"),
-        (two_implementations().to_json().replace("MSK-8", "MSK-99"), "MSK-99, which the contract of this version"),
+        ("nonsense", "not JSON"),
+        ("{}", "it has no format"),
+        ("[" * 100_000, "not JSON"),
+        ('{"format": 2}', "verdicts: Field required"),
+        ('{"format": 1}', "verdicts: "),
+        ('{"format": 1, "verdicts": [{"rejected": 1}, 2]}', "verdicts.0"),
+        (WRITTEN.replace('"seed": 0', '"seed": "0"'), "seed: Input should be a valid integer"),
+        (WRITTEN.replace('"status": "waived"', '"status": "good"'), "verdicts.4.status"),
+        (WRITTEN.replace('"format": 2', '"format": 3'), "the report has format 3"),
+        (WRITTEN.replace("MSK-8", "MSK-99"), "clauses that this version does not know: MSK-99"),
     ],
 )
-def test_text_that_is_no_report_is_told(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(why)):
+def test_text_that_is_not_a_report_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         Report.from_json(text)
+
+
+def test_help_lists_every_format() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    help_of = {(name, p.name): getattr(p, "help", "") for name, c in commands.items() for p in c.params}
+    parser = pytest.Parser(_ispytest=True)
+    pytest_plugin.pytest_addoption(parser)
+    (group,) = (group for group in parser._groups if group.name == "mha")
+    (option,) = (option for option in group.options if "--mha-report" in option.names())
+    for text in (help_of["check", "report"], help_of["report", "to"], option.attrs()["help"]):
+        assert suffixes() in text
+    assert suffixes(bench.FORMATS) in help_of["bench", "to"]
+
+
+def test_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    validate_file(tmp_path / "run.html", "--to")
+    with pytest.raises(ValueError, match=r"--to takes a file name that ends in \.html, \.json or \.md"):
+        validate_file(tmp_path / "run.pdf", "--to")
+    with pytest.raises(ValueError, match="there is no folder"):
+        validate_file(tmp_path / "nowhere" / "run.html", "--to")
 
 
 def test_matrix_has_a_cell_for_each_family() -> None:
     lines = matrix(two_implementations().verdicts)
     assert lines[0].split() == ["SHP", "MSK", "CAU", "NUM"]
-    assert [line.split() for line in lines[2:4]] == [["wrong", "✓", "✗1", "-", "w1"], ["right", "✓", "✓", "✓", "✓"]]
-    assert lines[4].startswith("✗ fails   w waived   ✓ kept   - not claimed   (a cell has the worst of its family")
+    assert [line.split() for line in lines[2:4]] == [["faulty", "✓", "✗1", "-", "w1"], ["correct", "✓", "✓", "✓", "✓"]]
+    assert lines[4] == "✗ fails   w waived   ✓ passes   - not claimed"
+    assert lines[5].startswith("Each cell: the worst status")
 
 
-def test_matrix_without_colour_and_letters_of_its_own_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_is_the_same_without_colour_and_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = two_implementations().verdicts
     colored = matrix(verdicts, color=True)
     assert "\x1b[" in "".join(colored)
@@ -72,56 +125,91 @@ def test_matrix_without_colour_and_letters_of_its_own_says_the_same(monkeypatch:
     assert matrix(verdicts, color=True) == matrix(verdicts)
     plain = matrix(verdicts, plain=True)
     assert "".join(plain).replace("─", "").isascii()
-    assert plain[2].split() == ["wrong", ".", "x1", "-", "w1"]
+    assert plain[2].split() == ["faulty", ".", "x1", "-", "w1"]
 
 
-def test_matrix_goes_on_below_where_the_terminal_is_narrow() -> None:
-    lines = matrix(two_implementations().verdicts, width=14)
+def test_matrix_continues_below_in_a_narrow_terminal() -> None:
+    lines = matrix(two_implementations().verdicts, width=16)
     assert [line.split() for line in lines if line.endswith(("MSK", "NUM"))] == [["SHP", "MSK"], ["CAU", "NUM"]]
-    assert max(map(len, lines)) <= 14
+    assert max(map(len, lines)) <= 16
 
 
-def test_share_counts_clauses_that_are_met_everywhere() -> None:
+def test_matrix_has_a_row_for_each_of_two_names_that_are_cut() -> None:
+    names = ["x" * 80 + end for end in "ab"]
+    lines = matrix([verdict(name, "SHP-1") for name in names])
+    assert sum(line.startswith("x") for line in lines) == 2
+
+
+def test_clauses_are_counted_once_for_all_dtypes() -> None:
     one = [verdict("x", "SHP-1"), verdict("x", "SHP-1", "fail", dtype="float64"), verdict("x", "CAU-1", "not_claimed")]
-    assert share([*one, verdict("x", "MSK-8")]) == (1, 2)
+    assert count_clauses([*one, verdict("x", "MSK-8")]) == (1, 2)
 
 
-def test_markdown_tells_failures_and_no_more() -> None:
-    text = rendered(two_implementations(), ".md")
-    assert "| `wrong` | DOES NOT CONFORM | 1 of 4 | ✓ | ✗1 | - | w1 |" in text
-    assert "| `right` | conforms | 5 of 5 | ✓ | ✓ | ✓ | ✓ |" in text
+def test_summary_has_an_outcome_failures_and_totals() -> None:
+    first, failure, unmet, waived, totals, *other = summarise(two_implementations().verdicts)
+    counts = "1 fail, 1 waived, 1 unmet SHOULD, 1 pass, 1 not claimed"
+    assert first == f"faulty: DOES NOT CONFORM ({counts}; 200 cases, largest error/bound 0.20)"
+    assert failure == "    fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
+    assert unmet == "    unmet SHOULD MSK-10 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
+    assert waived == "    waived NUM-1 (float32 cpu): output is off [waived: <known>]"
+    assert totals == "    1 of 4 claimed clauses pass; 83% of 6 known-bad answers rejected"
+    assert other[0].startswith("correct: conforms (5 pass;")
+
+
+def test_description_has_the_message_case_and_script() -> None:
+    text = describe(two_implementations().verdicts[1])
+    assert text.startswith("MSK-8 (MUST): Empty rows follow one declared policy\n    ")
+    for row in (
+        "\njudged     faulty, float32 on cpu; 40 cases tried\n",
+        "\ncase       Case(mask='empty_rows')\n",
+        "\nmessage    output_2[0, 0, 0] is nan, but should be 0.5\n",
+        "\n    assert 1 < 0, 'less & more'",
+    ):
+        assert row in text
+
+
+def test_traceback_keeps_its_lines() -> None:
+    message = "Traceback:\n  File x\nKeyError: 1"
+    text = describe(verdict("x", "MSK-8", "harness_error", message=message))
+    assert "\nmessage    Traceback:\n             File x\n           KeyError: 1\n" in text
+
+
+def test_markdown_has_the_matrix_and_each_failure() -> None:
+    text = render(two_implementations(), ".md")
+    assert "| `faulty` | DOES NOT CONFORM | 1 of 4 | ✓ | ✗1 | - | w1 |" in text
+    assert "| `correct` | conforms | 5 of 5 | ✓ | ✓ | ✓ | ✓ |" in text
     assert text.count("<details>") == 1
-    assert "<summary>fail MSK-8, wrong, float32 on cpu: Empty rows follow one declared policy</summary>" in text
+    assert "<summary>fail MSK-8, faulty, float32 on cpu: Empty rows follow one declared policy</summary>" in text
     assert "Case: `Case(mask='empty_rows')`" in text
 
 
 def test_annotations_are_errors_and_notices() -> None:
-    lines = list(annotated(two_implementations().verdicts))
+    lines = list(workflow_commands(two_implementations().verdicts))
     assert [line.split(" title=")[0] for line in lines] == ["::error", "::notice", "::notice"]
-    title = "MSK-8 wrong float32%3A Empty rows follow one declared policy"
+    title = "MSK-8 faulty float32%3A Empty rows follow one declared policy"
     assert lines[0].startswith(f"::error title={title}::output_2[0, 0, 0] is nan")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_is_reported_is_obeyed(form: str) -> None:
-    text = rendered(hostile(), form)
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_hostile_text_is_escaped_in_files(suffix: str) -> None:
+    text = render(hostile(), suffix)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
-    if form == ".json":
+    if suffix == ".json":
         return
     assert len(text) < 600_000
     text.encode()
-    outside = re.sub("`[^`\n]*`", "", text)  # of code in Markdown
-    assert "<img" not in outside
-    assert "<script>window" not in outside
+    outside_code = re.sub("`[^`\n]*`", "", text)
+    assert "<img" not in outside_code
+    assert "<script>window" not in outside_code
 
 
-def test_terminal_and_runner_obey_nothing() -> None:
-    found = hostile().verdicts
+def test_hostile_text_is_escaped_on_the_terminal_and_in_annotations() -> None:
+    verdicts = hostile().verdicts
     texts = [
-        *matrix(found),
-        *summarise(found),
-        describe(replace(found[0], script=HOSTILE)),
-        *annotated(found),
+        *matrix(verdicts),
+        *summarise(verdicts),
+        describe(replace(verdicts[0], script=HOSTILE)),
+        *workflow_commands(verdicts),
     ]
     lines = [line for text in texts for line in text.splitlines()]
     for line in lines:
@@ -130,95 +218,115 @@ def test_terminal_and_runner_obey_nothing() -> None:
     assert sum(line.startswith("::") for line in lines) == 1
 
 
+def test_hostile_name_is_shown_in_one_line() -> None:
+    first, *_ = summarise(hostile().verdicts)
+    assert first.startswith("</script><script>window.pwned=1</script>")
+    assert HOSTILE not in first
+
+
 def test_shards_are_merged_in_the_order_of_the_contract() -> None:
     whole = two_implementations()
     shards = [replace(whole, verdicts=whole.verdicts[place::3], started=str(3 - place)) for place in range(3)]
-    found = merged(shards)
-    assert found.verdicts == whole.verdicts
-    assert found.started == "1"
-    assert merged([whole, whole]).verdicts == whole.verdicts
+    merged = merge(shards)
+    assert merged.verdicts == whole.verdicts
+    assert merged.started == "1"
+    assert merge([whole, whole]).verdicts == whole.verdicts
 
 
 @pytest.mark.parametrize(
-    ("other", "why"),
+    ("other", "message"),
     [
-        (report(verdict("wrong", "MSK-8")), "there are two verdicts on wrong cpu float32 MSK-8"),
-        (report(seed=1), "seed is 0 in one, 1 in another"),
+        (report(verdict("faulty", "MSK-8")), "they disagree about MSK-8 for faulty, float32 on cpu"),
+        (report(seed=1), "seed is 0 in one and 1 in another"),
     ],
 )
-def test_reports_of_two_runs_are_not_merged(other: Report, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        merged([two_implementations(), other])
+def test_reports_of_two_runs_are_not_merged(other: Report, message: str) -> None:
+    with pytest.raises(ValueError, match=f"not shards of one run: {message}"):
+        merge([two_implementations(), other])
 
 
-def test_differences_tell_what_broke_and_what_was_mended() -> None:
+def changes(before: Report, after: Report) -> tuple[Sequence[str], int]:
+    """Return the lines and the exit status of a comparison."""
+    comparison = Comparison(before, after)
+    return describe_changes(comparison), comparison.exit_status
+
+
+def test_comparison_lists_new_failures_and_what_was_fixed() -> None:
     before = two_implementations()
     changed = {
-        ("wrong", "MSK-8"): verdict("wrong", "MSK-8"),
-        ("right", "SHP-1"): verdict("right", "SHP-1", "fail"),
-        ("right", "CAU-1"): verdict("right", "CAU-1", margin=0.9),
-        ("right", "MSK-8"): verdict("right", "MSK-8", seconds=60.0),
+        ("faulty", "MSK-8"): verdict("faulty", "MSK-8"),
+        ("correct", "SHP-1"): verdict("correct", "SHP-1", "fail"),
+        ("correct", "CAU-1"): verdict("correct", "CAU-1", margin=0.9),
+        ("correct", "MSK-8"): verdict("correct", "MSK-8", seconds=60.0),
     }
+    before = replace(before, verdicts=tuple(replace(v, seconds=1.0) for v in before.verdicts))
     after = replace(before, verdicts=tuple(changed.get((v.implementation, v.clause), v) for v in before.verdicts[1:]))
-    lines, broken = differences(before, after)
-    assert broken == 1
+    lines, status = changes(before, after)
+    assert status == 1
     text = "\n".join(lines)
     for block in (
-        "new failures: 1\n    SHP-1   right, float32 on cpu (fail): output_2[0, 0, 0] is nan",
-        "mended: 1\n    MSK-8   wrong, float32 on cpu (pass)",
-        "less exact: 1\n    CAU-1   right, float32 on cpu (pass): error/bound 0.4, now 0.9",
-        "no longer judged: 1\n    SHP-1   wrong, float32 on cpu (pass)",
-        "9 verdicts, 7 as before",
+        "new failures: 1\n    SHP-1   correct, float32 on cpu (fail): output_2[0, 0, 0] is nan",
+        "fixed: 1\n    MSK-8   faulty, float32 on cpu (pass)",
+        "less accurate: 1\n    CAU-1   correct, float32 on cpu (pass): error/bound 0.4 before, 0.9 now",
+        "slower: 1\n    correct: 5 s before, 62 s now",
+        "no longer judged: 1\n    SHP-1   faulty, float32 on cpu (pass)",
+        "unchanged: 7 of 9 verdicts",
     ):
         assert block in text
-    same = ["", "still failing: 1", "    MSK-8   wrong, float32 on cpu (fail)", "", "10 verdicts, 10 as before"]
-    assert differences(before, before) == (same, 0)
+    same = ["", "still failing: 1", "    MSK-8   faulty, float32 on cpu (fail)", "", "unchanged: 10 of 10 verdicts"]
+    assert changes(before, before) == (same, 0)
 
 
-def test_differences_hide_nothing() -> None:
+def test_comparison_hides_nothing() -> None:
     one = report(verdict("x", "SHP-1"))
     grown = report(verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail"), verdict("x", "MSK-1", "fail"))
-    lines, status = differences(one, grown)
-    assert (lines[-1], status) == ("3 verdicts, 1 as before", 1)
+    lines, status = changes(one, grown)
+    assert (lines[-1], status) == ("unchanged: 1 of 3 verdicts", 1)
     for after in ("not_claimed", "waived"):
-        lines, status = differences(one, report(verdict("x", "SHP-1", after)))
-        assert lines[2].endswith(f"({after.replace('_', ' ')}), before: pass")
-        assert (lines[-1], status) == ("1 verdicts, 0 as before", 0)
-    lines, status = differences(one, report(incomplete=True))
-    assert lines[0] == "INCOMPLETE: the second was stopped"
+        lines, status = changes(one, report(verdict("x", "SHP-1", after)))
+        assert lines[2].endswith(f"({after.replace('_', ' ')}), pass before")
+        assert (lines[-1], status) == ("unchanged: 0 of 1 verdicts", 0)
+    lines, status = changes(one, report(incomplete=True, seed=1))
+    assert lines[:2] == ["seed: 0 before, 1 now", "INCOMPLETE: the second run was stopped"]
     assert "no longer judged: 1" in lines
     assert status == 2
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [("harness_error", "CANNOT BE JUDGED"), ("not_claimed", "NOTHING WAS JUDGED")]
+    ("status", "outcome"), [("harness_error", "COULD NOT BE JUDGED"), ("not_claimed", "NOTHING WAS JUDGED")]
 )
-def test_page_says_conforms_only_of_what_does(status: str, told: str) -> None:
-    page = rendered(report(verdict("x", "SHP-1", status)), ".html")
+def test_page_does_not_say_conforms_without_a_verdict(status: str, outcome: str) -> None:
+    page = render(report(verdict("x", "SHP-1", status)), ".html")
     assert "0 of 1 implementations conform." in page
-    assert f"✗ {told}" in page
+    assert f"✗ {outcome}" in page
+
+
+def test_page_has_further_sections() -> None:
+    page = to_html(two_implementations(), [Section("Speed & size", "speed", "<b>fast</b>")])
+    assert '<h2 id="speed">Speed &amp; size</h2>' in page
+    assert "<b>fast</b>" in page
+
+
+def test_page_shows_the_known_bad_answers() -> None:
+    page = render(two_implementations(), ".html")
+    assert "<td>83% of 6</td>" in page
+    assert '"rejected": "zeros 5 of 6"' in page
 
 
 def test_two_long_names_are_two_columns() -> None:
     long = "x" * 80
-    page = rendered(report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html")
+    page = render(report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html")
     assert "1 of 2 implementations conform." in page
     assert page.count("DOES NOT CONFORM") == 1
     assert page.count(f"{long} ... (81 characters) (2)</span>") == 1
 
 
-def test_exit_status_is_2_where_not_all_was_judged() -> None:
-    right = verdict("x", "SHP-1")
-    assert report(right).exit_status == 0
-    assert report(right, verdict("x", "MSK-8", "fail")).exit_status == 1
+def test_exit_status_is_2_where_not_everything_was_judged() -> None:
+    passed = verdict("x", "SHP-1")
+    assert report(passed).exit_status == 0
+    assert report(passed, verdict("x", "MSK-8", "fail")).exit_status == 1
     for given in ({"incomplete": True}, {"broken": {"mine": "ImportError"}}):
-        assert report(right, **given).exit_status == 2
-        assert not report(right, **given).conforms
-    assert report(right, verdict("x", "CFG-2", "harness_error")).exit_status == 2
+        assert report(passed, **given).exit_status == 2
+        assert not report(passed, **given).conforms
+    assert report(passed, verdict("x", "CFG-2", "harness_error")).exit_status == 2
     assert report().exit_status == 2
-
-
-def test_hostile_names_are_shown_in_one_line() -> None:
-    (line, *_) = summarise(hostile().verdicts)
-    assert line.startswith("</script><script>window.pwned=1</script>")
-    assert HOSTILE not in line

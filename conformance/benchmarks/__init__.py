@@ -1,1 +1,1 @@
-"""Time and memory, of what conforms: `mha bench`."""
+"""Benchmarks: time and peak memory of conforming implementations, compared in interleaved rounds."""

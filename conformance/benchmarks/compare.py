@@ -1,8 +1,8 @@
-"""Implementations side by side: interleaved rounds, ratios with an interval, and what the machine can do."""
+"""Implementations timed side by side in interleaved rounds, with confidence intervals and the machine's limit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -13,62 +13,66 @@ from torch import Tensor
 
 from mha.conformance.benchmarks.memory import peak_memory
 from mha.conformance.benchmarks.runner import Reference, Runner
-from mha.conformance.benchmarks.workloads import Work
+from mha.conformance.benchmarks.workloads import Workload
 from mha.conformance.harness.errors import Violation
 from mha.spec import Implementation
 
-# The probability that an interval leaves out the median, and the size of the product that tells the machine's rate.
-ERROR, PRODUCT = 0.05, {"cpu": 1024, "cuda": 8192}
-# What more than the limit is called an error of measurement.
+# The probability that an interval misses the median.
+ERROR = 0.05
+# The size of the square matrices whose product measures the machine's rate.
+PRODUCT = {"cpu": 1024, "cuda": 8192}
+# A share of the machine's rate above this is an error of measurement.
 TOLERANCE = 1.05
-HEADINGS = ("ms", "ratio", "95% interval", "share", "GB/s", "MiB")
-# How long a work may take, in seconds, and the rounds that it has all the same: fewer have no interval.
+# Seconds after which no new round starts, and the rounds that are made in any case: fewer give no interval.
 LONGEST, FEWEST = 60.0, 6
+HEADINGS = ("ms", "ratio", "95% interval", "share", "GB/s", "MiB")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What one implementation took for a work, round by round.
+    """What one implementation took for one workload.
 
-    ratios: to the first implementation in the same round. memory: the peak in bytes. rate: of the matrix products that
-    the machine made in the same rounds, in operations per second. wrong: why it is not timed, "" if it is.
+    seconds: of each round. ratios: to the first implementation that was timed, in the same round. memory: the peak in
+    bytes. rate: of the machine's matrix products in the same rounds, in operations per second.
+    skip_reason: why it was not timed, empty if it was. incorrect: whether that is because its results are incorrect.
     """
 
     implementation: str
-    work: Work
+    workload: Workload
     seconds: tuple[float, ...] = ()
     ratios: tuple[float, ...] = ()
     memory: int = 0
     rate: float = 0.0
-    wrong: str = ""
+    skip_reason: str = ""
+    incorrect: bool = False
 
     @property
     def ratio(self) -> tuple[float, float, float]:
-        """The median of the ratios, and the interval that has it with 95%."""
+        """The median of the ratios, and its 95% confidence interval."""
         low, high = interval(self.ratios)
         return median(self.ratios), low, high
 
     @property
     def share(self) -> float:
-        """The share of the machine's rate of matrix products, by what is needed alone."""
-        return self.work.operations / median(self.seconds) / self.rate
+        """The share of the machine's rate of matrix products that the necessary operations reach."""
+        return self.workload.operations / median(self.seconds) / self.rate
 
     @property
-    def impossible(self) -> bool:
-        """Whether it is faster than the machine: the measurement is wrong."""
-        return self.share > TOLERANCE
+    def is_impossible(self) -> bool:
+        """Whether it is faster than the machine can be, so that the measurement must be in error."""
+        return not self.skip_reason and self.share > TOLERANCE
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What a table tells of it, under `HEADINGS`."""
+        """The row of a table under `HEADINGS`."""
         seconds, (middle, low, high) = median(self.seconds), self.ratio
-        rate, memory = self.work.bytes_moved / seconds / 1e9, self.memory / 2**20
+        rate, memory = self.workload.bytes_moved / seconds / 1e9, self.memory / 2**20
         numbers = f"{1e3 * seconds:.2f}", f"{middle:.2f}", f"[{low:.2f}, {high:.2f}]"
         return *numbers, f"{self.share:.0%}", f"{rate:.1f}", f"{memory:.1f}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of order statistics that has the median with 95%, whatever the distribution."""
+    """Return a 95% confidence interval of the median: two order statistics, valid for every distribution."""
     ordered, number = sorted(values), len(values)
     below, outside = 0, 0.0
     while below < number // 2:
@@ -80,72 +84,95 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[place], ordered[number - 1 - place]
 
 
-def compare(implementations: Sequence[Implementation], work: Work, rounds: int) -> Iterator[Timing]:
-    """Time all implementations that are right at a work, in turns; each output is checked, outside the time.
+def compare(implementations: Sequence[Implementation], workload: Workload, rounds: int) -> Iterator[Timing]:
+    """Time implementations in interleaved rounds, and yield a timing for each; results are checked outside the time.
 
-    rounds: fewer are made, but `FEWEST` or more, where they take longer than `LONGEST`.
+    rounds: fewer are made, at least `FEWEST`, where they take longer than `LONGEST`.
     """
     if not implementations:
         return
-    problems = work.problems()
-    reference = Reference(work, problems)
-    runners, memory, wrong = dict[str, Runner](), dict[str, int](), dict[str, str]()
-    for implementation in implementations:
-        try:
-            runner = Runner(implementation, work, problems)
-            for place in range(len(problems)):
-                runner.load(place)
-                reference.expect(runner.seen(runner.run()), place)
-            memory[implementation.name] = peak_memory(runner.run, work.case.device)
-            runners[implementation.name] = runner
-        except Violation as violation:
-            wrong[implementation.name] = violation.message
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
-    size, dtype = PRODUCT[work.case.device], getattr(torch, work.case.dtype)
-    factors = torch.randn(2, size, size).to(work.case.device, dtype)
-    product_seconds(factors)
-    products, began = [], perf_counter()
-    for number in range(rounds):
-        if not runners or (number >= FEWEST and perf_counter() - began > LONGEST):
-            break
-        products.append(product_seconds(factors))
-        names = list(runners)
-        turn = number % max(1, len(names))  # nobody is always first
+    race = _Race(implementations, workload)
+    rate = race.run(rounds)
+    first = next(iter(race.seconds), "")
+    for name in (implementation.name for implementation in implementations):
+        if name in race.incorrect:
+            yield Timing(implementation=name, workload=workload, skip_reason=race.incorrect[name], incorrect=True)
+            continue
+        seconds = tuple(race.seconds[name])
+        yield Timing(
+            implementation=name,
+            workload=workload,
+            seconds=seconds,
+            ratios=tuple(own / base for own, base in zip(seconds, race.seconds[first], strict=True)),
+            memory=race.memory[name],
+            rate=rate,
+        )
+
+
+class _Race:
+    """The rounds of several implementations on one workload.
+
+    seconds, memory: of those whose results are correct so far, by name. incorrect: the message of the others.
+    """
+
+    def __init__(self, implementations: Sequence[Implementation], workload: Workload) -> None:
+        self.workload, self.problems = workload, workload.problems()
+        self.reference = Reference(workload, self.problems)
+        self.runners: dict[str, Runner] = {}
+        self.seconds: dict[str, list[float]] = {}
+        self.memory: dict[str, int] = {}
+        self.incorrect: dict[str, str] = {}
+        for implementation in implementations:
+            try:
+                self._prepare(implementation)
+            except Violation as violation:
+                self.incorrect[implementation.name] = violation.message
+
+    def run(self, rounds: int) -> float:
+        """Make the rounds; return the machine's rate of matrix products, in operations per second."""
+        size, dtype = PRODUCT[self.workload.case.device], getattr(torch, self.workload.case.dtype)
+        factors = torch.randn(2, size, size).to(self.workload.case.device, dtype)
+        product_seconds(factors)
+        products, start = [], perf_counter()
+        for number in range(rounds):
+            if not self.runners or (number >= FEWEST and perf_counter() - start > LONGEST):
+                break
+            products.append(product_seconds(factors))
+            self._round(number)
+        return 2.0 * size**3 / median(products) if products else 0.0
+
+    def _prepare(self, implementation: Implementation) -> None:
+        """Build an implementation, check its results and measure its memory; raises Violation."""
+        runner = Runner(implementation, self.workload, self.problems)
+        for seed in range(len(self.problems)):
+            runner.load(seed)
+            self.reference.expect(runner.with_weight_gradients(runner.run()), seed)
+        self.memory[implementation.name] = peak_memory(runner.run, self.workload.case.device)
+        self.runners[implementation.name] = runner
+        self.seconds[implementation.name] = []
+
+    def _round(self, number: int) -> None:
+        """Time every implementation once, each round beginning with another one; drop those with incorrect results."""
+        names = list(self.runners)
+        turn = number % max(1, len(names))
         for name in (*names[turn:], *names[:turn]):
             try:
-                runners[name].load(number % len(problems))
-                start = perf_counter()
-                seen = runners[name].run()
-                seconds[name].append(perf_counter() - start)
-                reference.expect(runners[name].seen(seen), number % len(problems))
+                self._time(name, number % len(self.problems))
             except Violation as violation:
-                wrong[name] = violation.message
-                del runners[name]
-    rate = 2.0 * size**3 / median(products) if products else 0.0
-    yield from _timings(implementations, work, seconds, memory, wrong, rate)
+                self.incorrect[name] = violation.message
+                del self.runners[name], self.seconds[name]
 
-
-def _timings(
-    implementations: Sequence[Implementation],
-    work: Work,
-    seconds: Mapping[str, list[float]],
-    memory: Mapping[str, int],
-    wrong: Mapping[str, str],
-    rate: float,
-) -> Iterator[Timing]:
-    names = [implementation.name for implementation in implementations]
-    first = next((name for name in names if name not in wrong), "")
-    for name in names:
-        if name in wrong:
-            yield Timing(implementation=name, work=work, wrong=wrong[name])
-            continue
-        ratios = tuple(own / base for own, base in zip(seconds[name], seconds[first], strict=True))
-        own = tuple(seconds[name])
-        yield Timing(implementation=name, work=work, seconds=own, ratios=ratios, memory=memory[name], rate=rate)
+    def _time(self, name: str, seed: int) -> None:
+        runner = self.runners[name]
+        runner.load(seed)
+        start = perf_counter()
+        results = runner.run()
+        self.seconds[name].append(perf_counter() - start)
+        self.reference.expect(runner.with_weight_gradients(results), seed)
 
 
 def product_seconds(factors: Tensor) -> float:
-    """Return how long the product of two square matrices takes."""
+    """Return how many seconds the product of two square matrices takes; factors: of shape (2, n, n)."""
     if factors.is_cuda:
         torch.cuda.synchronize()
     start = perf_counter()

@@ -1,7 +1,8 @@
-"""What is timed: a case with its sizes, in inference or in training, and what it takes at the least."""
+"""Workloads: what is timed, and the least arithmetic and traffic that it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +15,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "encoder": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 128, "S": 128, "mask": "padding", "inputs": "self"},
     "long": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 2048, "S": 2048, "causal": True, "inputs": "self"},
     "huge": {"B": 1, "n_heads": 8, "head_dim": 64, "L": 8192, "S": 8192, "causal": True, "inputs": "self"},
-    # The last of 1024 tokens: `decode` on the cache of those before, or one query against all of them.
+    # The last of 1024 tokens: one step of `decode` on a cache of the others, or one query against all of them.
     "token": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 1, "S": 1024, "inputs": "memory"},
 }
-ON_CUDA: dict[str, dict[str, Any]] = {"huge": {"L": 32768, "S": 32768}}
-# Inputs of two seeds take turns, so that what is cached by address is wrong every other time.
+CUDA_SIZES: dict[str, dict[str, Any]] = {"huge": {"L": 32768, "S": 32768}}
+# The inputs of two seeds alternate at the same addresses, so that results cached by address are incorrect.
 SEEDS = (0, 1)
 
 
 @dataclass(frozen=True)
-class Work:
-    """One thing to do: a case, in inference or in training (with the backward pass), on so many threads."""
+class Workload:
+    """A case to be timed: the forward pass (inference), or the forward and the backward pass (training).
+
+    threads: of torch on a CPU.
+    """
 
     name: str
     case: Case
@@ -33,12 +37,13 @@ class Work:
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
-        told = f"{self.name}, {'training' if self.training else 'inference'}, {self.case.dtype} on {self.case.device}"
-        return told if self.case.device == "cuda" else f"{told}, {self.threads} thread{'s' * (self.threads > 1)}"
+        """What is timed, in words."""
+        mode = "training" if self.training else "inference"
+        title = f"{self.name}, {mode}, {self.case.dtype} on {self.case.device}"
+        return title if self.case.device == "cuda" else f"{title}, {self.threads} thread{'s' * (self.threads > 1)}"
 
     def unclaimed(self, claims: Claims) -> str:
-        """Return what of it is not claimed, if anything."""
+        """Return what the workload needs and these claims lack, as a phrase; empty if they lack nothing."""
         case = self.case
         if case.dtype not in claims.dtypes or case.device not in claims.devices:
             return f"{case.dtype} on {case.device} is not claimed"
@@ -52,12 +57,12 @@ class Work:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is one token against a cache, where an implementation has one."""
+        """Whether one token attends to a cache of the tokens before it, if the implementation has one."""
         return self.case.L == 1
 
     @property
     def operations(self) -> float:
-        """The floating-point operations of its matrix products, of what is needed alone; decoding has a cache."""
+        """The floating-point operations of its matrix products, without masked pairs and what a cache holds."""
         case, width = self.case, self.case.n_heads * self.case.head_dim
         rows = case.B * (2 * case.L + 2 * (1 if self.decodes else case.S))
         pairs = case.B * case.n_heads * case.L * case.S * (0.5 if case.causal else 1.0)
@@ -65,19 +70,29 @@ class Work:
 
     @property
     def bytes_moved(self) -> int:
-        """The bytes of inputs, weights and output, each once: the least that is moved."""
+        """The bytes of inputs, weights and output, each once: the least memory traffic of a forward pass."""
         case, width = self.case, self.case.n_heads * self.case.head_dim
         tensors = {"self": 1, "memory": 2}.get(case.inputs, 3)
         numbers = case.B * width * (case.L * 2 + (tensors - 1) * case.S) + 4 * width**2
         return numbers * int(torch.finfo(getattr(torch, case.dtype)).bits // 8)
 
     def problems(self) -> list[Problem]:
-        """Return a problem for each seed, with the same weights."""
+        """Return a problem for each of `SEEDS`; both have the weights of the first."""
         first, second = (Case(**vars(self.case) | {"seed": seed}).problem() for seed in SEEDS)
         return [first, second.change(weights=first.weights)]
 
 
-def work_of(shape: str, dtype: str, device: str, *, training: bool, threads: int = 1) -> Work:
-    """Return the work of one of `SHAPES`, on CUDA with the sizes that it has there."""
-    sizes = SHAPES[shape] | (ON_CUDA.get(shape, {}) if device == "cuda" else {})
-    return Work(shape, Case(**sizes, dtype=dtype, device=device), training, threads)
+def workload_of(shape: str, dtype: str, device: str, *, training: bool, threads: int = 1) -> Workload:
+    """Return the workload of one of `SHAPES`, with its larger sizes on CUDA if it has them."""
+    sizes = SHAPES[shape] | (CUDA_SIZES.get(shape, {}) if device == "cuda" else {})
+    return Workload(shape, Case(**sizes, dtype=dtype, device=device), training, threads)
+
+
+def workloads_of(shapes: Sequence[str], dtype: str, device: str, *, threads: int = 1) -> list[Workload]:
+    """Return the workloads of some shapes, each in inference and, unless it decodes, in training."""
+    both = [
+        workload_of(shape, dtype, device, training=training, threads=threads)
+        for shape in shapes
+        for training in (False, True)
+    ]
+    return [workload for workload in both if not (workload.training and workload.decodes)]

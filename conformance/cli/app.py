@@ -85,10 +85,10 @@ def report(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report.")] = False,
 ) -> None:
     """Render a report, merge shards, or compare two runs. Example: mha report before.json after.json"""
-    from mha.conformance.cli.report import report_on
+    from mha.conformance.cli.report import report_lines
 
     with _told():
-        lines, status = report_on(files or [LAST], merge=merge, to=to or (), schema=schema)
+        lines, status = report_lines(files or [LAST], merge_all=merge, to=to or (), schema=schema)
         typer.echo("\n".join(lines))
     raise typer.Exit(status)
 
@@ -142,13 +142,20 @@ def bench(
     to: Annotated[list[Path] | None, typer.Option(help="Write FILE.html, .json or .svg.")] = None,
 ) -> None:
     """Time what conforms, side by side. Example: mha bench sdpa vectorized --shape encoder"""
-    from mha.conformance.cli.bench import bench as lines
+    from mha.conformance.cli.bench import BenchOptions, run_benchmarks
 
-    status = 0
     with _told():
-        for line, wrong in lines(targets, shape or (), dtype, device, rounds, threads, sweep=sweep, files=to or ()):
-            typer.echo(line)
-            status = max(status, int(wrong))
+        options = BenchOptions(
+            targets=tuple(targets),
+            shapes=tuple(shape or ()),
+            sweep=sweep,
+            dtype=dtype,
+            device=device,
+            rounds=rounds,
+            threads=threads,
+            files=tuple(to or ()),
+        )
+        status = run_benchmarks(options)
     raise typer.Exit(status)
 
 

@@ -1,126 +1,197 @@
-"""`mha bench`: what conforms, timed side by side."""
+"""`mha bench`: conforming implementations timed side by side."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 from mha.conformance.benchmarks.compare import HEADINGS, Timing, compare
+from mha.conformance.benchmarks.page import timing_section
 from mha.conformance.benchmarks.plot import to_svg
-from mha.conformance.benchmarks.runner import unaffordable
-from mha.conformance.benchmarks.workloads import SHAPES, Work, work_of
+from mha.conformance.benchmarks.runner import memory_shortage
+from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.cases.case import Case
 from mha.conformance.engine.judge import check
 from mha.conformance.harness.isolation import threads
+from mha.conformance.reports.compare import merge
+from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
-from mha.conformance.reports.text import shown, visible
+from mha.conformance.reports.text import visible, visible_name
 from mha.conformance.results import Report
 from mha.conformance.settings import by_name, validate_choice, validate_devices
 from mha.implementations import Resolved, resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 
+# The lengths of a sweep, in tokens.
 SWEEP = (128, 256, 512, 1024, 2048, 4096, 8192)
-# What is timed unless named: all but what takes many minutes.
-USUAL = ("encoder", "long", "token")
-FORMS = (".html", ".json", ".svg")
-WIDTHS = (9, 7, 16, 6, 6, 9)
+# All but "huge", which takes many minutes.
+DEFAULT_SHAPES = ("encoder", "long", "token")
+# In columns, of an implementation's name and of each of `HEADINGS`.
+NAME_WIDTH, WIDTHS = 24, (9, 7, 16, 6, 6, 9)
 
 
-def works(shapes: Sequence[str], dtype: str, device: str, count: int, *, sweep: bool) -> list[Work]:
-    """Return what is timed: each shape in inference and in training, or self-attention of growing length."""
-    if sweep:
-        sizes: dict[str, Any] = {"n_heads": 8, "head_dim": 64, "inputs": "self", "dtype": dtype, "device": device}
-        return [Work(f"L = S = {length}", Case(L=length, S=length, **sizes), False, count) for length in SWEEP]
-    each = [work_of(shape, dtype, device, training=steps, threads=count) for shape in shapes for steps in (False, True)]
-    return [work for work in each if not (work.training and work.decodes)]
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What `mha bench` times, and where it writes the results.
 
-
-def bench(
-    targets: Sequence[str],
-    shapes: Sequence[str],
-    dtype: str,
-    device: str,
-    rounds: int,
-    count: int,
-    *,
-    sweep: bool,
-    files: Sequence[Path],
-) -> Iterator[tuple[str, bool]]:
-    """Yield the lines to print, and whether each tells of something wrong; write the files at the end.
-
-    count: of threads; as torch has them, if 0. Raises ValueError for what is not known or cannot be written, before
-    anything is timed.
+    targets: the implementations, as `resolve` takes them; ratios are to the first one that conforms.
+    shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty. sweep: time self-attention of the lengths in `SWEEP` instead.
+    rounds: how often each is timed. threads: of torch on a CPU; 0 for as many as torch uses.
+    files: each in one of `FORMATS`.
+    Raises ValueError, in one line, for options that cannot be followed.
     """
-    for shape in shapes:
-        validate_choice("shape", [shape], SHAPES)
-    validate_choice("dtype", [dtype], DTYPES)
-    validate_devices([device])
-    for file in files:
-        if file.suffix not in FORMS or not file.resolve().parent.is_dir() or file.is_dir():
-            raise ValueError(f"--to must name a {' or '.join(FORMS)} file in a folder that is there, not {str(file)!r}")
-        if file.suffix == ".svg" and not sweep:
-            raise ValueError(f"{str(file)!r}: a picture is drawn of growing lengths; add --sweep, or write .html")
-    chosen = by_name(resolved for target in targets for resolved in resolve(target))
-    judged, right, timings = list[Report](), list[Implementation](), list[Timing]()
-    for resolved in chosen.values():
-        implementation, target = resolved.implementation, resolved.target
-        judged.append(report_on(resolved, dtype, device))
-        if failed := judged[-1].failing:
-            why = visible(shlex.join(["mha", "check", target, "--dtype", dtype, "--device", device]))
-            yield f"{shown(implementation.name)} is not timed: it does not conform ({failed}); see {why}", True
-        else:
-            right.append(implementation)
-    with threads(count or torch.get_num_threads()):
-        for work in works(shapes or USUAL, dtype, device, torch.get_num_threads(), sweep=sweep) if right else ():
-            yield f"\n{work.title}", False
-            yield row("", HEADINGS), False
-            missing = {each.name: work.unclaimed(each.claims) or unaffordable(each, work) for each in right}
-            for name in filter(missing.get, missing):
-                timings.append(Timing(implementation=name, work=work, wrong=missing[name]))
-                yield line(timings[-1]), False
-            for timing in compare([each for each in right if not missing[each.name]], work, rounds):
-                timings.append(timing)
-                yield line(timing), bool(timing.wrong) or timing.impossible
-    for file in files:
-        write(judged, timings, file, sweep=sweep)
+
+    targets: tuple[str, ...]
+    shapes: tuple[str, ...] = ()
+    sweep: bool = False
+    dtype: str = "float32"
+    device: str = "cpu"
+    rounds: int = 30
+    threads: int = 0
+    files: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown word, a device that is not available and a file that cannot be written."""
+        validate_choice("shape", self.shapes, SHAPES)
+        validate_choice("dtype", [self.dtype], DTYPES)
+        validate_devices([self.device])
+        for file in self.files:
+            if file.suffix not in FORMATS or not file.resolve().parent.is_dir() or file.is_dir():
+                raise ValueError(
+                    f"--to takes a file name that ends in {suffixes(FORMATS)}, in an existing folder, but was given "
+                    f"{str(file)!r}"
+                )
+            if file.suffix == ".svg" and not self.sweep:
+                raise ValueError(f"{str(file)!r}: a picture shows growing lengths; add --sweep, or write .html")
+
+    def workloads(self) -> list[Workload]:
+        """Return what is timed, with as many threads as torch has now."""
+        count = torch.get_num_threads()
+        if not self.sweep:
+            return workloads_of(self.shapes or DEFAULT_SHAPES, self.dtype, self.device, threads=count)
+        sizes: dict[str, Any] = {"n_heads": 8, "head_dim": 64, "inputs": "self"}
+        cases = [Case(L=length, S=length, dtype=self.dtype, device=self.device, **sizes) for length in SWEEP]
+        return [Workload(f"L = S = {case.L}", case, False, count) for case in cases]
 
 
-def report_on(resolved: Resolved, dtype: str, device: str) -> Report:
+@dataclass(frozen=True)
+class BenchResults:
+    """What a run of `mha bench` found: the report on each implementation, and the timings.
+
+    swept: whether the timings are those of a sweep, of which there is a picture.
+    """
+
+    reports: Sequence[Report]
+    timings: Sequence[Timing]
+    swept: bool
+
+    @property
+    def picture(self) -> str:
+        """An SVG picture of a sweep, else empty."""
+        return to_svg(self.timings) if self.swept else ""
+
+
+def run_benchmarks(options: BenchOptions) -> int:
+    """Judge the implementations, time those that conform, print the results as they come, and write the files.
+
+    Return the exit status: 1 if an implementation does not conform or a timing is in error, else 0. Raises ValueError
+    for a target that cannot be resolved, and for a file that cannot be written.
+    """
+    chosen = by_name(resolved for target in options.targets for resolved in resolve(target))
+    reports = judge_all_quickly(chosen.values(), options.dtype, options.device)
+    conforming = [resolved.implementation for name, resolved in chosen.items() if reports[name].conforms]
+    with threads(options.threads or torch.get_num_threads()):
+        timings = time_all(conforming, options)
+    for file in options.files:
+        write(BenchResults(list(reports.values()), timings, options.sweep), file)
+    return int(len(conforming) < len(chosen) or any(timing.incorrect or timing.is_impossible for timing in timings))
+
+
+def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> dict[str, Report]:
+    """Return a report on each implementation, by its name; print a line for each that does not conform."""
+    reports = {}
+    for resolved in chosen:
+        name = resolved.implementation.name
+        reports[name] = report = judge_quickly(resolved, dtype, device)
+        if not report.conforms:
+            command = visible(shlex.join(["mha", "check", resolved.target, "--dtype", dtype, "--device", device]))
+            reason = f"it does not conform ({report.failing}); see {command}"
+            typer.echo(f"{visible_name(name)} is not timed: {reason}")
+    return reports
+
+
+def judge_quickly(resolved: Resolved, dtype: str, device: str) -> Report:
     """Judge an implementation in the quick profile."""
     return check(resolved, "quick", dtypes=[dtype], devices=[device])
 
 
+def time_all(implementations: Sequence[Implementation], options: BenchOptions) -> list[Timing]:
+    """Time each workload, and print a table for it."""
+    timings: list[Timing] = []
+    for workload in options.workloads() if implementations else ():
+        typer.echo(f"\n{workload.title}")
+        typer.echo(row("", HEADINGS))
+        for timing in timings_of(implementations, workload, options.rounds):
+            timings.append(timing)
+            typer.echo(line(timing))
+    return timings
+
+
+def timings_of(implementations: Sequence[Implementation], workload: Workload, rounds: int) -> Iterator[Timing]:
+    """Yield the timings on one workload, first of the implementations that cannot run it."""
+    able = []
+    for each in implementations:
+        reason = workload.unclaimed(each.claims) or memory_shortage(each, workload)
+        if reason:
+            yield Timing(implementation=each.name, workload=workload, skip_reason=reason)
+        else:
+            able.append(each)
+    yield from compare(able, workload, rounds)
+
+
 def line(timing: Timing) -> str:
-    """Return a row of the table."""
-    name = shown(timing.implementation)
-    if timing.wrong:
-        return f"{name:24} not timed: {visible(timing.wrong)}"
-    told = row(name, timing.cells)
-    return f"{told}  MORE THAN THE MACHINE CAN DO: an error of measurement" if timing.impossible else told
+    """Return the row of a table for a timing."""
+    name = visible_name(timing.implementation)
+    if timing.skip_reason:
+        return f"{name:{NAME_WIDTH}} not timed: {visible(timing.skip_reason)}"
+    error = "  FASTER THAN THE MACHINE: an error of measurement" if timing.is_impossible else ""
+    return row(name, timing.cells) + error
 
 
 def row(name: str, cells: Sequence[str]) -> str:
-    """Return a line of a table, its cells one under another."""
-    return f"{name:24} " + " ".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+    """Return a row of a table."""
+    aligned = (f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+    return f"{name:{NAME_WIDTH}} {' '.join(aligned)}"
 
 
-def write(judged: Sequence[Report], timings: Sequence[Timing], file: Path, *, sweep: bool) -> None:
-    """Write the timings, as HTML with the report on what was judged; raises ValueError where that fails."""
-    picture = to_svg(timings) if sweep else ""
-    if file.suffix == ".html":
-        targets = {name: target for report in judged for name, target in report.targets.items()}
-        verdicts = tuple(verdict for report in judged for verdict in report.verdicts)
-        text = to_html(replace(judged[0], verdicts=verdicts, targets=targets), timings, picture)
-    else:
-        text = picture if file.suffix == ".svg" else json.dumps([asdict(timing) for timing in timings], indent=2)
+def write(results: BenchResults, file: Path) -> None:
+    """Write the results in the format of the file's suffix; raises ValueError where that fails."""
     try:
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        file.write_text(FORMATS[file.suffix](results), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}; the table stands above") from None
+        raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}; the tables are printed above") from None
+
+
+def _page(results: BenchResults) -> str:
+    """Return the HTML report of the judge, with the timings as a section."""
+    return to_html(merge(results.reports), [timing_section(results.timings, results.picture)])
+
+
+def _json(results: BenchResults) -> str:
+    return json.dumps([asdict(timing) for timing in results.timings], indent=2)
+
+
+# The formats of a file by its suffix; the help of `mha bench` lists the suffixes.
+FORMATS: dict[str, Callable[[BenchResults], str]] = {
+    ".html": _page,
+    ".json": _json,
+    ".svg": lambda results: results.picture,
+}

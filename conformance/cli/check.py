@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from mha.conformance.engine.judge import judge_all
-from mha.conformance.reports.files import keep, validate_file, write
-from mha.conformance.reports.github import marks
+from mha.conformance.reports.files import save_last, validate_file, write
+from mha.conformance.reports.github import runner_annotations
 from mha.conformance.reports.summary import status_of
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import brief, describe, shown, summarise
+from mha.conformance.reports.text import brief, describe, summarise, visible_name
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
@@ -81,12 +81,12 @@ def judge_one(console: Console, resolved: Resolved, settings: Settings, verdicts
 def finish(console: Console, report: Report, files: Sequence[Path]) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
     unwritten = [why for file in files if (why := write(report, file))]
-    keep(report, Path())
+    save_last(report, Path())
     if len(report.by_implementation) > 1:
         plain, width = needs_plain(console.encoding), min(console.width, WIDTH)
         drawn = matrix(report.verdicts, width=width, color=console.is_terminal, plain=plain)
         console.print(Text.from_ansi("\n".join(["", *drawn])), soft_wrap=True)
-    for text in (*marks(report.verdicts), *(f"mha: {why}" for why in unwritten)):
+    for text in (*runner_annotations(report.verdicts), *(f"mha: {why}" for why in unwritten)):
         say(console, text)
     return 2 if unwritten else report.exit_status
 
@@ -94,7 +94,7 @@ def finish(console: Console, report: Report, files: Sequence[Path]) -> int:
 def announce(console: Console, resolved: Resolved) -> None:
     """Say what is judged, and what was inferred of it."""
     inference = resolved.inference
-    say(console, shown(resolved.implementation.name) + (", as it was understood:\n" if inference else "\n"))
+    say(console, visible_name(resolved.implementation.name) + (", as it was understood:\n" if inference else "\n"))
     if inference:
         say(console, "\n".join([*inference.lines, ""]))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.replay import Outcome, failures, one_of, replay_case, replay_verdicts
 from mha.conformance.reports.files import read
-from mha.conformance.reports.text import judged, shown, visible
+from mha.conformance.reports.text import subject, visible, visible_name
 from mha.conformance.settings import validate_devices
 
 
@@ -23,11 +23,11 @@ def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tupl
         case, implementation = read_case(what), one_of(target)
         validate_devices([case.device])
         outcome, message = replay_case(implementation, clauses[0], case)
-        yield outcome, f"{outcome:7} {clauses[0]:7} {shown(implementation.name)}: {message or what}"
+        yield outcome, f"{outcome:7} {clauses[0]:7} {visible_name(implementation.name)}: {message or what}"
         return
     report = read(Path(what))
     chosen = failures(report, clauses)
     if not chosen:
         raise ValueError(f"nothing to replay: {what!r} has no failure{' of ' + ', '.join(clauses) if clauses else ''}")
     for verdict, (outcome, message) in replay_verdicts(report, chosen, target):
-        yield outcome, f"{outcome:7} {verdict.clause:7} {judged(verdict)}: {visible(message or verdict.case or '')}"
+        yield outcome, f"{outcome:7} {verdict.clause:7} {subject(verdict)}: {visible(message or verdict.case or '')}"

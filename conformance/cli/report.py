@@ -1,4 +1,4 @@
-"""`mha report`: reports rendered, merged and compared."""
+"""`mha report`: reports shown, rendered, merged and compared."""
 
 from __future__ import annotations
 
@@ -7,35 +7,49 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mha.conformance.reports.compare import differences, merged
+from mha.conformance.reports.compare import Comparison, describe_changes, merge
 from mha.conformance.reports.files import read, validate_file, write
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import summarise
 from mha.conformance.results import Report
 
 
-def report_on(files: Sequence[Path], *, merge: bool, to: Sequence[Path], schema: bool) -> tuple[list[str], int]:
-    """Return the lines to print and the exit status; write what is asked for.
+def report_lines(files: Sequence[Path], *, merge_all: bool, to: Sequence[Path], schema: bool) -> tuple[list[str], int]:
+    """Return the lines to print and the exit status, and write the files that were asked for.
 
-    One report is shown, several are merged if `merge` is set, and two are compared otherwise. Raises ValueError for
-    anything else, and for what cannot be read or written.
+    files: one report is shown or rendered; several are merged with `merge_all`, and two are compared without it.
+    schema: print the JSON schema of a report instead.
+    Raises ValueError, in one line, for other combinations, and for a file that cannot be read or written.
     """
     if schema:
         return [json.dumps(Report.schema(), indent=2)], 0
-    if len(files) > 2 and not merge:
-        raise ValueError(f"two reports are compared, but there are {len(files)}; add --merge for the shards of one run")
-    if len(files) == 2 and not merge and to:
-        raise ValueError("--to writes one report: name one, or add --merge for the shards of one run")
+    _validate(files, to, merge_all=merge_all)
+    reports = [read(file) for file in files]
+    if len(reports) == 2 and not merge_all:
+        comparison = Comparison(*reports)
+        return describe_changes(comparison), comparison.exit_status
+    report = merge(reports)
+    return (_write(report, to), 0) if to else (_show(report), report.exit_status)
+
+
+def _validate(files: Sequence[Path], to: Sequence[Path], *, merge_all: bool) -> None:
+    hint = "add --merge if they are the shards of one run"
+    if len(files) > 2 and not merge_all:
+        raise ValueError(f"only two reports can be compared, but {len(files)} are given; {hint}")
+    if len(files) == 2 and to and not merge_all:
+        raise ValueError(f"--to writes one report, but two are given; {hint}")
     for file in to:
         validate_file(file, "--to")
-    found = [read(file) for file in files]
-    if len(found) == 2 and not merge:
-        return differences(*found)
-    whole = merged(found)
-    unwritten = [why for file in to if (why := write(whole, file))]
-    if unwritten:
-        raise ValueError(unwritten[0])
-    if to:
-        return [f"wrote {file}" for file in to], 0
-    drawn = matrix(whole.verdicts, plain=needs_plain(sys.stdout.encoding)) if whole.verdicts else []
-    return [*drawn, "", *summarise(whole.verdicts, incomplete=whole.incomplete)], whole.exit_status
+
+
+def _write(report: Report, files: Sequence[Path]) -> list[str]:
+    """Write the report to each file; raises ValueError for the first that cannot be written."""
+    errors = [error for file in files if (error := write(report, file))]
+    if errors:
+        raise ValueError(errors[0])
+    return [f"wrote {file}" for file in files]
+
+
+def _show(report: Report) -> list[str]:
+    rows = matrix(report.verdicts, plain=needs_plain(sys.stdout.encoding)) if report.verdicts else []
+    return [*rows, "", *summarise(report.verdicts, incomplete=report.incomplete)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 from time import perf_counter
@@ -11,90 +12,101 @@ import pytest
 import torch
 
 from mha.conformance.benchmarks.memory import peak_memory
-from mha.conformance.benchmarks.runner import Reference, Results, Runner, unaffordable
-from mha.conformance.benchmarks.workloads import SHAPES, Work, work_of
+from mha.conformance.benchmarks.runner import Reference, Results, Runner, memory_shortage
+from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.engine.judge import check
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import threads
 from mha.conformance.pytest_plugin.selection import selection
-from mha.conformance.reports.text import shown
-from mha.conformance.settings import Settings
+from mha.conformance.reports.text import visible_name
 from mha.spec import Implementation, Problem
+
+# The clauses that keep an implementation from conforming, by its name, dtype and device: each is judged once a run.
+FAILING: pytest.StashKey[dict[tuple[str, str, str], str]] = pytest.StashKey()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One benchmark for each work and implementation; what is compared runs side by side."""
+    """Make a benchmark for each workload and implementation, so that those on one workload run one after another."""
     chosen = selection(metafunc.config)
-    works = [
-        work
+    workloads = [
+        replace(workload, threads=count)
         for dtype in chosen.settings.dtypes
         for device in chosen.settings.devices
-        for shape in SHAPES
-        for training in (False, True)
+        for workload in workloads_of(list(SHAPES), dtype, device)
         for count in sorted({1, torch.get_num_threads()} if device == "cpu" else {1})
-        if not ((work := work_of(shape, dtype, device, training=training, threads=count)).decodes and training)
     ]
-    metafunc.parametrize("work", works, ids=name_of)
+    metafunc.parametrize("workload", workloads, ids=id_of)
     metafunc.parametrize(
         "implementation",
-        [each.implementation for each in chosen.implementations.values()],
+        [resolved.implementation for resolved in chosen.implementations.values()],
         ids=lambda implementation: implementation.name,
     )
 
 
-def name_of(work: Work) -> str:
-    """Return the words by which `-k` selects a work."""
-    steps, threads = "training" if work.training else "inference", "all_threads" if work.threads > 1 else "one_thread"
-    return f"{work.case.dtype}-{work.case.device}-{work.name}-{steps}-{threads}"
+def id_of(workload: Workload) -> str:
+    """Return the words by which `-k` selects a workload."""
+    mode, count = (
+        "training" if workload.training else "inference",
+        "all_threads" if workload.threads > 1 else "one_thread",
+    )
+    return f"{workload.case.dtype}-{workload.case.device}-{workload.name}-{mode}-{count}"
 
 
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
-def test_speed(benchmark: Any, request: pytest.FixtureRequest, implementation: Implementation, work: Work) -> None:
-    """Time one implementation, if it conforms and what it gives for these sizes is right, before and after."""
-    device, name = work.case.device, shown(implementation.name)
-    missing = work.unclaimed(implementation.claims)
-    if missing:
-        pytest.skip(f"{name} is not timed: {missing}")
-    failed = failed_clauses(implementation, work.case.dtype, device, selection(request.config).settings)
-    if failed:
-        pytest.fail(f"{name} is not timed: it does not conform ({failed})", pytrace=False)
-    with threads(work.threads):
-        if why := unaffordable(implementation, work):
-            pytest.skip(f"{name} is not timed: {why}")
+def test_speed(
+    benchmark: Any, request: pytest.FixtureRequest, implementation: Implementation, workload: Workload
+) -> None:
+    """Time an implementation that conforms, and check its results on this workload in every round."""
+    name = visible_name(implementation.name)
+    if reason := workload.unclaimed(implementation.claims):
+        pytest.skip(f"{name} is not timed: {reason}")
+    if failing := failing_clauses(implementation, workload.case.dtype, workload.case.device, request.config):
+        pytest.fail(f"{name} is not timed: it does not conform ({failing})", pytrace=False)
+    with threads(workload.threads):
+        if reason := memory_shortage(implementation, workload):
+            pytest.skip(f"{name} is not timed: {reason}")
         try:
-            problems, reference = prepared(work)
-            runner = Runner(implementation, work, problems)
-            reference.expect(runner.seen(runner.run()), 0)
-            memory = peak_memory(runner.run, device)
-            benchmark.group = work.title
-            benchmark.name = f"{name} ({memory / 2**20:.1f} MiB)"
-            benchmark.extra_info["peak_memory_bytes"] = memory
-            turns = Turns(runner, reference)
-            benchmark.pedantic(turns.run, setup=turns.other, rounds=turns.rounds(request.config))
-            turns.other()
+            record(benchmark, request.config, implementation, workload)
         except Violation as violation:
             pytest.fail(f"{name}: {violation.message}", pytrace=False)
 
 
-class Turns:
-    """Rounds that take turns with the inputs: each output is checked, and what is kept of the other inputs is wrong."""
+def record(benchmark: Any, config: pytest.Config, implementation: Implementation, workload: Workload) -> None:
+    """Time an implementation with the fixture of pytest-benchmark; raises Violation for an incorrect result."""
+    problems, reference = problems_of(workload)
+    runner = Runner(implementation, workload, problems)
+    reference.expect(runner.with_weight_gradients(runner.run()), 0)
+    memory = peak_memory(runner.run, workload.case.device)
+    benchmark.group = workload.title
+    benchmark.name = f"{visible_name(implementation.name)} ({memory / 2**20:.1f} MiB)"
+    benchmark.extra_info["peak_memory_bytes"] = memory
+    rounds = CheckedRounds(runner, reference)
+    benchmark.pedantic(rounds.run, setup=rounds.check_and_switch, rounds=rounds.count(config))
+    rounds.check_and_switch()
+
+
+class CheckedRounds:
+    """Rounds that alternate between the inputs of two seeds, each result being checked outside the time.
+
+    A result that was cached by the address of its inputs is incorrect in the next round.
+    """
 
     def __init__(self, runner: Runner, reference: Reference) -> None:
         self.runner, self.reference = runner, reference
         self.results: Results = {}
 
     def run(self) -> None:
-        """Do the work; this is timed."""
+        """Run the workload; this is timed."""
         self.results = self.runner.run()
 
-    def other(self) -> None:
-        """Check what the last round gave, and put in the other inputs."""
+    def check_and_switch(self) -> None:
+        """Check the results of the last round, and load the inputs of the other seed."""
         if self.results:
-            self.reference.expect(self.runner.seen(self.results), self.runner.place)
-        self.runner.load(1 - self.runner.place)
+            self.reference.expect(self.runner.with_weight_gradients(self.results), self.runner.seed)
+        self.runner.load(1 - self.runner.seed)
 
-    def rounds(self, config: pytest.Config) -> int:
-        """Return how many rounds pytest-benchmark's options ask for, by the time of one."""
+    def count(self, config: pytest.Config) -> int:
+        """Return how many rounds the options of pytest-benchmark ask for, going by the seconds of one."""
         start = perf_counter()
         self.run()
         seconds = perf_counter() - start
@@ -102,21 +114,21 @@ class Turns:
         return max(least, ceil(float(config.getoption("benchmark_max_time")) / seconds))
 
 
+# Once for all implementations: those on one workload run one after another.
 @lru_cache(maxsize=2)
-def prepared(work: Work) -> tuple[list[Problem], Reference]:
-    """Return the problems of a work, and what is right for them: once for all implementations."""
-    problems = work.problems()
-    return problems, Reference(work, problems)
+def problems_of(workload: Workload) -> tuple[list[Problem], Reference]:
+    """Return the problems of a workload, and their expected results."""
+    problems = workload.problems()
+    return problems, Reference(workload, problems)
 
 
-_judged: dict[tuple[int, str, str], str] = {}
-
-
-def failed_clauses(implementation: Implementation, dtype: str, device: str, settings: Settings) -> str:
+def failing_clauses(implementation: Implementation, dtype: str, device: str, config: pytest.Config) -> str:
     """Return the clauses that keep an implementation from conforming, as text; empty if it conforms."""
-    key = id(implementation), dtype, device
-    if key not in _judged:
-        _judged[key] = check(
+    known = config.stash.setdefault(FAILING, {})
+    key = implementation.name, dtype, device
+    if key not in known:
+        settings = selection(config).settings
+        report = check(
             implementation,
             settings.profile,
             settings.seed,
@@ -124,5 +136,6 @@ def failed_clauses(implementation: Implementation, dtype: str, device: str, sett
             devices=[device],
             waivers=settings.waivers,
             strict=settings.strict,
-        ).failing
-    return _judged[key]
+        )
+        known[key] = report.failing
+    return known[key]

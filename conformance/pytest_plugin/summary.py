@@ -10,8 +10,8 @@ import pytest
 
 from mha.conformance.pytest_plugin.selection import Selection, selection
 from mha.conformance.pytest_plugin.stash import REPORT, UNWRITTEN
-from mha.conformance.reports.files import keep, write
-from mha.conformance.reports.github import marks
+from mha.conformance.reports.files import save_last, write
+from mha.conformance.reports.github import runner_annotations
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import summarise
 from mha.conformance.results import Rejections, Report, Verdict
@@ -44,7 +44,7 @@ def finish(session: pytest.Session, reporter: Any) -> None:
         unwritten = [why for file in config.option.mha_report if (why := write(report, Path(file)))]
         if verdicts:
             config.stash[REPORT] = report
-            keep(report, config.invocation_params.dir)
+            save_last(report, config.invocation_params.dir)
         if unwritten:
             config.stash[UNWRITTEN] = [f"mha: {why}" for why in unwritten]
             session.exitstatus = 2
@@ -61,7 +61,7 @@ def summary(chosen: Selection, report: Report, reporter: Any) -> list[str]:
     width = max(60, min(screen.fullwidth, WIDEST))
     drawn = matrix(report.verdicts, width=width, color=screen.hasmarkup, plain=needs_plain(encoding))
     summaries = summarise(report.verdicts, incomplete=report.incomplete)
-    return [*chosen.header(), "", *drawn, "", *summaries, *marks(report.verdicts)]
+    return [*chosen.header(), "", *drawn, "", *summaries, *runner_annotations(report.verdicts)]
 
 
 def _verdicts(reporter: Any) -> list[Verdict]:

@@ -1,1 +1,1 @@
-"""What a run found, in every form in which it is read: terminal, JSON, Markdown, HTML."""
+"""Reports of a run: in the terminal, as GitHub annotations, and as JSON, Markdown and HTML files."""

@@ -1,117 +1,225 @@
-"""Several reports: shards of one run as one, and what changed between two runs."""
+"""Several reports: the shards of one run merged into one report, and two runs compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from mha.conformance.reports.summary import status_of
-from mha.conformance.reports.text import brief, judged, visible
+from mha.conformance.reports.text import brief, subject, visible, visible_name
 from mha.conformance.results import Report, Verdict
-from mha.spec import CLAUSES
+from mha.spec.clauses import CLAUSES
 
 Key = tuple[str, str, str, str]
-KEPT = ("pass", "waived", "SHOULD not kept", "not claimed")
-# A margin that is told as less exact, or a time as slower: so much more than before, and no trifle.
+# All other statuses are failures.
+SATISFIED = ("pass", "waived", "unmet SHOULD", "not claimed")
+# What must be equal in the shards of one run, and is worth a note where two runs are compared.
+SETTINGS = ("profile", "seed", "strict", "versions")
+# An error or a time counts as grown if it is so many times the earlier one, and above these: error/bound, seconds.
 FACTOR, LEAST_MARGIN, LEAST_SECONDS = 2.0, 0.05, 5.0
 
 
-def merged(reports: Sequence[Report]) -> Report:
+def merge(reports: Sequence[Report]) -> Report:
     """Return the shards of one run as one report, in the order of the contract.
 
-    Raises ValueError where they are not of one run: another profile, seed or version, or two verdicts on one question.
+    Raises ValueError for reports that are not of one run: they differ in the profile, the seed or a version, or have
+    different verdicts on the same clause, implementation, dtype and device.
     """
     first = reports[0]
     for other in reports[1:]:
-        for field in ("profile", "seed", "strict", "versions"):
-            mine, theirs = getattr(first, field), getattr(other, field)
-            if mine != theirs:
-                raise ValueError(f"these are no shards of one run: {field} is {mine!r} in one, {theirs!r} in another")
-    verdicts: dict[Key, Verdict] = {}
-    for verdict in (each for report in reports for each in report.verdicts):
-        known = verdicts.setdefault(_key(verdict), verdict)
-        if replace(known, seconds=verdict.seconds) != verdict:
-            told = visible(" ".join(_key(verdict)))
-            raise ValueError(
-                f"these are no shards of one run: there are two verdicts on {told}; to compare, leave out --merge"
-            )
-    order = [dict.fromkeys(key[place] for key in verdicts) for place in range(4)]
-    places = [{word: place for place, word in enumerate(words)} for words in order]
-    places[3] = {clause: place for place, clause in enumerate(CLAUSES)}
-    by_place = sorted(
-        verdicts.items(), key=lambda pair: [known[word] for known, word in zip(places, pair[0], strict=True)]
-    )
+        for name, mine, theirs in _setting_changes(first, other):
+            raise ValueError(f"not shards of one run: {name} is {mine!r} in one and {theirs!r} in another")
+    verdicts = _merged(verdict for report in reports for verdict in report.verdicts)
     return replace(
         first,
-        verdicts=tuple(verdict for _, verdict in by_place),
+        verdicts=_ordered(verdicts.values()),
         targets={name: target for report in reports for name, target in report.targets.items()},
         incomplete=any(report.incomplete for report in reports),
-        broken={name: why for report in reports for name, why in report.broken.items()},
+        broken={name: error for report in reports for name, error in report.broken.items()},
         started=min(report.started for report in reports),
         host=", ".join(dict.fromkeys(report.host for report in reports)),
     )
 
 
-def differences(before: Report, after: Report) -> tuple[list[str], int]:
-    """Return what changed between two runs, in lines, and the exit status: 1 if something broke, 2 if a run is partial.
+class Change(NamedTuple):
+    """The verdicts of two runs on the same clause, implementation, dtype and device."""
 
-    What was judged before and is not judged now is told, and breaks nothing.
-    """
-    old, new = ({_key(verdict): verdict for verdict in report.verdicts} for report in (before, after))
-    both = [key for key in new if key in old]
-    broken = [key for key in new if not _kept(new[key]) and (key not in old or _kept(old[key]))]
-    mended = [key for key in both if not _kept(old[key]) and _kept(new[key])]
-    other = [key for key in both if status_of(old[key]) != status_of(new[key]) and key not in {*broken, *mended}]
-    less = [key for key in both if _kept(new[key]) and new[key].margin > max(LEAST_MARGIN, FACTOR * old[key].margin)]
-    blocks = [
-        ("new failures", [f"{_told(new[key])}: {brief(new[key])}" for key in broken]),
-        ("mended", [_told(new[key]) for key in mended]),
-        ("still failing", [_told(new[key]) for key in both if not _kept(old[key]) and not _kept(new[key])]),
-        ("changed", [f"{_told(new[key])}, before: {status_of(old[key])}" for key in other]),
-        ("less exact", [f"{_told(new[k])}: error/bound {old[k].margin:.3g}, now {new[k].margin:.3g}" for k in less]),
-        ("slower", _slower(before, after, both)),
-        ("no longer judged", [_told(old[key]) for key in old if key not in new]),
-    ]
-    notes = [
-        f"{field} differs: {visible(repr(getattr(before, field)))}, now {visible(repr(getattr(after, field)))}"
-        for field in ("profile", "seed", "strict", "versions")
-        if getattr(before, field) != getattr(after, field)
-    ]
-    notes += [
-        f"INCOMPLETE: {which} was stopped"
-        for which, r in (("the first", before), ("the second", after))
-        if r.incomplete
-    ]
-    lines = notes + [
-        line for what, found in blocks if found for line in ("", f"{what}: {len(found)}", *_indented(found))
-    ]
-    same = sum(status_of(old[key]) == status_of(new[key]) for key in both)
-    status = 1 if broken else 2 if before.incomplete or after.incomplete or not new else 0
-    return [*lines, "", f"{len(new)} verdicts, {same} as before"], status
+    before: Verdict
+    after: Verdict
 
 
-def _slower(before: Report, after: Report, both: Sequence[Key]) -> list[str]:
-    """Return the implementations that took much longer over what both runs judged."""
-    lines = []
-    for name in dict.fromkeys(key[0] for key in both):
-        own = {key for key in both if key[0] == name}
-        was, now = (sum(v.seconds for v in report.verdicts if _key(v) in own) for report in (before, after))
-        if now > max(LEAST_SECONDS, FACTOR * was) and was:
-            lines.append(f"{name}: {now / was:.1f} times the {was:.0f} s that it took to judge")
-    return lines
+class Slowdown(NamedTuple):
+    """An implementation whose verdicts took longer: the seconds of those that both runs have."""
+
+    implementation: str
+    before: float
+    after: float
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
+@dataclass(frozen=True)
+class Comparison:
+    """What changed between two runs."""
+
+    before: Report
+    after: Report
+
+    @property
+    def new_failures(self) -> list[Verdict]:
+        """What fails in the later run, and did not fail or was not judged in the earlier one."""
+        return [verdict for verdict in self._failing if _key(verdict) not in self._failed_before]
+
+    @property
+    def fixed(self) -> list[Verdict]:
+        """What failed in the earlier run, and does not fail in the later one."""
+        return [verdict for key, verdict in self._new.items() if key in self._failed_before and not _fails(verdict)]
+
+    @property
+    def still_failing(self) -> list[Verdict]:
+        """What fails in both runs."""
+        return [verdict for verdict in self._failing if _key(verdict) in self._failed_before]
+
+    @property
+    def changed(self) -> list[Change]:
+        """What has another status, though it fails in both runs or in neither."""
+        return [c for c in self._changes if not _is_unchanged(c) and _fails(c.before) == _fails(c.after)]
+
+    @property
+    def less_accurate(self) -> list[Change]:
+        """What does not fail, but has a much larger error/bound than before."""
+        return [
+            change
+            for change in self._changes
+            if not _fails(change.after) and change.after.margin > max(LEAST_MARGIN, FACTOR * change.before.margin)
+        ]
+
+    @property
+    def slower(self) -> list[Slowdown]:
+        """The implementations whose verdicts took much longer."""
+        slowdowns = []
+        for name in dict.fromkeys(change.after.implementation for change in self._changes):
+            own = [change for change in self._changes if change.after.implementation == name]
+            old, new = sum(c.before.seconds for c in own), sum(c.after.seconds for c in own)
+            if old and new > max(LEAST_SECONDS, FACTOR * old):
+                slowdowns.append(Slowdown(name, old, new))
+        return slowdowns
+
+    @property
+    def no_longer_judged(self) -> list[Verdict]:
+        """What only the earlier run judged, which is not a failure."""
+        return [verdict for key, verdict in self._old.items() if key not in self._new]
+
+    @property
+    def unchanged(self) -> int:
+        """The number of verdicts that have the same status in both runs."""
+        return sum(map(_is_unchanged, self._changes))
+
+    @property
+    def settings(self) -> list[tuple[str, object, object]]:
+        """The settings that differ: the name, and the values of the earlier and of the later run."""
+        return list(_setting_changes(self.before, self.after))
+
+    @property
+    def exit_status(self) -> int:
+        """1 if there are new failures, else 2 if a run is incomplete or the later one is empty, else 0."""
+        if self.new_failures:
+            return 1
+        return 2 if self.before.incomplete or self.after.incomplete or not self.after.verdicts else 0
+
+    @cached_property
+    def _old(self) -> dict[Key, Verdict]:
+        return {_key(verdict): verdict for verdict in self.before.verdicts}
+
+    @cached_property
+    def _new(self) -> dict[Key, Verdict]:
+        return {_key(verdict): verdict for verdict in self.after.verdicts}
+
+    @cached_property
+    def _changes(self) -> list[Change]:
+        return [Change(self._old[key], verdict) for key, verdict in self._new.items() if key in self._old]
+
+    @cached_property
+    def _failing(self) -> list[Verdict]:
+        return [verdict for verdict in self._new.values() if _fails(verdict)]
+
+    @cached_property
+    def _failed_before(self) -> set[Key]:
+        return {key for key, verdict in self._old.items() if _fails(verdict)}
+
+
+def describe_changes(comparison: Comparison) -> list[str]:
+    """Return a comparison as lines of text."""
+    slower = [f"{visible_name(n)}: {old:.0f} s before, {new:.0f} s now" for n, old, new in comparison.slower]
+    margins = [(new, f"{old.margin:.3g} before, {new.margin:.3g} now") for old, new in comparison.less_accurate]
+    blocks = {
+        "new failures": [f"{_label(verdict)}: {brief(verdict)}" for verdict in comparison.new_failures],
+        "fixed": map(_label, comparison.fixed),
+        "still failing": map(_label, comparison.still_failing),
+        "changed": [f"{_label(new)}, {status_of(old)} before" for old, new in comparison.changed],
+        "less accurate": [f"{_label(verdict)}: error/bound {margin}" for verdict, margin in margins],
+        "slower": slower,
+        "no longer judged": map(_label, comparison.no_longer_judged),
+    }
+    lines = _notes(comparison)
+    for title, entries in blocks.items():
+        if indented := [f"    {entry}" for entry in entries]:
+            lines += ["", f"{title}: {len(indented)}", *indented]
+    return [*lines, "", f"unchanged: {comparison.unchanged} of {len(comparison.after.verdicts)} verdicts"]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """Return a line for everything else that may explain a change."""
+    notes = [f"{name}: {visible(repr(old))} before, {visible(repr(new))} now" for name, old, new in comparison.settings]
+    runs = (("first", comparison.before), ("second", comparison.after))
+    return notes + [f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete]
+
+
+def _setting_changes(before: Report, after: Report) -> Iterator[tuple[str, object, object]]:
+    for name in SETTINGS:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield name, old, new
+
+
+def _merged(verdicts: Iterable[Verdict]) -> dict[Key, Verdict]:
+    """Return the verdicts, each once; raises ValueError where two of them disagree."""
+    merged: dict[Key, Verdict] = {}
+    for verdict in verdicts:
+        known = merged.setdefault(_key(verdict), verdict)
+        if replace(known, seconds=verdict.seconds) != verdict:
+            raise ValueError(
+                f"not shards of one run: they disagree about {verdict.clause} for {subject(verdict)}; "
+                "to compare two runs, leave out --merge"
+            )
+    return merged
+
+
+def _ordered(verdicts: Collection[Verdict]) -> tuple[Verdict, ...]:
+    """Return the verdicts by implementation, device and dtype, each in order of appearance, then by clause."""
+    names = list(dict.fromkeys(verdict.implementation for verdict in verdicts))
+    devices = list(dict.fromkeys(verdict.device for verdict in verdicts))
+    dtypes = list(dict.fromkeys(verdict.dtype for verdict in verdicts))
+    clauses = list(CLAUSES)
+
+    def rank(verdict: Verdict) -> tuple[int, ...]:
+        where = names.index(verdict.implementation), devices.index(verdict.device), dtypes.index(verdict.dtype)
+        return *where, clauses.index(verdict.clause)
+
+    return tuple(sorted(verdicts, key=rank))
 
 
 def _key(verdict: Verdict) -> Key:
     return verdict.implementation, verdict.device, verdict.dtype, verdict.clause
 
 
-def _kept(verdict: Verdict) -> bool:
-    return status_of(verdict) in KEPT
+def _fails(verdict: Verdict) -> bool:
+    return status_of(verdict) not in SATISFIED
 
 
-def _told(verdict: Verdict) -> str:
-    return f"{verdict.clause:7} {judged(verdict)} ({status_of(verdict)})"
+def _is_unchanged(change: Change) -> bool:
+    return status_of(change.before) == status_of(change.after)
+
+
+def _label(verdict: Verdict) -> str:
+    return f"{verdict.clause:7} {subject(verdict)} ({status_of(verdict)})"

@@ -1,66 +1,72 @@
-"""Reports in files: their forms by the ending of the name, and the last run, which is always kept."""
+"""Reports in files: the format is chosen by the suffix, and the last run is always saved."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from mha.conformance.reports.html import to_html
+from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.results import Report
 
-FORMS = (".html", ".json", ".md")
-# What `mha report`, `mha replay` and `mha waive` read unless told otherwise.
+# A format is a row here; the help of `mha` and of the pytest plugin lists the suffixes.
+FORMATS: dict[str, Callable[[Report], str]] = {".html": to_html, ".json": Report.to_json, ".md": to_markdown}
+# What `mha report`, `mha replay` and `mha waive` read by default.
 LAST = Path(".mha") / "last.json"
 
 
-def validate_file(file: Path, what: str) -> None:
-    """Raise ValueError for a file that could not be written, before anything is judged."""
-    if file.suffix not in FORMS:
-        raise ValueError(f"{what} must be the name of a {' or '.join(FORMS)} file, but is {str(file)!r}")
+def suffixes(formats: Collection[str] = tuple(FORMATS)) -> str:
+    """Return the suffixes of some formats as they are listed in a sentence.
+
+    >>> suffixes()
+    '.html, .json or .md'
+    """
+    *most, last = formats
+    return f"{', '.join(most)} or {last}"
+
+
+def validate_file(file: Path, option: str) -> None:
+    """Raise ValueError, in one line, for a file to which no report can be written; option: where it was given."""
+    if file.suffix not in FORMATS:
+        raise ValueError(f"{option} takes a file name that ends in {suffixes()}, but was given {str(file)!r}")
     if not file.resolve().parent.is_dir():
-        raise ValueError(f"{what}: there is no folder {str(file.parent)!r} to write {file.name!r} in")
+        raise ValueError(f"{option}: {file.name!r} cannot be written, since there is no folder {str(file.parent)!r}")
 
 
-def rendered(report: Report, form: str) -> str:
-    """Return the report in one of `FORMS`."""
-    if form == ".html":
-        from mha.conformance.reports.html import to_html
-
-        return to_html(report)
-    if form == ".md":
-        from mha.conformance.reports.markdown import to_markdown
-
-        return to_markdown(report)
-    return report.to_json() + "\n"
+def render(report: Report, suffix: str) -> str:
+    """Return the report in one of `FORMATS`."""
+    return FORMATS[suffix](report) + "\n"
 
 
 def write(report: Report, file: Path) -> str:
-    """Write the report in the form that the file's name tells; return why not, "" if it is written."""
+    """Write the report in the format of the file's suffix; return an error message, empty if it was written."""
     try:
-        file.write_text(rendered(report, file.suffix), encoding="utf-8", errors="backslashreplace")
+        file.write_text(render(report, file.suffix), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        return f"the report cannot be written to {str(file)!r}: {error.strerror}; it stands above"
+        return f"the report cannot be written to {str(file)!r}: {error.strerror}; its results are printed above"
     return ""
 
 
-def keep(report: Report, folder: Path) -> None:
-    """Keep a report as that of the last run in a folder, if it can be written to."""
-    place = folder / LAST
-    part = place.with_name(f"{os.getpid()}.part")
+def save_last(report: Report, folder: Path) -> None:
+    """Save a report as that of the last run in a folder, if the folder can be written to."""
+    target = folder / LAST
+    partial = target.with_name(f"{os.getpid()}.part")
     try:
-        place.parent.mkdir(exist_ok=True)
-        (place.parent / ".gitignore").write_text("*\n", encoding="utf-8")
-        part.write_text(rendered(report, ".json"), encoding="utf-8")
-        part.replace(place)  # at once: another run may read it
+        target.parent.mkdir(exist_ok=True)
+        (target.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+        partial.write_text(render(report, ".json"), encoding="utf-8")
+        partial.replace(target)  # in one step: another run may be reading it
     except OSError:
         with suppress(OSError):
-            part.unlink()
+            partial.unlink()
 
 
 def read(file: Path) -> Report:
-    """Read a report; raises ValueError, in a line, for what is none."""
+    """Read a report; raises ValueError, in one line, for a file that cannot be read or is not a report."""
     if file == LAST and not file.exists():
-        raise ValueError("no run is kept in this folder: judge something first, as with mha check, or name a report")
+        raise ValueError("no run is saved in this folder: run `mha check` first, or name a report")
     try:
         return Report.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,29 +1,30 @@
-"""Failures as annotations of GitHub Actions: lines that its runner shows beside a pull request."""
+"""Failures as annotations of GitHub Actions, which its runner shows beside a pull request."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 
-from mha.conformance.reports.text import brief, shown, visible
-from mha.conformance.results import NONCONFORMING, Verdict
-from mha.spec import CLAUSES
+from mha.conformance.reports.summary import is_failure
+from mha.conformance.reports.text import LISTED, brief, visible, visible_name
+from mha.conformance.results import Verdict
+from mha.spec.clauses import CLAUSES
 
 
-def marks(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return the annotations where the run is one of GitHub Actions."""
-    return list(annotated(verdicts)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
+def runner_annotations(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return the annotations, or none where this is not a run of GitHub Actions."""
+    return list(workflow_commands(verdicts)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
 
 
-def annotated(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    """Yield a line for each failure; what is only recommended, or waived, is a notice."""
+def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet SHOULD."""
     for verdict in verdicts:
-        if verdict.status in (*NONCONFORMING, "waived", "harness_error"):
-            spared = verdict.status == "waived" or (verdict.conforms and verdict.status != "harness_error")
-            kind = "notice" if spared else "error"
-            told = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
-            title = f"{verdict.clause} {shown(verdict.implementation)} {verdict.dtype}: {CLAUSES[verdict.clause].title}"
-            yield f"::{kind} title={_escaped(title).replace(':', '%3A').replace(',', '%2C')}::{_escaped(told)}"
+        if verdict.status in LISTED:
+            kind = "error" if is_failure(verdict) else "notice"
+            title = f"{verdict.clause} {visible_name(verdict.implementation)} {verdict.dtype}"
+            title = _escaped(f"{title}: {CLAUSES[verdict.clause].title}").replace(":", "%3A").replace(",", "%2C")
+            message = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
+            yield f"::{kind} title={title}::{_escaped(message)}"
 
 
 def _escaped(text: str) -> str:

@@ -1,167 +1,189 @@
-"""A report as one HTML page, which needs nothing but itself."""
+"""A report as one HTML page that loads nothing else."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
-from mha.conformance.benchmarks.compare import HEADINGS, Timing
 from mha.conformance.reports.summary import (
-    CONFORMS,
     SIGNS,
     cell_of,
-    families_of,
+    conforms,
+    count_clauses,
+    count_statuses,
+    is_failure,
     legend,
     outcome,
-    rejections,
-    share,
     status_of,
+    total_rejections,
 )
-from mha.conformance.reports.text import LONGEST_SCRIPT, shown, visible
+from mha.conformance.reports.text import LONGEST_SCRIPT, visible, visible_name
 from mha.conformance.results import Report, Verdict
-from mha.spec import CLAUSES
-from mha.spec.clauses import FAMILIES
+from mha.spec.clauses import CLAUSES, FAMILIES, Clause
 
-CLASSES = {"!": "h", "✗": "f", "b": "b", "w": "w", "s": "s", "✓": "p", "-": "n"}
-# The plot of margins: where it begins, and its width.
+# The CSS class of each sign.
+CLASSES = {"!": "error", "✗": "fail", "b": "blocked", "w": "waived", "s": "unmet", "✓": "pass", "-": "unclaimed"}
+# The plot of error/bound: where its logarithmic scale begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
+# The verdicts on each implementation, under the name that the page shows.
+ByName = Mapping[str, Sequence[Verdict]]
 
 
-def to_html(report: Report, timings: Sequence[Timing] = (), picture: str = "") -> str:
-    """Return the page; timings: of `mha bench`, and picture: SVG of them."""
-    resources = files("mha.conformance.reports")
-    css, script, page = (
-        (resources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html.j2")
-    )
+class Section(NamedTuple):
+    """A further section of the page; id: of its heading. html: its body, with all text in it escaped."""
+
+    title: str
+    id: str
+    html: str
+
+
+def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
+    """Return the page, with further sections after the summary."""
     by_name = _by_name(report)
     families = list(_families(by_name))
+    rows = [row for family in families for row in family["rows"]]
     data = json.dumps({"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)})
-    return (
-        Environment(autoescape=True, trim_blocks=True)
-        .from_string(page)
-        .render(
-            title="Conformance of multi-head attention",
-            verdict=_verdict(report),
-            facts=_facts(report),
-            summary=[_summary(name, own) for name, own in by_name.items()],
-            families=families,
-            kept=sum(row["kept"] for family in families for row in family["rows"]),
-            classes=CLASSES,
-            legend=legend({sign for family in families for row in family["rows"] for sign in row["signs"]}),
-            departures=list(_departures(report)),
-            speed=_speed(timings),
-            headings=HEADINGS,
-            picture=picture,
-            margins=[row for name, own in by_name.items() for row in _margins(name, own)],
-            unclaimed=_unclaimed(by_name),
-            css=css,
-            script=script,
-            data=data.replace("<", "\\u003c"),  # so that no text in it ends the script
-        )
+    page = Environment(autoescape=True, trim_blocks=True).from_string(_resource("page.html.j2"))
+    return page.render(
+        title="Multi-head attention conformance report",
+        outcome=_outcome(report, by_name),
+        facts=_facts(report),
+        summary=[_summary(name, own) for name, own in by_name.items()],
+        sections=sections,
+        families=families,
+        passing=sum(row["passes"] for row in rows),
+        classes=CLASSES,
+        legend=legend({sign for row in rows for sign in row["signs"]}),
+        failures=list(_failures(report)),
+        margins=[row for name, own in by_name.items() for row in _margins(name, own)],
+        unclaimed=_unclaimed(by_name),
+        css=_resource("page.css"),
+        script=_resource("page.js"),
+        data=data.replace("<", "\\u003c"),  # so that no text in it ends the script element
     )
+
+
+def _resource(name: str) -> str:
+    return (files("mha.conformance.reports") / name).read_text(encoding="utf-8")
 
 
 def _by_name(report: Report) -> dict[str, list[Verdict]]:
-    """Return the verdicts on each implementation by its name as it is shown, which no two share."""
-    found: dict[str, list[Verdict]] = {}
+    """Return the verdicts on each implementation; names that look alike once they are cut get a number."""
+    named: dict[str, list[Verdict]] = {}
     for name, own in report.by_implementation.items():
-        label, number = shown(name), 2
-        while label in found:
-            label, number = f"{shown(name)} ({number})", number + 1
-        found[label] = own
-    return found
+        label, number = visible_name(name), 2
+        while label in named:
+            label, number = f"{visible_name(name)} ({number})", number + 1
+        named[label] = own
+    return named
 
 
-def _verdict(report: Report) -> str:
-    conforming = sum(outcome(own).startswith(CONFORMS) for own in report.by_implementation.values())
-    told = f"{conforming} of {len(report.by_implementation)} implementations conform"
-    broken = "".join(f" {shown(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items())
-    return (f"INCOMPLETE: the run was stopped. So far {told}." if report.incomplete else f"{told}.") + broken
+def _outcome(report: Report, by_name: ByName) -> str:
+    count = f"{sum(conforms(own) for own in by_name.values())} of {len(by_name)} implementations conform"
+    sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
+    sentences += [f"{visible_name(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items()]
+    return " ".join(sentences)
 
 
 def _facts(report: Report) -> list[str]:
     where = sorted({f"{verdict.dtype} on {verdict.device}" for verdict in report.verdicts})
     versions = [f"{name} {number}" for name, number in report.versions.items()]
     facts = [", ".join(where), f"profile {report.profile}", f"seed {report.seed}", *versions]
-    return [shown(fact) for fact in (*facts, report.started, report.host) if fact]
+    return [visible_name(fact) for fact in (*facts, report.started, report.host) if fact]
 
 
 def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
-    met, claimed = share(own)
-    bitten, tried = rejections(own)
-    counts = Counter(status_of(verdict) for verdict in own)
+    """Return the row of an implementation in the table of implementations."""
+    passing, claimed = count_clauses(own)
+    counts = total_rejections(own)
     return {
         "name": name,
-        "sign": "✓" if outcome(own).startswith(CONFORMS) else "✗",
+        "sign": "✓" if conforms(own) else "✗",
         "outcome": outcome(own),
-        "met": met,
+        "passing": passing,
         "claimed": claimed,
-        "counts": ", ".join(f"{count} {status}" for status, count in sorted(counts.items())),
-        "rejected": f"{bitten / tried:.0%} of {tried}" if tried else "",
+        "counts": count_statuses(own),
+        "rejected": f"{counts.rejected / counts.tried:.0%} of {counts.tried}" if counts.tried else "",
         "examples": sum(verdict.examples for verdict in own),
         "seconds": f"{sum(verdict.seconds for verdict in own):.0f}",
     }
 
 
-def _families(by_name: dict[str, list[Verdict]]) -> Iterator[dict[str, Any]]:
+def _families(by_name: ByName) -> Iterator[dict[str, Any]]:
     """Yield each family with a row for each of its clauses that was judged."""
     cells: dict[str, dict[str, list[Verdict]]] = {}
     for name, own in by_name.items():
         for verdict in own:
             cells.setdefault(verdict.clause, {}).setdefault(name, []).append(verdict)
-    for letters in families_of(verdict for own in by_name.values() for verdict in own):
-        rows = []
-        for clause in (each for each in CLAUSES.values() if each.family == letters and each.id in cells):
-            signs = [cell_of(cells[clause.id][name]).sign if name in cells[clause.id] else "" for name in by_name]
-            kept = set(signs) <= {"✓", "-", ""}
-            rows.append({"id": clause.id, "title": clause.title, "level": clause.level, "signs": signs, "kept": kept})
-        yield {"letters": letters, "title": FAMILIES[letters].title, "rows": rows}
+    for letters, family in FAMILIES.items():
+        clauses = [clause for clause in CLAUSES.values() if clause.family == letters and clause.id in cells]
+        if clauses:
+            rows = [_clause_row(clause, [cells[clause.id].get(name, []) for name in by_name]) for clause in clauses]
+            yield {"letters": letters, "title": family.title, "rows": rows}
+
+
+def _clause_row(clause: Clause, members: Sequence[Sequence[Verdict]]) -> dict[str, Any]:
+    """Return the row of a clause in the matrix; members: the verdicts of each implementation, in order."""
+    signs = [cell_of(verdicts).sign if verdicts else "" for verdicts in members]
+    passes = set(signs) <= {"✓", "-", ""}
+    return {"id": clause.id, "title": clause.title, "level": clause.level, "signs": signs, "passes": passes}
 
 
 def _clauses(report: Report) -> dict[str, dict[str, str]]:
-    named = ("id", "level", "title", "statement", "why", "differs", "source")
+    """Return what the page says about each clause that was judged."""
+    fields = ("id", "level", "title", "statement", "why", "differs", "source")
     judged = {verdict.clause for verdict in report.verdicts}
-    return {id: {name: getattr(CLAUSES[id], name) for name in named} for id in CLAUSES if id in judged}
+    return {id: {name: getattr(CLAUSES[id], name) for name in fields} for id in CLAUSES if id in judged}
 
 
-def _evidence(by_name: dict[str, list[Verdict]]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Return what each cell opens to, by clause and implementation; what is empty is left out."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+def _evidence(by_name: ByName) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return what each cell opens to, by clause and implementation, without empty values."""
+    evidence: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name, own in by_name.items():
         for verdict in own:
-            told = asdict(verdict) | {"status": status_of(verdict), "sign": SIGNS[status_of(verdict)][0]}
-            told |= {"message": visible(verdict.message), "rejected": _rejected(verdict)}
-            told |= {"margin": f"{verdict.margin:.3g}" if verdict.margin else "", "case": visible(verdict.case or "")}
-            told["script"] = visible(verdict.script or "", LONGEST_SCRIPT)
-            for field in ("implementation", "clause", "level", "required", "cases_to_failure", "rejections"):
-                del told[field]
-            found.setdefault(verdict.clause, {}).setdefault(name, []).append(
-                {field: value for field, value in told.items() if value}
-            )
-    return found
+            values = {field: value for field, value in _details(verdict).items() if value}
+            evidence.setdefault(verdict.clause, {}).setdefault(name, []).append(values)
+    return evidence
+
+
+def _details(verdict: Verdict) -> dict[str, Any]:
+    status = status_of(verdict)
+    return {
+        "sign": SIGNS[status][0],
+        "status": status,
+        "dtype": verdict.dtype,
+        "device": verdict.device,
+        "message": visible(verdict.message),
+        "case": visible(verdict.case or ""),
+        "examples": verdict.examples,
+        "margin": f"{verdict.margin:.3g}" if verdict.margin else "",
+        "rejected": _rejected(verdict),
+        "violated": visible_name(verdict.violated),
+        "blocked_by": verdict.blocked_by,
+        "seconds": verdict.seconds,
+        "script": visible(verdict.script or "", LONGEST_SCRIPT),
+    }
 
 
 def _rejected(verdict: Verdict) -> str:
     return ", ".join(f"{name} {count.rejected} of {count.tried}" for name, count in verdict.rejections.items())
 
 
-def _departures(report: Report) -> Iterator[dict[str, str]]:
-    """Yield what is not kept, what must be kept first; one that several dtypes or devices show is told once."""
-    found: dict[tuple[str, str, str], list[Verdict]] = {}
-    for verdict in sorted(report.verdicts, key=lambda verdict: verdict.conforms and verdict.status != "harness_error"):
+def _failures(report: Report) -> Iterator[dict[str, str]]:
+    """Yield what does not pass, what keeps an implementation from conforming first, once for all dtypes and devices."""
+    grouped: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in sorted(report.verdicts, key=is_failure, reverse=True):
         if status_of(verdict) not in ("pass", "not claimed"):
-            found.setdefault((verdict.implementation, verdict.clause, status_of(verdict)), []).append(verdict)
-    for (name, clause, status), own in found.items():
+            grouped.setdefault((verdict.implementation, verdict.clause, status_of(verdict)), []).append(verdict)
+    for (name, clause, status), own in grouped.items():
         yield {
-            "name": shown(name),
+            "name": visible_name(name),
             "clause": clause,
             "title": CLAUSES[clause].title,
             "sign": SIGNS[status][0],
@@ -172,42 +194,36 @@ def _departures(report: Report) -> Iterator[dict[str, str]]:
         }
 
 
-def _speed(timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
-    """Return a row for each implementation that was to be timed, by what it was to be timed at."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for timing in timings:
-        row: dict[str, Any] = {"name": shown(timing.implementation), "wrong": visible(timing.wrong)}
-        if not timing.wrong:
-            row |= {"cells": timing.cells, "sign": "!" if timing.impossible else ""}
-        found.setdefault(timing.work.title, []).append(row)
-    return found
-
-
 def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:
-    """Yield for each dtype and device how near to the bound the clauses came."""
+    """Yield for each dtype and device the spread of error/bound over the clauses that pass."""
     for dtype, device in dict.fromkeys((verdict.dtype, verdict.device) for verdict in own):
-        found = [v for v in own if (v.dtype, v.device) == (dtype, device) and v.margin > 0 and v.status == "pass"]
-        if found:
-            shares = [verdict.margin for verdict in found]
-            values = {"low": min(shares), "median": median(shares), "high": max(shares)}
+        passing = [v for v in own if (v.dtype, v.device, v.status) == (dtype, device, "pass") and v.margin > 0]
+        if passing:
+            margins = [verdict.margin for verdict in passing]
+            values = {"low": min(margins), "median": median(margins), "high": max(margins)}
             yield {
                 "name": name,
                 "where": f"{dtype} on {device}",
-                "clause": max(found, key=lambda verdict: verdict.margin).clause,
-                **{what: f"{value:.2g}" for what, value in values.items()},
-                **{f"x_{what}": _place(value) for what, value in values.items()},
+                "clause": max(passing, key=lambda verdict: verdict.margin).clause,
+                **{label: f"{value:.2g}" for label, value in values.items()},
+                **{f"x_{label}": _position(value) for label, value in values.items()},
             }
 
 
-def _place(margin: float) -> str:
+def _position(margin: float) -> str:
+    """Return where a value of error/bound is in the plot, in pixels from the left."""
     decades = -math.log10(LEAST_MARGIN)
     return f"{WIDTH * (1 + math.log10(min(max(margin, LEAST_MARGIN), 1.0)) / decades):.1f}"
 
 
-def _unclaimed(by_name: dict[str, list[Verdict]]) -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = {}
+def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
+    """Return the clauses that each implementation does not claim, by the reason."""
+    grouped: dict[str, dict[str, list[str]]] = {}
     for name, own in by_name.items():
         for verdict in own:
             if verdict.status == "not_claimed":
-                found.setdefault(name, {}).setdefault(visible(verdict.message), []).append(verdict.clause)
-    return found
+                reasons = grouped.setdefault(name, {})
+                clauses = reasons.setdefault(visible(verdict.message), [])
+                if verdict.clause not in clauses:
+                    clauses.append(verdict.clause)
+    return grouped

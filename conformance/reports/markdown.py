@@ -1,57 +1,68 @@
-"""A report as Markdown, for a pull request: what is wrong first, short enough to be read there."""
+"""A report as Markdown, short enough for a comment on a pull request: the matrix, then the failures."""
 
 from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator
 
-from mha.conformance.reports.summary import cell_of, families_of, legend, outcome, share, status_of
-from mha.conformance.reports.text import LONGEST_NAME, brief, judged, shown, visible
-from mha.conformance.results import NONCONFORMING, Report, Verdict
-from mha.spec import CLAUSES
+from mha.conformance.reports.summary import by_family, cell_of, count_clauses, is_failure, legend, outcome, status_of
+from mha.conformance.reports.text import LONGEST_NAME, brief, subject, visible, visible_name
+from mha.conformance.results import Report, Verdict
+from mha.spec.clauses import CLAUSES
 
-# A comment of GitHub holds 65,536 characters.
-MOST_FAILURES = 40
+# A comment on GitHub holds 65,536 characters.
+MOST_FAILURES, LONGEST_CASE = 40, 300
 
 
 def to_markdown(report: Report) -> str:
-    """Return the matrix by families, and each failure with its smallest case."""
-    rows = {name: families_of(own) for name, own in report.by_implementation.items()}
-    families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
-    told = "INCOMPLETE: the run was stopped. " if report.incomplete else ""
+    """Return a table of implementations and families, and each failure with its minimal case."""
+    failures = [verdict for verdict in report.verdicts if is_failure(verdict)]
+    lines = ["## Multi-head attention conformance report", "", _facts(report), "", *_matrix(report), ""]
+    for verdict in failures[:MOST_FAILURES]:
+        lines += _details(verdict)
+    if len(failures) > MOST_FAILURES:
+        lines.append(f"And {len(failures) - MOST_FAILURES} more failures.")
+    return "\n".join(lines).rstrip()
+
+
+def _facts(report: Report) -> str:
     facts = [f"profile {report.profile}", f"seed {report.seed}", *(f"{n} {v}" for n, v in report.versions.items())]
-    run = _text(visible(", ".join(facts), LONGEST_NAME * len(facts)).replace("\n", " "))
-    lines = ["## Conformance of multi-head attention", "", f"{told}{run}.", ""]
-    lines += ["| | outcome | met | " + " | ".join(families) + " |", "|---|---|---|" + "---|" * len(families)]
+    line = visible(", ".join(facts), LONGEST_NAME * len(facts)).replace("\n", " ")
+    return f"{'INCOMPLETE: the run was stopped. ' if report.incomplete else ''}{_text(line)}."
+
+
+def _matrix(report: Report) -> Iterator[str]:
+    """Yield the lines of the table, and its legend."""
+    rows = {name: by_family(own) for name, own in report.by_implementation.items()}
+    families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
     signs = set()
+    yield "| | outcome | clauses passed | " + " | ".join(families) + " |"
+    yield "|---|---|---|" + "---|" * len(families)
     for name, own in report.by_implementation.items():
         cells = [cell_of(rows[name][letters]) if letters in rows[name] else None for letters in families]
         signs |= {cell.sign for cell in cells if cell}
-        met, claimed = share(own)
-        start = [f"`{_code(shown(own[0].implementation))}`", outcome(own), f"{met} of {claimed}"]
-        lines.append("| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |")
-    lines += ["", ", ".join(legend(signs)) + "; the number is of clauses.", ""]
-    failures = [v for v in report.verdicts if v.required and v.status in (*NONCONFORMING, "harness_error")]
-    for verdict in failures[:MOST_FAILURES]:
-        lines += _failure(verdict)
-    if len(failures) > MOST_FAILURES:
-        lines.append(f"And {len(failures) - MOST_FAILURES} more.")
-    return "\n".join(lines).rstrip() + "\n"
+        passing, claimed = count_clauses(own)
+        start = [f"`{_code(visible_name(name))}`", outcome(own), f"{passing} of {claimed}"]
+        yield "| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |"
+    yield ""
+    yield ", ".join(legend(signs)) + "; a number counts clauses."
 
 
-def _failure(verdict: Verdict) -> list[str]:
-    told = f"{status_of(verdict)} {verdict.clause}, {judged(verdict)}: {CLAUSES[verdict.clause].title}"
-    lines = ["<details>", f"<summary>{html.escape(told)}</summary>", "", _text(brief(verdict)), ""]
+def _details(verdict: Verdict) -> list[str]:
+    """Return a block that opens to the message and the case of a failure."""
+    heading = f"{status_of(verdict)} {verdict.clause}, {subject(verdict)}: {CLAUSES[verdict.clause].title}"
+    lines = ["<details>", f"<summary>{html.escape(heading)}</summary>", "", _text(brief(verdict)), ""]
     if verdict.case:
-        lines += [f"Case: `{_code(visible(verdict.case, 300))}`", ""]
+        lines += [f"Case: `{_code(visible(verdict.case, LONGEST_CASE))}`", ""]
     return [*lines, "</details>", ""]
 
 
 def _code(text: str) -> str:
-    """Return a text as it can stand between backticks, also in a table."""
+    """Return a text that can stand between backticks, also in a table."""
     return text.replace("`", "'").replace("|", "¦").replace("\n", " ")
 
 
 def _text(text: str) -> str:
-    """Return a text in which nothing is markup but code between backticks."""
+    """Return a text with its markup escaped, except code between backticks."""
     return re.sub(r"([\\*_\[\]#@])", r"\\\1", html.escape(text, quote=False))

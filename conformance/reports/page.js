@@ -4,20 +4,20 @@ const dialog = document.getElementById("cell");
 const matrix = document.getElementById("matrix");
 const cells = [...matrix.querySelectorAll("td button")];
 
-// Everything from the data goes through textContent: it is text, whatever it holds.
+// Everything from the data is set through textContent, so that no markup in it is interpreted.
 function element(name, text, parent) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (parent) parent.append(made);
-  return made;
+  const created = document.createElement(name);
+  if (text !== undefined) created.textContent = text;
+  if (parent) parent.append(created);
+  return created;
 }
 
 function list(pairs, parent) {
-  const made = element("dl", undefined, parent);
+  const rows = element("dl", undefined, parent);
   for (const [name, text] of pairs) {
     if (text === undefined || text === "") continue;
-    element("dt", name, made);
-    element("dd", text, made);
+    element("dt", name, rows);
+    element("dd", text, rows);
   }
 }
 
@@ -30,7 +30,7 @@ async function copy(text, button) {
     range.selectNodeContents(button.nextElementSibling);
     getSelection().removeAllRanges();
     getSelection().addRange(range);
-    button.textContent = "selected: copy it with the keyboard";
+    button.textContent = "selected: press Ctrl+C";
   }
 }
 
@@ -49,18 +49,18 @@ function show(button) {
     list([
       ["cases tried", verdict.examples],
       ["largest error/bound", verdict.margin],
-      ["known wrong answers rejected", verdict.rejected],
+      ["known-bad answers rejected", verdict.rejected],
       ["property", verdict.violated],
       ["blocked by", verdict.blocked_by],
       ["seconds", verdict.seconds],
     ], part);
     if (!verdict.script) continue;
-    const button = element("button", "copy the script", part);
+    const copier = element("button", "copy script", part);
     element("pre", verdict.script, part);
-    button.addEventListener("click", () => copy(verdict.script, button));
+    copier.addEventListener("click", () => copy(verdict.script, copier));
   }
   const more = element("section", undefined, evidence);
-  list([["why it matters", clause.why], ["elsewhere", clause.differs], ["source", clause.source]], more);
+  list([["why it matters", clause.why], ["how libraries differ", clause.differs], ["source", clause.source]], more);
   dialog.showModal();
   dialog.scrollTop = 0;
 }
@@ -79,8 +79,8 @@ function move(event) {
     column += step[1];
     const cell = matrix.rows[row]?.cells[column];
     if (!matrix.rows[row] || column < 1 || (step[1] && !cell)) return;
-    const found = cell?.querySelector("button");
-    if (found && found.offsetParent) return focus(found);
+    const target = cell?.querySelector("button");
+    if (target && target.offsetParent) return focus(target);
   }
 }
 
@@ -97,6 +97,6 @@ matrix.addEventListener("click", (event) => {
 });
 matrix.addEventListener("keydown", move);
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-document.getElementById("departing").addEventListener("change", (event) => {
-  matrix.classList.toggle("departing", event.target.checked);
+document.getElementById("filter").addEventListener("change", (event) => {
+  matrix.classList.toggle("filtered", event.target.checked);
 });

@@ -1,15 +1,15 @@
-"""What a run found, summed up: a cell for each implementation and family or clause, and the share that is met."""
+"""Verdicts summed up: a cell for each implementation and family or clause, an outcome, and totals."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from mha.conformance.results import NONCONFORMING, Verdict
-from mha.spec import CLAUSES
-from mha.spec.clauses import FAMILIES
+from mha.conformance.results import NONCONFORMING, Rejections, Verdict
+from mha.spec.clauses import CLAUSES, FAMILIES
 
-# What a cell shows of the worst in it, worst first: a sign, and what it means.
+# The sign of each status and what it means, from the worst status to the best.
 SIGNS = {
     "harness error": ("!", "the judge failed"),
     "fail": ("✗", "fails"),
@@ -17,24 +17,17 @@ SIGNS = {
     "stale waiver": ("✗", "fails"),
     "blocked": ("b", "blocked by another failure"),
     "waived": ("w", "waived"),
-    "SHOULD not kept": ("s", "SHOULD not kept"),
-    "pass": ("✓", "kept"),
+    "unmet SHOULD": ("s", "unmet SHOULD"),
+    "pass": ("✓", "passes"),
     "not claimed": ("-", "not claimed"),
 }
-# How the outcome begins of what conforms.
-CONFORMS = "conforms"
-# The signs in plain letters, for terminals without others.
+# In ASCII, for terminals that cannot show the signs.
 PLAIN = {"✗": "x", "✓": "."}
-
-
-def legend(signs: Collection[str]) -> list[str]:
-    """Return what each of these signs means."""
-    return [f"{sign} {meaning}" for sign, meaning in dict(SIGNS.values()).items() if sign in signs]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is worst in some verdicts, and in how many clauses."""
+    """The worst status among some verdicts, and the number of clauses that have it."""
 
     status: str
     clauses: int
@@ -46,50 +39,77 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The sign, and the number of clauses where it is about some of them."""
+        """The sign and the number of clauses; the sign alone for a pass and for what is not claimed."""
         return self.sign if self.status in ("pass", "not claimed") else f"{self.sign}{self.clauses}"
 
 
+def legend(signs: Collection[str]) -> list[str]:
+    """Return each of these signs with its meaning."""
+    return [f"{sign} {meaning}" for sign, meaning in dict(SIGNS.values()).items() if sign in signs]
+
+
 def status_of(verdict: Verdict) -> str:
-    """Return the status in words; what does not stop conformance is told apart."""
-    spared = not verdict.required and verdict.status in NONCONFORMING
-    return "SHOULD not kept" if spared else verdict.status.replace("_", " ")
+    """Return the status in words; a failure that does not keep the implementation from conforming is an unmet SHOULD.
+
+    >>> where = {"implementation": "sdpa", "dtype": "float32", "device": "cpu"}
+    >>> status_of(Verdict(clause="NUM-3", level="SHOULD", status="fail", required=False, **where))
+    'unmet SHOULD'
+    """
+    optional = not verdict.required and verdict.status in NONCONFORMING
+    return "unmet SHOULD" if optional else verdict.status.replace("_", " ")
+
+
+def is_failure(verdict: Verdict) -> bool:
+    """Return whether a verdict keeps the implementation from conforming, or the judge failed to reach it."""
+    return verdict.status == "harness_error" or not verdict.conforms
 
 
 def cell_of(verdicts: Collection[Verdict]) -> Cell:
-    """Return the cell of some verdicts."""
+    """Return the cell that sums up some verdicts, of which there is at least one."""
     worst = min((status_of(verdict) for verdict in verdicts), key=list(SIGNS).index)
     return Cell(worst, len({verdict.clause for verdict in verdicts if status_of(verdict) == worst}))
 
 
-def families_of(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    """Return the verdicts of each family that has one, in the order of the contract."""
-    found: dict[str, list[Verdict]] = {letters: [] for letters in FAMILIES}
+def by_family(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    """Return the verdicts of each family that has any, in the order of the contract."""
+    grouped: dict[str, list[Verdict]] = {letters: [] for letters in FAMILIES}
     for verdict in verdicts:
-        found[CLAUSES[verdict.clause].family].append(verdict)
-    return {letters: own for letters, own in found.items() if own}
+        grouped[CLAUSES[verdict.clause].family].append(verdict)
+    return {letters: members for letters, members in grouped.items() if members}
+
+
+def conforms(verdicts: Collection[Verdict]) -> bool:
+    """Return whether an implementation with these verdicts conforms; it does not where nothing was judged."""
+    judged = any(verdict.status != "not_claimed" for verdict in verdicts)
+    return judged and not any(is_failure(verdict) for verdict in verdicts)
 
 
 def outcome(verdicts: Collection[Verdict]) -> str:
-    """Return what is to be said of an implementation as a whole."""
+    """Return the verdict on an implementation as a whole, in words."""
     statuses = {verdict.status for verdict in verdicts}
     if "harness_error" in statuses:
-        return "CANNOT BE JUDGED"
-    if statuses == {"not_claimed"}:
+        return "COULD NOT BE JUDGED"
+    if statuses <= {"not_claimed"}:
         return "NOTHING WAS JUDGED"
-    if not all(verdict.conforms for verdict in verdicts):
+    if not conforms(verdicts):
         return "DOES NOT CONFORM"
-    return f"{CONFORMS} but for what is waived" if "waived" in statuses else CONFORMS
+    return "conforms, with waivers" if "waived" in statuses else "conforms"
 
 
-def share(verdicts: Collection[Verdict]) -> tuple[int, int]:
-    """Return how many clauses are met in every dtype and on every device, and how many are claimed."""
+def count_clauses(verdicts: Collection[Verdict]) -> tuple[int, int]:
+    """Return how many clauses pass in every dtype and on every device, and how many are claimed."""
     claimed = {verdict.clause for verdict in verdicts if verdict.status != "not_claimed"}
     unmet = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")}
     return len(claimed - unmet), len(claimed)
 
 
-def rejections(verdicts: Iterable[Verdict]) -> tuple[int, int]:
-    """Return how many cases rejected the known-bad answer that they were tried on, and how many were tried."""
+def count_statuses(verdicts: Iterable[Verdict]) -> str:
+    """Return the number of verdicts of each status, the worst first, as in "1 fail, 40 pass"."""
+    counts = Counter(status_of(verdict) for verdict in verdicts)
+    return ", ".join(f"{counts[status]} {status}" for status in SIGNS if status in counts)
+
+
+def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:
+    """Return how often the cases rejected a known-bad answer, over all clauses and all known-bad answers."""
     counts = [count for verdict in verdicts for count in verdict.rejections.values()]
-    return sum(count.rejected for count in counts), sum(count.tried for count in counts)
+    return Rejections(sum(count.rejected for count in counts), sum(count.tried for count in counts))

@@ -3,106 +3,136 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mha.conformance.reports.summary import outcome, rejections, share, status_of
+from mha.conformance.reports.summary import count_clauses, count_statuses, outcome, status_of, total_rejections
 from mha.conformance.results import NONCONFORMING, Verdict, by_implementation
-from mha.spec import CLAUSES
+from mha.spec.clauses import CLAUSES
 
-# Of a message, a name and a script, in characters: what is longer stands in the JSON.
-LONGEST, LONGEST_NAME, LONGEST_SCRIPT = 4000, 80, 100_000
-
-
-def visible(text: str, longest: int = LONGEST) -> str:
-    """Return a text with nothing in it that a terminal or a page would obey, cut where it is too long."""
-    fit = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest])
-    return fit if len(text) <= longest else f"{fit} ... ({len(text):,} characters)"
+# In characters; the JSON has the whole of a longer text.
+LONGEST_TEXT, LONGEST_NAME, LONGEST_SCRIPT, LONGEST_BRIEF = 4000, 80, 100_000, 200
+# In columns.
+WIDTH, LABEL_WIDTH = 110, 11
+LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
-def shown(name: str) -> str:
-    """Return a name as it can be shown in a line."""
+def visible(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return a text with every character escaped that a terminal or a browser would act on, cut where it is too long.
+
+    >>> visible("\\x1b[2Jcleared")
+    '\\\\x1b[2Jcleared'
+    """
+    escaped = "".join(
+        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest]
+    )
+    return escaped if len(text) <= longest else f"{escaped} ... ({len(text):,} characters)"
+
+
+def visible_name(name: str) -> str:
+    """Return a name as it can be shown within a line."""
     return visible(name.replace("\n", " "), LONGEST_NAME)
 
 
-def judged(verdict: Verdict) -> str:
-    """Return what was judged: the implementation, in which dtype, on which device."""
-    return f"{shown(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
+def subject(verdict: Verdict) -> str:
+    """Return what a verdict is about: the implementation, the dtype and the device."""
+    return f"{visible_name(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
+
+
+def brief(verdict: Verdict) -> str:
+    """Return the message in one short line."""
+    return textwrap.shorten(visible(verdict.message), LONGEST_BRIEF, placeholder=" ...")
 
 
 def describe(verdict: Verdict) -> str:
-    """Return what a user needs to know of a verdict that is not a pass."""
+    """Return everything that a user needs to know about a verdict that is not a pass."""
     clause = CLAUSES[verdict.clause]
+    lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, "    "), ""]
+    lines.append(_row("judged", f"{subject(verdict)}; {verdict.examples} cases tried"))
+    if verdict.case:
+        case = visible(verdict.case).replace("\n", " ")  # not wrapped, so that it can be copied
+        lines.append(f"{'case':<{LABEL_WIDTH}}{case}")
     rows = {
-        "judged": f"{judged(verdict)}; {verdict.examples} cases tried",
-        "case": visible(verdict.case or ""),
         "blocked by": verdict.blocked_by or "",
-        "found": visible(verdict.message),
-        "elsewhere": clause.differs,
+        "message": visible(verdict.message),
+        "libraries": clause.differs,
         "source": clause.source,
     }
-    lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, "    "), ""]
-    for name, text in rows.items():
-        if "\n" in text:  # a traceback of the judge
-            lines.append(textwrap.indent(text.strip(), " " * 11).replace(" " * 11, f"{name:<11}", 1))
-        elif text:
-            lines.append(_wrapped(text, f"{name:<11}", " " * 11) if name != "case" else f"{name:<11}{text}")
+    lines += [_row(label, text) for label, text in rows.items() if text]
     if verdict.script:
-        lines += ["", "To see it without the judge, save this as a file and run it:", ""]
+        lines += ["", "To reproduce it without the judge, save this script to a file and run it:", ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
 
 
 def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[str]:
-    """Return a line for each implementation, and one for each clause that it does not keep, the root causes first.
+    """Return for each implementation its outcome, a line for each clause that does not pass, and its totals.
 
-    incomplete: the run was stopped, and there may be clauses that were not judged.
+    What blocks other clauses comes first. incomplete: the run was stopped, so clauses may be missing.
     """
     lines = []
     for own in by_implementation(verdicts).values():
-        counts = Counter(status_of(verdict) for verdict in own)
-        told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-        examples, margin = sum(v.examples for v in own), max(v.margin for v in own)
-        whole = f"INCOMPLETE, so far: {outcome(own)}" if incomplete else outcome(own)
-        lines.append(
-            f"{shown(own[0].implementation)}: {whole} ({told}; {examples} cases, largest error/bound {margin:.2f})"
-        )
-        told_of: dict[tuple[str, str], list[Verdict]] = {}
-        blocked: dict[str, list[Verdict]] = {}
-        for verdict in own:
-            if verdict.blocked_by:
-                blocked.setdefault(verdict.blocked_by, []).append(verdict)
-            elif verdict.status in (*NONCONFORMING, "waived", "harness_error"):
-                told_of.setdefault((verdict.clause, status_of(verdict)), []).append(verdict)
-        for clause, status in sorted(told_of, key=lambda key: _place(key[0], blocked)):
-            found = told_of[clause, status]
-            where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in found)
-            lines.append(_wrapped(f"{status} {clause} ({where}): {brief(found[0])}", "    ", " " * 8))
-        for cause, stopped in blocked.items():
-            listed = ", ".join(dict.fromkeys(verdict.clause for verdict in stopped))
-            told = f"blocked by {cause}, so that nothing can be said of {listed}: {brief(stopped[0])}"
-            lines.append(_wrapped(told, "    ", " " * 8))
-        met, claimed = share(own)
-        if not claimed:
-            reasons = "; ".join(dict.fromkeys(verdict.message for verdict in own))
-            lines.append(_wrapped(visible(reasons), "    ", " " * 8))
-            continue
-        bitten, tried = rejections(own)
-        wrong = f"; of {tried} cases given to known wrong answers {bitten / tried:.0%} reject them" if tried else ""
-        lines.append(f"    meets {met} of the {claimed} clauses that it claims{wrong}")
+        lines += [_headline(own, incomplete), *_failures(own), *_blocked(own), _totals(own)]
     return lines
 
 
-def brief(verdict: Verdict) -> str:
-    """Return the message in a line."""
-    return textwrap.shorten(visible(verdict.message), 200, placeholder=" ...")
+def _headline(verdicts: Sequence[Verdict], incomplete: bool) -> str:
+    whole = f"INCOMPLETE, so far: {outcome(verdicts)}" if incomplete else outcome(verdicts)
+    examples, margin = sum(v.examples for v in verdicts), max(v.margin for v in verdicts)
+    counts = f"{count_statuses(verdicts)}; {examples} cases, largest error/bound {margin:.2f}"
+    return f"{visible_name(verdicts[0].implementation)}: {whole} ({counts})"
 
 
-def _place(clause: str, blocked: Collection[str]) -> tuple[bool, int]:
-    """Where a clause is told: what blocks others comes first, then the order of the contract."""
-    return clause not in blocked and CLAUSES[clause].family not in blocked, list(CLAUSES).index(clause)
+def _failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield a line for each clause that fails or is waived in its own right."""
+    blocking = {verdict.blocked_by for verdict in verdicts if verdict.blocked_by}
+    grouped: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.status in LISTED and not verdict.blocked_by:
+            grouped.setdefault((verdict.clause, status_of(verdict)), []).append(verdict)
+    for clause, status in sorted(grouped, key=lambda key: _rank(key[0], blocking)):
+        same = grouped[clause, status]
+        where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in same)
+        yield _item(f"{status} {clause} ({where}): {brief(same[0])}")
+
+
+def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield a line for each clause or family that blocks others."""
+    grouped: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.blocked_by:
+            grouped.setdefault(verdict.blocked_by, []).append(verdict)
+    for cause, blocked in grouped.items():
+        clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in blocked))
+        yield _item(f"blocked by {cause}: {clauses} could not be judged: {brief(blocked[0])}")
+
+
+def _totals(verdicts: Sequence[Verdict]) -> str:
+    """Return how many clauses pass, or why none was judged."""
+    passing, claimed = count_clauses(verdicts)
+    if not claimed:
+        return _item(visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts))))
+    line, counts = f"    {passing} of {claimed} claimed clauses pass", total_rejections(verdicts)
+    if not counts.tried:
+        return line
+    return f"{line}; {counts.rejected / counts.tried:.0%} of {counts.tried} known-bad answers rejected"
+
+
+def _rank(clause: str, blocking: Collection[str]) -> tuple[bool, int]:
+    """Return a sort key: what blocks other clauses comes first, then the order of the contract."""
+    return clause not in blocking and CLAUSES[clause].family not in blocking, list(CLAUSES).index(clause)
+
+
+def _item(text: str) -> str:
+    return _wrapped(text, "    ", " " * 8)
+
+
+def _row(label: str, text: str) -> str:
+    if "\n" in text:  # a traceback of the judge keeps its lines
+        return f"{label:<{LABEL_WIDTH}}{textwrap.indent(text.strip(), ' ' * LABEL_WIDTH).lstrip()}"
+    return _wrapped(text, f"{label:<{LABEL_WIDTH}}", " " * LABEL_WIDTH)
 
 
 def _wrapped(text: str, first: str, rest: str | None = None) -> str:
+    """Return a text in lines of at most `WIDTH` columns; first, rest: what the first and the other lines begin with."""
     indent = first if rest is None else rest
-    return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False)
