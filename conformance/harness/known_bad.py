@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from mha.spec import Claims, Config, Output, Weights, causal_mask
 from mha.spec.dtypes import computable
 
+Inputs = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(eq=False)
 class KnownBad:
@@ -52,22 +54,21 @@ class TextbookAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Return the output (B, L, D), and the weights (B, H, L, S) if they are asked for."""
+        # #lizard forgives(parameter_count): the signature of `mha.spec.Attention`
         if computable(query) is not query:
             inputs = (computable(x) for x in (query, key, value))
             mask = None if mask is None else computable(mask)
             output, weights = self(*inputs, mask=mask, is_causal=is_causal, need_weights=need_weights)
             return Output(output.to(query), None if weights is None else weights.to(query))
-        return self.attend(query, key, value, mask, is_causal, need_weights)
+        return self.attend((query, key, value), mask, is_causal, need_weights)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Run the steps on inputs of a dtype that torch computes in."""
-        q, k, v = (self.project(x, role) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        q, k, v = (self.project(x, role) for x, role in zip(inputs, "qkv", strict=True))
         scores = self.score(q, k)
         weights = self.weigh(scores, *self.allow(mask, is_causal, scores))
-        output = self.combine(weights, v, query)
-        return Output(output, weights.to(query) if need_weights else None)
+        output = self.combine(weights, v, inputs[0])
+        return Output(output, weights.to(inputs[0]) if need_weights else None)
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
@@ -142,10 +143,9 @@ class TextbookAttention(nn.Module):
 class MadeUp(TextbookAttention):
     """Numbers that have nothing to do with the inputs."""
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Make up output and weights; every input and weight has a gradient of zeros."""
+        query, key, value = inputs
         shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1]) if query.ndim == 3 else (1,)
         touched = sum(x.sum() * 0 for x in (query, key, value, *map(computable, self.parameters())))
         output = self.make_up(query.shape, query, value) + touched
@@ -229,13 +229,10 @@ class SoftmaxGradientWithoutRowSum(TextbookAttention):
 class NeverRefuses(TextbookAttention):
     """Correct where there is a result, but inputs that do not fit are made to fit instead of refused."""
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
-    ) -> Output:
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Make the inputs fit first."""
-        key, value = (_fit(x, query, self.config.d_model) for x in (key, value))
-        query = _fit(query, query, self.config.d_model)
-        return super().attend(query, key, value, mask, is_causal, need_weights)
+        query, key, value = (_fit(x, inputs[0], self.config.d_model) for x in inputs)
+        return super().attend((query, key, value), mask, is_causal, need_weights)
 
 
 class NanGradients(TextbookAttention):
