@@ -46,7 +46,7 @@ WITHOUT_WRONGS = {
 
 def test_every_property_rejects_a_known_wrong_answer_or_says_why_not() -> None:
     assert {prop.name for prop in MEMBERS if not prop.must_reject} == set(WITHOUT_WRONGS)
-    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(DEFECTS) - {"none"}
+    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(DEFECTS) - {"correct"}
     assert all(0.2 <= prop.min_rejection_rate <= 1 for prop in MEMBERS)
 
 
@@ -63,31 +63,31 @@ def test_each_known_wrong_answer_is_rejected(prop: Property) -> None:
 
 
 SAMPLE = ("CFG-5", "SHP-1", "SMX-2", "MSK-1", "MSK-8", "CAU-2", "PTH-1", "HED-1", "EQV-4", "NUM-1", "GRD-1", "INC-1")
-TOLD_BY = {
+CAUGHT_BY = {
     "zeros": ("NUM-1", "float32"),
     "noise": ("EQV-4", "float32"),
     "mean": ("HED-1", "float32"),
     "unmasked": ("MSK-1", "float32"),
     "unscaled": ("SMX-2", "float32"),
-    "single": ("NUM-2", "float64"),
-    "unchecked": ("SHP-6", "float32"),
-    "wild": ("GRD-1", "float32"),
-    "erratic": ("GRD-5", "float32"),
+    "single_precision": ("NUM-2", "float64"),
+    "never_refuses": ("SHP-6", "float32"),
+    "nan_gradients": ("GRD-1", "float32"),
+    "random_gradient_scale": ("GRD-5", "float32"),
     "detached": ("GRD-2", "float64"),
-    "unsummed": ("GRD-7", "float32"),
+    "softmax_gradient_without_row_sum": ("GRD-7", "float32"),
 }
 
 
 @pytest.mark.parametrize("dropout", [True, "output"])
-def test_right_answer_among_the_wrong_ones_conforms(dropout: Any) -> None:
+def test_correct_attention_among_the_defects_conforms(dropout: Any) -> None:
     claims = replace(CLAIMS, dropout=dropout, composes=(), extras=())
-    report = check(KnownBad("none", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
+    report = check(KnownBad("correct", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
-@pytest.mark.parametrize("twist", [defect for defect in DEFECTS if defect != "none"])
-def test_wrong_answer_does_not_conform(defect: str) -> None:
-    clause, dtype = TOLD_BY[defect]
+@pytest.mark.parametrize("defect", [defect for defect in DEFECTS if defect != "correct"])
+def test_known_bad_attention_does_not_conform(defect: str) -> None:
+    clause, dtype = CAUGHT_BY[defect]
     claims = replace(CLAIMS, composes=(), extras=())
     report = check(KnownBad(defect, claims), "quick", clauses=[clause], dtypes=[dtype])
     assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts

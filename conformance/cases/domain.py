@@ -79,7 +79,7 @@ class Domain:
     def within(self, claims: Claims) -> Domain | str:
         """Return the domain cut down to what is claimed, or, where nothing is left, what claim is missing."""
         if not set(self.passes) <= set(claims.masks):
-            return f"needs the claim masks={set(self.passes)}"
+            return f"needs the claim masks={{{', '.join(map(repr, sorted(self.passes)))}}}"
         differ = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask}
         single = {axis for axis, claimed in differ.items() if not claimed}
         masks = tuple(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from mha.conformance.cases.case import Case
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.global_state import preserved
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.spec import Claims, Implementation
@@ -51,10 +52,10 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
 def _try(implementation: Implementation, dtype: str, device: str) -> FailedPrecondition | None:
     """Return SHP-1 where a plain call raises or has the wrong shape, HED-1 where its values are incorrect."""
     for case in plain_cases(implementation.claims, dtype, device):
-        session = Session(implementation, case)
         try:
-            problem = case.problem()
-            expect_close(session(problem).output, session.expected(problem).output, because="the loop over heads")
+            with preserved():
+                session, problem = Session(implementation, case), case.problem()
+                expect_close(session(problem).output, session.expected(problem).output, because="the loop over heads")
         except Violation as violation:
             message = f"{violation.message}, in the plain case {case!r}"
             if isinstance(violation, CallRaised) or violation.family == "SHP":

@@ -29,14 +29,14 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
 
     target: how the implementation was named; see `mha.implementations.resolve`.
     """
-    if not session.scripted or not (violation.check or isinstance(violation, CallRaised)):
+    if not session.scripted or not (violation.assertion or isinstance(violation, CallRaised)):
         return None
     known = CLAUSES[clause]
     names: dict[int, str] = {}
     body: list[str] = []
     for step in session.steps:
         body += _lines(step, session, names)
-    body += violation.check
+    body += violation.assertion
     used = (module for module in MODULES if any(f"{module}." in line for line in body))
     lines = [
         f'"""{clause} ({known.level}): {known.statement}',

@@ -20,6 +20,7 @@ from mha.conformance.cases.strategies import drawn_cases, simpler_cases
 from mha.conformance.engine.preconditions import BASIC, FailedPrecondition, failed_precondition, plain_cases
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, CallRaised, Discard, Violation
+from mha.conformance.harness.global_state import observe_first_call, preserved
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
@@ -93,7 +94,8 @@ def run_property(
         waivers=waivers,
     )
     try:
-        with threads(1):
+        with threads(1), preserved():
+            observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
     except Exception as error:
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}")
@@ -189,9 +191,10 @@ class Search:
 
     def attempt(self, case: Case) -> None:
         """Try one case; a violation is kept with its session and raised, unless it is allowed or waived."""
-        session = Session(self.implementation, case)
         try:
-            self.prop.function(session, case)
+            with preserved():
+                session = Session(self.implementation, case)
+                self.prop.function(session, case)
         except Discard as reason:
             self.discard_reason = str(reason)
             return

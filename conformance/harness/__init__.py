@@ -1,1 +1,1 @@
-"""What a property touches: a session with the implementation under test, and the assertions on what it returns."""
+"""What a property works with: a session with the implementation under test, and assertions on what it returns."""

@@ -1,23 +1,26 @@
-"""What a property raises when an implementation departs from the contract, or when a case says nothing of it."""
+"""What a property raises: a violation of its clause, or the reason for which a case does not count."""
 
+from __future__ import annotations
+
+# What a call of the attention is named in messages.
 CALL = "the call"
 
 
 class Violation(Exception):
-    """A departure from a clause.
+    """An implementation violates a clause.
 
-    message: what was seen and what should have been. check: the lines of Python that show it, in a script that has
-    repeated the trial's calls; none where the calls themselves show it by raising. family: of the clauses that it
-    departs from, where those are not the clause under test: it then tells nothing about that one.
+    message: what was expected, and what was returned. assertion: the lines of Python that fail in a script which has
+    repeated the session's calls; empty where a call raises, which shows the violation by itself. family: of the clauses
+    that are violated, where the clause under test is not one of them and can therefore not be judged.
     """
 
-    def __init__(self, message: str, check: tuple[str, ...] = (), family: str | None = None) -> None:
+    def __init__(self, message: str, assertion: tuple[str, ...] = (), family: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.check, self.family = message, check, family
+        self.message, self.assertion, self.family = message, assertion, family
 
 
 class CallRaised(Violation):
-    """The implementation raised `error` in `what`, where the contract asks for a result."""
+    """The implementation raised `error` where the contract asks for a result; what: the step that raised it."""
 
     def __init__(self, message: str, error: BaseException, what: str = "") -> None:
         super().__init__(message)
@@ -25,4 +28,4 @@ class CallRaised(Violation):
 
 
 class Discard(Exception):
-    """A case that says nothing of the clause, for the reason given; it is not counted."""
+    """The case says nothing about the clause, for the reason given; it is not counted."""

@@ -1,4 +1,4 @@
-"""What the judge's own arithmetic stands on: torch as it was before any implementation was imported."""
+"""Tampering: torch as it was before any implementation was imported, on which the judge's own arithmetic relies."""
 
 from __future__ import annotations
 
@@ -8,47 +8,51 @@ import torch
 
 from mha.conformance.harness.errors import Violation
 
-TENSOR = dict(vars(torch.Tensor))
-# Torch itself replaces these: in `torch.compile`, and with the default dtype.
-OF_TORCH = ("manual_seed", "Storage")
-FUNCTIONS = {name: value for name, value in vars(torch).items() if callable(value) and name not in OF_TORCH}
+# Torch itself replaces these: in `torch.compile`, and when the default dtype changes.
+REPLACED_BY_TORCH = ("manual_seed", "Storage")
+FUNCTIONS = {name: value for name, value in vars(torch).items() if callable(value) and name not in REPLACED_BY_TORCH}
+METHODS = dict(vars(torch.Tensor))
 _INHERITED = set(dir(torch.Tensor.__base__))
-# What an implementation was seen to replace: nothing that it does afterwards can be trusted.
-_replaced: dict[int, str] = {}
+# What an implementation has replaced, by identity; it is kept alive so that its id is not used again.
+_replaced: dict[int, tuple[object, str]] = {}
 
 
 def require_untouched(implementation: object) -> None:
-    """Raise a Violation if this implementation replaces functions of torch, now or earlier."""
-    found = put_back() or _replaced.get(id(implementation), "")
-    if found:
-        _replaced[id(implementation)] = found
-        raise Violation(f"the call replaced {found}, for everybody", family="STA")
+    """Raise a Violation if this implementation replaces functions of torch, now or in an earlier call.
+
+    Once it has, nothing that it returns can be trusted.
+    """
+    if names := put_back():
+        _replaced[id(implementation)] = implementation, names
+    if id(implementation) in _replaced:
+        _, names = _replaced[id(implementation)]
+        raise Violation(f"the call replaced {names}, for everybody", family="STA")
 
 
 def put_back() -> str:
-    """Undo every replacement of a function of torch or a method of its tensors; return the names, "" if there is none.
+    """Undo every replacement of a function of torch or a method of its tensors; return their names, "" if none.
 
-    What is added under a name of its own is no replacement. Modules such as `torch.nn.functional` are not looked at,
-    since the judge computes with none of their functions but `linear`.
+    Additions under new names are not replacements. Modules such as `torch.nn.functional` are not checked, since the
+    judge computes with none of their functions except `linear`.
     """
-    found = []
+    names = []
     if not FUNCTIONS.items() <= vars(torch).items():
         for name, value in FUNCTIONS.items():
             if vars(torch).get(name) is not value:
-                found.append(f"torch.{name}")
+                names.append(f"torch.{name}")
                 setattr(torch, name, value)
-    now = dict(vars(torch.Tensor))
-    if now != TENSOR:
-        for name in now.keys() | TENSOR.keys():
-            found += _put_back_method(name, now)
-    return ", ".join(sorted(found))
+    methods = dict(vars(torch.Tensor))
+    if methods != METHODS:
+        names += [f"torch.Tensor.{name}" for name in methods.keys() | METHODS.keys() if _put_back_method(name, methods)]
+    return ", ".join(sorted(names))
 
 
-def _put_back_method(name: str, now: dict[str, Any]) -> list[str]:
-    if name in TENSOR and now.get(name) is not TENSOR[name]:
-        setattr(torch.Tensor, name, TENSOR[name])
-    elif name not in TENSOR and name in _INHERITED:
+def _put_back_method(name: str, methods: dict[str, Any]) -> bool:
+    """Undo the replacement of one method; return whether there was one."""
+    if name in METHODS and methods.get(name) is not METHODS[name]:
+        setattr(torch.Tensor, name, METHODS[name])
+        return True
+    if name not in METHODS and name in _INHERITED:
         delattr(torch.Tensor, name)
-    else:
-        return []
-    return [f"torch.Tensor.{name}"]
+        return True
+    return False

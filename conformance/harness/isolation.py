@@ -1,4 +1,4 @@
-"""What the implementation under test does: whatever it raises is its own, and what it returns is a plain tensor."""
+"""The border between judge and implementation: what it raises is its own, and what it returns is a plain tensor."""
 
 from __future__ import annotations
 
@@ -17,85 +17,92 @@ from torch import Tensor
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.spec import Weights
 
-# What ends a run from outside, and is never the implementation's: Ctrl-C; the pytest plugin adds pytest's own.
+# Exceptions that stop a run and never come from the implementation: Ctrl-C; the pytest plugin adds pytest's own.
 STOPS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Turn what the implementation raises into a `Refusal`; its warnings decide nothing, also where they are errors."""
+def attributed(what: str) -> Iterator[None]:
+    """Turn every exception of the implementation into a `CallRaised`; what: the step that raises it."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     except BaseException as error:
         if isinstance(error, tuple(STOPS)):
             raise
-        raise CallRaised(f"{what} raised {_told(error)}", error, what) from error
+        raise CallRaised(f"{what} raised {_first_line(error)}", error, what) from error
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
+    with attributed(what), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager
 def heeding_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end what is done here, also where it comes while something swallows what is raised.
+    """Let Ctrl-C end the block even if it comes while something swallows exceptions.
 
-    As a garbage collection does, in which Hypothesis has a callback.
+    A garbage collection does so, and Hypothesis has a callback in it.
     """
-    came, before = [], signal.getsignal(signal.SIGINT)
+    interrupts, previous = [], signal.getsignal(signal.SIGINT)
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        interrupts.append(number)
         raise KeyboardInterrupt
 
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+    if previous is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
+        signal.signal(signal.SIGINT, previous)
+    if interrupts:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute on so many threads: one to judge, as problems are small and the bits must not depend on the cores."""
-    before = torch.get_num_threads()
+    """Compute on this many threads; one to judge, as problems are small and bits must not depend on the cores."""
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-
-
-def _told(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"  # two runs give one report
+        torch.set_num_threads(previous)
 
 
 def require_plain(
-    code: str, got: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]
+    code: str, tensor: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]
 ) -> None:
     """Raise a Violation unless this is a plain tensor of this shape and device, and of one of these dtypes."""
-    if type(got) is not Tensor:
-        told = f"{code} is of type {type(got).__name__}, but should be a tensor: a call should return "
-        check = f"assert type({code}) is torch.Tensor, type({code})"
-        raise Violation(f"{told}Output(output, weights)", (check,), family="SHP")
-    dtype = got.dtype if got.dtype in dtypes else dtypes[0]
-    wanted = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
-    for name, value in wanted.items():
-        seen = getattr(got, name)
-        if seen != value:
-            shown = tuple(seen) if name == "shape" else seen
-            check = f"assert {code}.{name} == {value!r}, {code}.{name}"
-            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (check,), family="SHP")
+    if type(tensor) is not Tensor:
+        message = f"{code} is of type {type(tensor).__name__}, but should be a tensor: a call should return "
+        assertion = f"assert type({code}) is torch.Tensor, type({code})"
+        raise Violation(f"{message}Output(output, weights)", (assertion,), family="SHP")
+    dtype = tensor.dtype if tensor.dtype in dtypes else dtypes[0]
+    expected = {"shape": tuple(shape), "dtype": dtype, "device": device, "layout": torch.strided}
+    for name, value in expected.items():
+        actual = getattr(tensor, name)
+        if actual != value:
+            shown = tuple(actual) if name == "shape" else actual
+            assertion = f"assert {code}.{name} == {value!r}, {code}.{name}"
+            raise Violation(f"{code}.{name} is {shown}, but should be {value}", (assertion,), family="SHP")
 
 
-def require_gradients(code: str, found: Mapping[str, Any], weights: Weights) -> None:
+def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights) -> None:
     """Raise a Violation unless there is a gradient for each of the weights, of its shape."""
     for name, tensor in weights.named():
-        gradient, shape = found.get(name), tuple(tensor.shape)
+        gradient, shape = gradients.get(name), tuple(tensor.shape)
         if not isinstance(gradient, Tensor) or gradient.shape != shape:
-            check = f"assert {code}[{name!r}].shape == {shape}"
-            raise Violation(f"{code} has no {name!r} of shape {shape}", (check,), family="GRD")
+            assertion = f"assert {code}[{name!r}].shape == {shape}"
+            raise Violation(f"{code} has no {name!r} of shape {shape}", (assertion,), family="GRD")
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message, without addresses: reports must repeat."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"

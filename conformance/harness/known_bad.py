@@ -1,8 +1,9 @@
-"""Known wrong answers: attention with one twist, which a property must reject, or else its cases prove nothing."""
+"""Known-bad attention: the textbook's formula with one defect, which a property must reject to be worth anything."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,47 +14,34 @@ from torch import Tensor, nn
 from mha.spec import Claims, Config, Output, Weights, causal_mask
 from mha.spec.dtypes import computable
 
-DEFECTS = {
-    "zeros": "zeros, whatever the inputs are",
-    "noise": "other random numbers at each call",
-    "mean": "the mean of all values, without reading query, key or mask",
-    "unmasked": "no mask is looked at, nor the causal flag",
-    "unscaled": "scores are not scaled",
-    "single": "computed in float32, whatever the dtype",
-    "detached": "right, but nothing is differentiated through the keys",
-    "unsummed": "right, but the gradient of the softmax leaves out the sum over the row",
-    "unchecked": "right where there is an answer, but nothing is ever refused",
-    "wild": "right, but every gradient is NaN",
-    "erratic": "right, but gradients are other multiples of the right ones at each call",
-    "none": "right",
-}
+Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(eq=False)
 class KnownBad:
-    """Attention as `claims` have it, but for one of `TWISTS`."""
+    """An implementation with one of the `DEFECTS`, and with the claims of the one that it stands in for.
+
+    generator: shared by all that it builds, so that no two of their draws are equal.
+    """
 
     name: str
     claims: Claims
-    drawn: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> KnownBadAttention:
-        """Build it; nothing is refused."""
-        return KnownBadAttention(self.name, self.claims, config, weights, self.drawn)
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> TextbookAttention:
+        """Build it; no configuration is refused."""
+        return DEFECTS[self.name](self.claims, config, weights, self.generator)
 
 
-class KnownBadAttention(nn.Module):
-    """The textbook's attention, twisted."""
+class TextbookAttention(nn.Module):
+    """Correct attention in steps, each of which a defect may override."""
 
-    def __init__(
-        self, defect: str, claims: Claims, config: Config, weights: Weights, generator: torch.Generator
-    ) -> None:
+    def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
         super().__init__()
-        self.defect, self.claims, self.config = defect, claims, config
+        self.claims, self.config, self.generator = claims, config, generator
         for name, tensor in weights.named():
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
         self.names = [name for name, _ in weights.named()]
-        self.generator = generator
 
     def forward(
         self,
@@ -65,34 +53,22 @@ class KnownBadAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> Output:
-        """Attend, or not: see `TWISTS`."""
+        """Return the output (B, L, D), and the weights (B, H, L, S) if they are asked for."""
+        # #lizard forgives(parameter_count): the signature of `mha.spec.Attention`
         if computable(query) is not query:
             inputs = (computable(x) for x in (query, key, value))
             mask = None if mask is None else computable(mask)
             output, weights = self(*inputs, mask=mask, is_causal=is_causal, need_weights=need_weights)
             return Output(output.to(query), None if weights is None else weights.to(query))
-        if self.defect in ("zeros", "noise"):
-            return self._made_up(query, key, value, need_weights)
-        if self.defect in ("mean", "unmasked"):
-            mask, is_causal = None, False
-        if self.defect == "unchecked":
-            key, value = (_fit(x, query, self.config.d_model) for x in (key, value))
-            query = _fit(query, query, self.config.d_model)
-        q, k, v = (self._project(x, role) for x, role in ((query, "q"), (key, "k"), (value, "v")))
-        scale = 1.0 if self.defect == "unscaled" else 0.0 if self.defect == "mean" else self.config.head_dim**-0.5
-        k = k.detach() if self.defect == "detached" else k
-        scores = q @ k.mT * scale
-        if self.defect == "single":
-            q, k, v, scores = q.float(), k.float(), v.float(), scores.float()
-        weights = self._softmax(scores, *self._allowed(mask, is_causal, scores))
-        drops = "output" if self.claims.dropout == "output" else "weights"
-        dropped = F.dropout(weights, self.config.dropout, self.training and drops == "weights")
-        output = self._linear((dropped @ v).transpose(1, 2).flatten(2).to(query), "o")
-        output = F.dropout(output, self.config.dropout, self.training and drops == "output")
-        if self.defect in ("wild", "erratic") and output.requires_grad:
-            factor = math.nan if self.defect == "wild" else float(torch.rand((), generator=self.generator))
-            output.register_hook(lambda gradient: gradient * factor)
-        return Output(output, weights.to(query) if need_weights else None)
+        return self.attend((query, key, value), mask, is_causal, need_weights)
+
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+        """Run the steps on inputs of a dtype that torch computes in."""
+        q, k, v = (self.project(x, role) for x, role in zip(inputs, "qkv", strict=True))
+        scores = self.score(q, k)
+        weights = self.weigh(scores, *self.allow(mask, is_causal, scores))
+        output = self.combine(weights, v, inputs[0])
+        return Output(output, weights.to(inputs[0]) if need_weights else None)
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
@@ -110,28 +86,28 @@ class KnownBadAttention(nn.Module):
         named = dict(self.named_parameters())
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name in self.names for p in (named[name],)}
 
-    def _made_up(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool) -> Output:
-        shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1]) if query.ndim == 3 else (1,)
+    def scale(self) -> float:
+        """Return what the scores are multiplied by."""
+        return float(self.config.head_dim**-0.5)
 
-        def made(size: Any) -> Tensor:
-            drawn = torch.randn(size, generator=self.generator).to(query)
-            return drawn * (1 + value.abs().max()) if self.defect == "noise" else drawn * 0
-
-        touched = sum(x.sum() * 0 for x in (query, key, value, *map(computable, self.parameters())))
-        return Output(made(query.shape) + touched, made(shape) if need_weights else None)
-
-    def _project(self, x: Tensor, role: str) -> Tensor:
+    def project(self, x: Tensor, role: str) -> Tensor:
+        """Return the heads (B, H, length, d_k) of an input; role: "q", "k" or "v"."""
         width = self.config.head_dim
-        projected = self._linear(x, role)
+        projected = self.linear(x, role)
         heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // width, width)).transpose(1, 2)
         return heads.repeat_interleave(self.config.n_heads // heads.shape[1], 1)
 
-    def _linear(self, x: Tensor, role: str) -> Tensor:
+    def linear(self, x: Tensor, role: str) -> Tensor:
+        """Multiply by W_role and add b_role, if there is one."""
         held = {name: computable(parameter) for name, parameter in self.named_parameters()}
         return F.linear(x, held[f"w_{role}"], held.get(f"b_{role}"))
 
-    def _allowed(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What may attend, and what is added to the scores."""
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scores (B, H, L, S), without mask."""
+        return q @ k.mT * self.scale()
+
+    def allow(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which keys are allowed, and what is added to the scores, both (B, H, L, S)."""
         allowed, bias = torch.ones_like(scores, dtype=torch.bool), torch.zeros_like(scores)
         if mask is not None and mask.dtype == scores.dtype:
             allowed, bias = allowed & (mask != -math.inf), mask.masked_fill(mask == -math.inf, 0.0)
@@ -142,28 +118,173 @@ class KnownBadAttention(nn.Module):
             allowed = allowed & causal_mask(scores.shape[2], scores.shape[3], alignment, scores.device)
         return allowed, bias
 
-    def _softmax(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+    def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        """Return the weights (B, H, L, S), with empty rows as the claims have them."""
         empty = ~allowed.any(-1, keepdim=True)
-        scores = (scores + bias).masked_fill(~(allowed | empty), -math.inf)
-        weights = scores.softmax(-1)
-        if self.defect == "unsummed":
-            weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
-            weights = weights / weights.sum(-1, keepdim=True).detach()
+        weights = self.softmax((scores + bias).masked_fill(~(allowed | empty), -math.inf))
         policy = self.claims.empty_row
         if policy == "uniform":
             return torch.where(empty, 1 / max(scores.shape[-1], 1), weights)
         weights = weights.masked_fill(~allowed, 0.0)
         return weights.masked_fill(empty, math.nan) if policy == "nan" else weights
 
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Normalise the scores over the keys."""
+        return scores.softmax(-1)
+
+    def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        """Return the output (B, L, D) in the dtype of the query, with the dropout that is claimed."""
+        drops = "output" if self.claims.dropout == "output" else "weights"
+        dropped = F.dropout(weights, self.config.dropout, self.training and drops == "weights")
+        output = self.linear((dropped @ v).transpose(1, 2).flatten(2).to(query), "o")
+        return F.dropout(output, self.config.dropout, self.training and drops == "output")
+
+
+class MadeUp(TextbookAttention):
+    """Numbers that have nothing to do with the inputs."""
+
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+        """Make up output and weights; every input and weight has a gradient of zeros."""
+        query, key, value = inputs
+        shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1]) if query.ndim == 3 else (1,)
+        touched = sum(x.sum() * 0 for x in (query, key, value, *map(computable, self.parameters())))
+        output = self.make_up(query.shape, query, value) + touched
+        return Output(output, self.make_up(shape, query, value) if need_weights else None)
+
+    def make_up(self, shape: tuple[int, ...], query: Tensor, value: Tensor) -> Tensor:
+        """Return numbers of this shape, in the dtype of the query."""
+        raise NotImplementedError
+
+
+class Zeros(MadeUp):
+    """Zeros, whatever the inputs are."""
+
+    def make_up(self, shape: tuple[int, ...], query: Tensor, value: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros(shape).to(query)
+
+
+class Noise(MadeUp):
+    """Other random numbers at each call, about as large as the values."""
+
+    def make_up(self, shape: tuple[int, ...], query: Tensor, value: Tensor) -> Tensor:
+        """Return random numbers."""
+        drawn = torch.randn(shape, generator=self.generator).to(query)
+        return drawn * (1 + value.abs().max())
+
+
+class Unmasked(TextbookAttention):
+    """Neither the mask nor the causal flag is read."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Allow every key."""
+        return super().allow(None, False, scores)
+
+
+class Mean(Unmasked):
+    """The mean of all values: neither query nor key nor mask matters."""
+
+    def scale(self) -> float:
+        """Make every score 0."""
+        return 0.0
+
+
+class Unscaled(TextbookAttention):
+    """The scores are not scaled."""
+
+    def scale(self) -> float:
+        """Leave the scores as they are."""
+        return 1.0
+
+
+class SinglePrecision(TextbookAttention):
+    """Softmax and context are computed in float32, whatever the dtype."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scores in float32."""
+        return super().score(q, k).float()
+
+    def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        """Combine in float32."""
+        return super().combine(weights, v.float(), query)
+
+
+class DetachedKeys(TextbookAttention):
+    """Correct outputs, but nothing is differentiated through the keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        """Cut the keys off from their history."""
+        return super().score(q, k.detach())
+
+
+class SoftmaxGradientWithoutRowSum(TextbookAttention):
+    """Correct outputs, but the gradient of the softmax lacks the sum over the row."""
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Normalise by a sum that is taken for a constant."""
+        weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+        return weights / weights.sum(-1, keepdim=True).detach()
+
+
+class NeverRefuses(TextbookAttention):
+    """Correct where there is a result, but inputs that do not fit are made to fit instead of refused."""
+
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+        """Make the inputs fit first."""
+        query, key, value = (_fit(x, inputs[0], self.config.d_model) for x in inputs)
+        return super().attend((query, key, value), mask, is_causal, need_weights)
+
+
+class NanGradients(TextbookAttention):
+    """Correct outputs, but every gradient is NaN."""
+
+    def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        """Multiply the gradient of the output."""
+        return _with_gradient_times(super().combine(weights, v, query), lambda: math.nan)
+
+
+class RandomGradientScale(TextbookAttention):
+    """Correct outputs, but the gradients are multiplied by another number at each call."""
+
+    def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        """Multiply the gradient of the output."""
+        output = super().combine(weights, v, query)
+        return _with_gradient_times(output, lambda: float(torch.rand((), generator=self.generator)))
+
+
+# By the names under which reports count how often each was rejected.
+DEFECTS: Mapping[str, type[TextbookAttention]] = {
+    "zeros": Zeros,
+    "noise": Noise,
+    "mean": Mean,
+    "unmasked": Unmasked,
+    "unscaled": Unscaled,
+    "single_precision": SinglePrecision,
+    "detached": DetachedKeys,
+    "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
+    "never_refuses": NeverRefuses,
+    "nan_gradients": NanGradients,
+    "random_gradient_scale": RandomGradientScale,
+    "correct": TextbookAttention,
+}
+
+
+def _with_gradient_times(output: Tensor, factor: Callable[[], float]) -> Tensor:
+    """Multiply the gradient of an output by a number, which is drawn only if there will be a gradient."""
+    if output.requires_grad:
+        number = factor()
+        output.register_hook(lambda gradient: gradient * number)
+    return output
+
 
 def _fit(x: Tensor, like: Tensor, width: int) -> Tensor:
-    """Take any input for one that fits: cut it or pad it to the width, and one item of it for the batch."""
+    """Cut or pad an input to the width, and repeat its first item if the batch sizes disagree."""
     x = F.pad(x, (0, width - x.shape[-1]))
     return x if x.shape[0] == like.shape[0] else x[:1].expand(like.shape[0], -1, -1)
 
 
 def _fit_mask(mask: Tensor, scores: Tensor) -> Tensor:
-    """Take any mask for one that fits."""
+    """Broadcast a mask to the scores, or allow everything if it cannot be."""
     try:
         return mask.expand(scores.shape)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a trial does and sees: its steps, in order, and the tensors that came of them."""
+"""What a session records: its steps, in order, and the tensors that came of them with the code that names them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from mha.spec import Config, Problem, Weights
 
 @dataclass(frozen=True, eq=False)
 class RecordedTensor:
-    """A tensor that the implementation gave; `code` is the expression that names it in a script.
+    """A tensor that the implementation returned, with the expression that names it in a script.
 
-    note_margin: called with the largest error/bound of each comparison with a bound.
+    note_margin: called with the largest error/bound of each comparison with a bound. index: of the part of `name` that
+    the tensor is; empty for the whole.
     """
 
     tensor: Tensor
@@ -25,7 +26,7 @@ class RecordedTensor:
 
     @property
     def code(self) -> str:
-        """The name, and the index if it is a part."""
+        """The expression: the name, and the index of a part."""
         return f"{self.name}[{', '.join(map(index_code, self.index))}]" if self.index else self.name
 
     def __getitem__(self, index: Any) -> RecordedTensor:
@@ -35,21 +36,21 @@ class RecordedTensor:
         return RecordedTensor(self.tensor[index], self.code, self.note_margin, part)
 
     def detached(self) -> RecordedTensor:
-        """The same without its history, for comparing."""
+        """Return the same tensor without its history, for comparisons."""
         return replace(self, tensor=self.tensor.detach())
 
     def map(self, change: Callable[[Tensor], Tensor], code: str) -> RecordedTensor:
-        """The tensor changed; `code` is the change, with {} for the tensor."""
+        """Return the tensor changed; `code` is the change, with {} for the tensor."""
         return RecordedTensor(change(self.tensor), code.format(self.code), self.note_margin)
 
     def row_sums(self) -> RecordedTensor:
-        """The sums over the last dimension, taken in float64."""
+        """Return the sums over the last dimension, taken in float64."""
         return self.map(lambda x: x.double().sum(-1), "{}.double().sum(-1)")
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedOutput:
-    """What one call gave; `weights` is None where none were asked for, or none came."""
+    """What a call returned: output (B, L, D) and weights (B, H, L, S), None if not asked for or not returned."""
 
     output: RecordedTensor
     weights: RecordedTensor | None
@@ -57,7 +58,7 @@ class RecordedOutput:
 
 @dataclass(frozen=True, eq=False)
 class BuildStep:
-    """One construction: what the implementation was built from."""
+    """An attention was built."""
 
     number: int
     config: Config
@@ -66,7 +67,7 @@ class BuildStep:
 
 @dataclass(frozen=True, eq=False)
 class DeriveStep:
-    """An attention made from another: `code` is the expression, with {} for the other."""
+    """An attention was made from another one; `code` is the expression, with {} for the origin."""
 
     number: int
     origin: int
@@ -75,10 +76,11 @@ class DeriveStep:
 
 @dataclass(frozen=True, eq=False)
 class CallStep:
-    """One call: of which attention, with what, in which mode.
+    """An attention was called.
 
-    seed: set before the call, if any. upstream: what the output was multiplied by for `backward`, and wanted: the
-    names of the inputs whose gradients were asked for, if any were. switches: whether its mode was set before.
+    build: the number of the step that made the attention. seed: set before the call, if any. switches: whether the call
+    of `train()` or `eval()` was needed first. upstream: what the output was multiplied by for `backward`, if anything;
+    wanted: the inputs whose gradients were asked for then.
     """
 
     number: int
@@ -96,7 +98,11 @@ Step = BuildStep | DeriveStep | CallStep
 
 
 def index_code(index: Any) -> str:
-    """Return an index as code."""
+    """Return the source of an index.
+
+    >>> index_code((0, slice(1, None), ...))
+    '0, 1:, ...'
+    """
     if isinstance(index, tuple):
         return ", ".join(map(index_code, index))
     if isinstance(index, slice):

@@ -1,8 +1,8 @@
-"""A trial: one implementation on one case, every step recorded so that a failure can be told and repeated."""
+"""A session: one implementation on one case, every step recorded so that a failure can be reported and repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CALL, Violation
 from mha.conformance.harness.integrity import require_untouched
-from mha.conformance.harness.isolation import guarded, require_plain, require_gradients
+from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
 from mha.conformance.harness.recording import (
     BuildStep,
     CallStep,
@@ -29,27 +29,33 @@ from mha.spec.bounds import Ball
 from mha.spec.dtypes import computable
 from mha.spec.problem import INPUTS
 
-# What a call might leave changed, to the harm of every later one; STA-5 looks at more.
+# Settings of torch that would spoil every later call if one left them changed; STA-5 checks more.
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     "get_default_dtype": torch.set_default_dtype,
     "is_grad_enabled": torch.set_grad_enabled,
     "get_num_threads": torch.set_num_threads,
 }
+# How the gradient of an output may lie in memory.
+UPSTREAM_LAYOUTS = ("contiguous", "transposed", "column_major", "sliced")
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """An attention of the trial; `attention_1` in its script is that of number 1."""
+    """An attention of the session; `attention_1` in its script is the one of number 1."""
 
     number: int
     attention: Attention
 
 
 class Session:
-    """The attention under test, bound to a case: its modes, its device, its dtype.
+    """The implementation under test, bound to a case: its modes, its device, its dtype.
 
-    Calling it with a problem gives an `Observation`. Whatever the implementation raises becomes a `Refusal`.
-    margin: the largest error/bound seen so far. scripted: whether the steps, repeated, show what a property sees.
+    Calling a session with a problem calls the attention and returns a `RecordedOutput`; whatever the implementation
+    raises becomes a `CallRaised`. A new session seeds torch with the seed of its case, so that random numbers do not
+    depend on what was judged before.
+
+    margin: the largest error/bound of all comparisons with a bound so far. scripted: whether a script that repeats the
+    steps shows what the property checks.
     """
 
     def __init__(self, implementation: Implementation, case: Case) -> None:
@@ -59,9 +65,17 @@ class Session:
         self._built: dict[tuple[Config, int], Instance] = {}
         self._modes: dict[int, bool] = {}
         self.margin, self.scripted = 0.0, True
+        torch.random.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
+        if case.device != "cpu":
+            torch.manual_seed(case.seed)
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps so far, in order; one that raised is included only if it was the last."""
+        return self._done if self._last is None else [*self._done, self._last]
 
     def build(self, config: Config, weights: Weights) -> Instance:
-        """Build the implementation; what it raises becomes a `Refusal`."""
+        """Build an attention with these weights; raises CallRaised."""
         dtype, step = getattr(torch, self.case.dtype), BuildStep(len(self._done) + 1, config, weights)
         with self._step(step), guarded(f"build({config})"):
             return Instance(
@@ -69,22 +83,17 @@ class Session:
             )
 
     def built(self, problem: Problem) -> Instance:
-        """Return the attention with a problem's configuration and weights, building it if need be."""
+        """Return the attention with the configuration and the weights of a problem, built at the first use."""
         key = problem.config, id(problem.weights)
         if key not in self._built:
             self._built[key] = self.build(problem.config, problem.weights)
         return self._built[key]
 
     def derive(self, origin: Instance, change: Callable[[Any], Any], code: str) -> Instance:
-        """Make another attention out of one; `code` is the change, with {} for the attention."""
+        """Make an attention out of another; `code` is the change, with {} for the attention. Raises CallRaised."""
         step = DeriveStep(len(self._done) + 1, origin.number, code)
         with self._step(step), guarded(code.format("attention")):
             return Instance(step.number, change(origin.attention))
-
-    def unscripted(self, tensor: Tensor, name: str) -> RecordedTensor:
-        """Return a tensor that came of no step of the trial as something to compare; no script shows it."""
-        self.scripted = False
-        return RecordedTensor(tensor, name, self._note_margin)
 
     def __call__(
         self,
@@ -96,17 +105,19 @@ class Session:
         seed: int | None = None,
         dtypes: tuple[torch.dtype, ...] = (),
     ) -> RecordedOutput:
-        """Call the attention on the path of the case, with weights as in the case, unless told otherwise.
+        """Call the attention in the mode of the case, with weights if the case has them, unless others are given.
 
-        via: the attention to call, that of the problem unless given. seed: set before the call.
-        dtypes: that the result may have, where that is not the query's alone.
+        Returns the output (B, L, D) and the weights (B, H, L, S or more), without history. via: the attention to call,
+        by default that of the problem. seed: set before the call. dtypes: those that the result may have, by default
+        that of the query. Raises CallRaised, and Violation for a result that is not as the contract describes it.
         """
-        wanted = self.case.need_weights if need_weights is None else need_weights
-        built = via or self.built(problem)  # built as users build it, outside the modes of the call
-        step = CallStep(len(self._done) + 1, built.number, problem, wanted, mode or self.case.mode, seed)
+        # #lizard forgives(parameter_count): the options of a call, each by name
+        wants_weights = self.case.need_weights if need_weights is None else need_weights
+        instance = via or self.built(problem)  # built as users build it, outside the modes of the call
+        step = CallStep(len(self._done) + 1, instance.number, problem, wants_weights, mode or self.case.mode, seed)
         with MODES[step.mode].enter(self.case.device):
-            seen = self._call(step, built, dtypes or (problem.query.dtype,))
-        return RecordedOutput(seen.output.detached(), seen.weights and seen.weights.detached())
+            result = self._call(step, instance, dtypes or (problem.query.dtype,))
+        return RecordedOutput(result.output.detached(), result.weights and result.weights.detached())
 
     def gradients(
         self,
@@ -116,65 +127,63 @@ class Session:
         *,
         frozen: bool = False,
     ) -> dict[str, RecordedTensor]:
-        """Return the gradients of the sum of output * upstream, by name.
+        """Return the gradients of the sum of output * upstream by name, each in the shape of what it belongs to.
 
-        Those of `wanted` inputs (inputs that are one tensor have one gradient, under the first name), of the mask if it
-        is one of numbers, and of the weights where the attention tells them; zeros where there is none.
-        frozen: the weights require no gradient, and none is told of them.
+        They are those of the `wanted` inputs (inputs that are one tensor have one gradient, under the first name), of
+        the mask if it is an additive one, and of the weights if the attention reports them; zeros where there is none.
+        upstream: (B, L, D). frozen: the weights require no gradient, so theirs are left out.
         """
-        chosen = [name for name in wanted if name != "mask"]
-        leaves = problem.map_inputs(copy_of)
-        mask = problem.mask
-        if mask is not None and "mask" in wanted and mask.is_floating_point():
-            leaves = leaves.change(mask=copy_of(mask))
-            chosen.append("mask")
-        for name in chosen:
-            getattr(leaves, name).requires_grad_()
-        built = self.build(problem.config, problem.weights)
+        leaves, chosen = _leaves(problem, wanted)
+        instance = self.build(problem.config, problem.weights)
         if frozen:
-            built = self.derive(built, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
+            instance = self.derive(instance, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
         number = len(self._done) + 1
         step = CallStep(
-            number, built.number, leaves, self.case.need_weights, self.case.mode, None, upstream, tuple(chosen)
+            number, instance.number, leaves, self.case.need_weights, self.case.mode, None, upstream, tuple(chosen)
         )
         with MODES[step.mode].enter(self.case.device):
-            output = self._call(step, built, (upstream.dtype,)).output.tensor
+            output = self._call(step, instance, (upstream.dtype,)).output.tensor
         with guarded("backward()"):
             if output.requires_grad:
                 output.backward(upstream)
-        seen = {
+        recorded = {
             name: self.record(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
             for name, leaf in leaves.distinct(chosen).items()
         }
         if frozen or not self.claims.weight_gradients:
-            return seen
-        return seen | self.weight_gradients(built, problem.weights)
+            return recorded
+        return recorded | self.weight_gradients(instance, problem.weights)
 
-    def weight_gradients(self, built: Instance, weights: Weights) -> dict[str, RecordedTensor]:
-        """Return the gradients of the weights, as an attention tells them."""
-        code = f"attention_{built.number}.weight_gradients()"
+    def weight_gradients(self, instance: Instance, weights: Weights) -> dict[str, RecordedTensor]:
+        """Return the gradients of the weights by name, as the attention reports them."""
+        code = f"attention_{instance.number}.weight_gradients()"
         with guarded(code):
-            found = dict(built.attention.weight_gradients())  # type: ignore[attr-defined]  # it is claimed
-        require_gradients(code, found, weights)
-        return {name: self.record(found[name], f"{code}[{name!r}]") for name, _ in weights.named()}
+            reported = dict(instance.attention.weight_gradients())  # type: ignore[attr-defined]  # it is claimed
+        require_gradients(code, reported, weights)
+        return {name: self.record(reported[name], f"{code}[{name!r}]") for name, _ in weights.named()}
 
     def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
-        """Return the output with its history, for others to differentiate; no script shows it."""
+        """Return the output (B, L, D) with its history, for the property to differentiate; no script shows it."""
         self.scripted = False
-        built = via or self.built(problem)
-        step = CallStep(len(self._done) + 1, built.number, problem, False, self.case.mode)
-        return self._call(step, built, (problem.query.dtype,)).output.tensor
+        instance = via or self.built(problem)
+        step = CallStep(len(self._done) + 1, instance.number, problem, False, self.case.mode)
+        return self._call(step, instance, (problem.query.dtype,)).output.tensor
 
     def record(self, tensor: Tensor, code: str) -> RecordedTensor:
-        """Return a tensor as something to compare."""
+        """Return a tensor to be compared; `code` names it in the script."""
         return RecordedTensor(tensor, code, self._note_margin)
 
-    def upstream(self, problem: Problem, rows: Tensor | None = None) -> Tensor:
-        """Return numbers to multiply the output by, (B, L, D): small integers, and 0 outside `rows`, (B, L).
+    def unscripted(self, tensor: Tensor, name: str) -> RecordedTensor:
+        """Return a tensor to be compared that no step of the session gives, so that no script shows it."""
+        self.scripted = False
+        return self.record(tensor, name)
 
-        rows: by default those with a key in every head, and all if the policy for the others is "zeros"; where that is
-        all, the numbers are sometimes ones that share their memory, as in the backward pass of `output.sum()`.
-        They lie in memory one way or another, as gradients do.
+    def upstream(self, problem: Problem, rows: Tensor | None = None) -> Tensor:
+        """Return the gradient of the output (B, L, D): small integers, 0 outside `rows`, in one of several layouts.
+
+        rows: boolean (B, L). By default these are the rows with a key in every head, or all if the policy for the
+        others is "zeros"; where they are all, the gradient is sometimes a one that is expanded, as in the backward pass
+        of `output.sum()`.
         """
         if rows is None and self.claims.empty_row != "zeros":
             rows = problem.allowed(self.claims.causal).any(-1).all(1)
@@ -185,37 +194,56 @@ class Session:
         drawn = torch.randint(-2, 3, shape, generator=self.case.generator).to(problem.query)
         if rows is not None:
             drawn = (computable(drawn) * rows.unsqueeze(-1).to(drawn.device)).to(drawn)
-        return lay_out(("contiguous", "transposed", "column_major", "sliced")[self.case.seed % 4], drawn)
+        return lay_out(UPSTREAM_LAYOUTS[self.case.seed % 4], drawn)
 
     def expected(self, problem: Problem) -> Expected:
-        """Return the right answer and its bound."""
+        """Return the oracle's output and weights, with their bounds."""
         with torch.inference_mode():
             return oracle(problem, self.claims)
 
     def expected_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
-        """Return the right gradients and their bounds, under the names of `gradients`."""
+        """Return the oracle's gradients with their bounds, under the names of `gradients`."""
         with torch.inference_mode():
             return sum_shared(problem, gradients(problem, self.claims, upstream))
 
     def _note_margin(self, margin: float) -> None:
         self.margin = max(self.margin, margin)
 
-    def _call(self, step: CallStep, built: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
-        problem, number, training = step.problem, step.number, MODES[step.mode].training
-        # Not where it is in that mode already: what it keeps until the mode changes must be right until then.
-        kept = self._modes.get(built.number) is training and getattr(built.attention, "training", None) is training
+    def _call(self, step: CallStep, instance: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+        """Call the attention, and check everything about the call that does not depend on the clause."""
+        given = _tensors(step.problem)
+        versions = {name: tensor._version for name, tensor in given.items()}
+        settings = {name: getattr(torch, name)() for name in SETTINGS}
+        returned = self._returned(step, instance)
+        changed = {name: value for name, value in settings.items() if getattr(torch, name)() != value}
+        for name, value in settings.items():
+            SETTINGS[name](value)
+        require_untouched(self.implementation)
+        for name, value in changed.items():
+            assertion = f"assert torch.{name}() == {value!r}"
+            raise Violation(f"the call changed torch.{name}() from {value}", (assertion,), family="STA")
+        for name, version in versions.items():
+            if given[name]._version != version:
+                assertion = f"assert {name}_{step.number}._version == 0, 'changed in place'"
+                raise Violation(f"the call changed its {name} in place", (assertion,), family="STA")
+        return self._recorded(step, returned, dtypes)
+
+    def _returned(self, step: CallStep, instance: Instance) -> Any:
+        """Call the attention in its mode, and return what it returns."""
+        problem, training = step.problem, MODES[step.mode].training
+        # Not if it is in that mode already: what it keeps until the mode changes must hold until then.
+        kept = (
+            self._modes.get(instance.number) is training and getattr(instance.attention, "training", None) is training
+        )
         step = replace(step, switches=not kept)
-        given = {"query": problem.query, "key": problem.key, "value": problem.value, "mask": problem.mask}
-        versions = {name: tensor._version for name, tensor in given.items() if tensor is not None}
-        settings = [(name, getattr(torch, name)(), restore) for name, restore in SETTINGS.items()]
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
         with self._step(step), guarded(CALL), randomness:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             if step.switches:
-                _ = built.attention.train() if training else built.attention.eval()
-                self._modes[built.number] = training
-            returned = built.attention(
+                _ = instance.attention.train() if training else instance.attention.eval()
+                self._modes[instance.number] = training
+            return instance.attention(
                 problem.query,
                 problem.key,
                 problem.value,
@@ -223,36 +251,23 @@ class Session:
                 is_causal=problem.is_causal,
                 need_weights=step.need_weights,
             )
-        changed = [(name, value) for name, value, _ in settings if getattr(torch, name)() != value]
-        for _, value, restore in settings:
-            restore(value)
-        require_untouched(self.implementation)
-        for name, value in changed:
-            check = f"assert torch.{name}() == {value!r}"
-            raise Violation(f"the call changed torch.{name}() from {value}", (check,), family="STA")
-        for name, version in versions.items():
-            tensor = given[name]
-            if tensor is not None and tensor._version != version:
-                check = f"assert {name}_{number}._version == 0, 'changed in place'"
-                raise Violation(f"the call changed its {name} in place", (check,), family="STA")
+
+    def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+        """Return what a call returned, once its shapes, dtypes and devices are as the contract describes them."""
+        problem, number = step.problem, step.number
         output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
         if output is None:
-            check = f"assert isinstance(output_{number}, torch.Tensor)"
-            told = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
-            raise Violation(told, (check,), family="SHP")
+            assertion = f"assert isinstance(output_{number}, torch.Tensor)"
+            message = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
+            raise Violation(message, (assertion,), family="SHP")
         require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
-        seen = self.record(output, f"output_{number}")
+        recorded = self.record(output, f"output_{number}")
         if not step.need_weights or weights is None:
-            return RecordedOutput(seen, None)
+            return RecordedOutput(recorded, None)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
             require_plain(f"weights_{number}", weights, dtypes, problem.query.device, shape)
-        return RecordedOutput(seen, self.record(weights, f"weights_{number}"))
-
-    @property
-    def steps(self) -> list[Step]:
-        """What was done, in order; a step that raised is only there if it was the last."""
-        return self._done if self._last is None else [*self._done, self._last]
+        return RecordedOutput(recorded, self.record(weights, f"weights_{number}"))
 
     @contextmanager
     def _step(self, step: Step) -> Iterator[None]:
@@ -260,3 +275,21 @@ class Session:
         yield
         self._done.append(step)
         self._last = None
+
+
+def _tensors(problem: Problem) -> Mapping[str, Tensor]:
+    """Return the inputs of a problem and its mask, if there is one."""
+    given = {name: getattr(problem, name) for name in (*INPUTS, "mask")}
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+def _leaves(problem: Problem, wanted: Sequence[str]) -> tuple[Problem, list[str]]:
+    """Return the problem with copies of its inputs, and the names of those that require a gradient."""
+    chosen = [name for name in wanted if name != "mask"]
+    leaves, mask = problem.map_inputs(copy_of), problem.mask
+    if mask is not None and "mask" in wanted and mask.is_floating_point():
+        leaves = leaves.change(mask=copy_of(mask))
+        chosen.append("mask")
+    for name in chosen:
+        getattr(leaves, name).requires_grad_()
+    return leaves, chosen

@@ -83,7 +83,7 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
 @property_of(
     "NUM-2",
     Domain(dtypes=("float64",), values=("normal", "heavy"), min_head_dim=2, min_S=2),
-    must_reject=("single",),
+    must_reject=("single_precision",),
 )
 def double_precision_is_double_throughout(session: Session, case: Case) -> None:
     assume(not session.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")

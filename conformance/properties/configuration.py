@@ -16,7 +16,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.spec import Config, Weights
 
-UNCHECKED = ("unchecked",)
+UNCHECKED = ("never_refuses",)
 # Nothing but the configuration matters here.
 CONSTRUCTION = Domain(values=("normal",), layouts=DENSE, modes=("eval",), need_weights=(False,), inputs=("self",))
 

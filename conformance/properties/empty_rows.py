@@ -110,7 +110,7 @@ def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE),
     needs=("gradients", "empty_row=zeros|nan|uniform"),
     requires="HED-1",
-    must_reject=("wild", "unmasked"),
+    must_reject=("nan_gradients", "unmasked"),
     number=2,
 )
 def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None:

@@ -197,7 +197,7 @@ def nan_behind_a_mask_stays_there(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "MSK-12", Domain(layouts=DENSE, values=("normal",), max_length=5), needs="masks", must_reject=("unchecked",)
+    "MSK-12", Domain(layouts=DENSE, values=("normal",), max_length=5), needs="masks", must_reject=("never_refuses",)
 )
 def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
     problem = case.problem()
@@ -244,7 +244,7 @@ def masks_of_another_precision_are_added_or_refused(session: Session, case: Case
     "MSK-12",
     Domain(layouts=DENSE, values=("normal",), max_length=5),
     needs="masks",
-    must_reject=("unchecked",),
+    must_reject=("never_refuses",),
     number=3,
 )
 def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> None:

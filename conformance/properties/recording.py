@@ -25,7 +25,7 @@ from mha.spec.problem import INPUTS
         dtypes=BOUNDED,
     ),
     needs="gradients",
-    must_reject=("erratic",),
+    must_reject=("random_gradient_scale",),
 )
 def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     problem = case.problem()
@@ -45,7 +45,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
-    must_reject=("wild", "detached"),
+    must_reject=("nan_gradients", "detached"),
     max_cases=12,
     number=2,
 )

@@ -70,14 +70,14 @@ def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
 DISAGREEING = Domain(values=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5)
 
 
-@property_of("SHP-6", DISAGREEING, must_reject=("unchecked",))
+@property_of("SHP-6", DISAGREEING, must_reject=("never_refuses",))
 def shapes_that_disagree_are_refused(session: Session, case: Case) -> None:
     problem = case.problem()
     for because, change in _disagreeing(problem).items():
         expect_raises(partial(session, problem.change(**change)), because=because)
 
 
-@property_of("SHP-6", DISAGREEING, needs="extras=length_first", must_reject=("unchecked",), max_cases=12, number=2)
+@property_of("SHP-6", DISAGREEING, needs="extras=length_first", must_reject=("never_refuses",), max_cases=12, number=2)
 def shapes_that_disagree_are_refused_with_the_length_first(session: Session, case: Case) -> None:
     problem = case.problem().change(config=replace(case.config, length_first=True))
     for because, change in _disagreeing(problem).items():

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
-import random
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +16,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_unchanged
-from mha.conformance.harness.errors import CALL, CallRaised
+from mha.conformance.harness.global_state import changes_of_call, changes_of_first_call
 from mha.conformance.harness.integrity import require_untouched
-from mha.conformance.harness.isolation import STOPS, guarded
+from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.autocast import LOW, UNDER_AUTOCAST
 from mha.conformance.properties.decoding import STEPS, Sequence
@@ -149,56 +146,17 @@ def what_is_loaded_counts_in_decoding(session: Session, case: Case) -> None:
     sequence.expect_one_pass(torch.cat([sequence.at(place) for place in range(case.L)], 1))
 
 
-def _globals() -> dict[str, Any]:
-    """What a call must leave as it was."""
-    return {
-        "the default dtype": torch.get_default_dtype(),
-        "the default device": torch.get_default_device(),
-        "the gradient mode": torch.is_grad_enabled(),
-        "torch's random state": torch.get_rng_state().tolist(),
-        "Python's random state": random.getstate(),
-        "the number of threads": torch.get_num_threads(),
-        "what becomes of subnormal numbers": (torch.full((1,), 1e-39) * 1).item(),
-        "the deterministic flag": torch.are_deterministic_algorithms_enabled(),
-        "the precision of float32 products": torch.get_float32_matmul_precision(),
-        "anomaly detection": torch.is_anomaly_enabled(),
-        "the warnings filter": list(warnings.filters),
-        "the SDPA backends": (
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-        ),
-    }
-
-
 @property_of(
     "STA-5", Domain(masks=COMMON, causal=BOTH, values=("normal",), layouts=DENSE), must_reject=(), max_cases=30
 )
 def global_state_is_left_alone(session: Session, case: Case) -> None:
-    problem = case.problem()
-    called = session.built(problem).attention  # a construction may draw random numbers
+    """Global state is left alone: default dtype, gradient mode, random state, thread count, flags, warnings filter."""
     session.scripted = False
-    torch.set_flush_denormal(False)  # which an earlier call may have left
-    with warnings.catch_warnings():
-        before = _globals()
-        try:
-            called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
-        except tuple(STOPS):
-            raise
-        except BaseException as error:
-            raise CallRaised(f"{CALL} raised {type(error).__name__}: {str(error)[:300]}", error, CALL) from error
-        finally:
-            after = _globals()
-            # What the next trials are judged with is set back.
-            torch.set_default_dtype(before["the default dtype"])
-            torch.set_num_threads(before["the number of threads"])
-            if after["the deterministic flag"] != before["the deterministic flag"]:  # to set it imports the compiler
-                torch.use_deterministic_algorithms(before["the deterministic flag"])
-            torch.set_grad_enabled(before["the gradient mode"])
+    changes = changes_of_call(session, case.problem())
     require_untouched(session.implementation)
-    for name, value in before.items():
-        shown = "" if "state" in name or "filter" in name else f" from {value} to {after[name]}"
-        expect(after[name] == value, f"the call changed {name}{shown}")
+    expect(not changes, f"the call changed {' and '.join(changes)}")
+    once = changes_of_first_call(session.implementation, case)
+    expect(not once, f"the first call of the process changed {' and '.join(once)}")
 
 
 @property_of("STA-6", Domain(masks=COMMON, causal=BOTH, modes=("eval",)))
