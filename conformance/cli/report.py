@@ -1,4 +1,4 @@
-"""`mha report`: reports rendered, merged and compared."""
+"""`mha report`: reports shown, converted, merged and compared."""
 
 from __future__ import annotations
 
@@ -15,27 +15,40 @@ from mha.conformance.results import Report
 
 
 def report_on(files: Sequence[Path], *, merge: bool, to: Sequence[Path], schema: bool) -> tuple[list[str], int]:
-    """Return the lines to print and the exit status; write what is asked for.
+    """Return the lines to print and the exit status; write the files of `to`.
 
-    One report is shown, several are merged if `merge` is set, and two are compared otherwise. Raises ValueError for
-    anything else, and for what cannot be read or written.
+    One report is shown, two are compared, and any number are merged if `merge` is set. Raises ValueError for another
+    combination, and for a file that cannot be read or written.
     """
     if schema:
         return [json.dumps(Report.schema(), indent=2)], 0
+    _validate(files, merge=merge, to=to)
+    reports = [read(file) for file in files]
+    if len(reports) == 2 and not merge:
+        return differences(*reports)
+    report = merged(reports)
+    if to:
+        return _written(report, to), 0
+    return _shown(report), report.exit_status
+
+
+def _validate(files: Sequence[Path], *, merge: bool, to: Sequence[Path]) -> None:
+    """Raise ValueError for a combination of arguments that means nothing."""
     if len(files) > 2 and not merge:
-        raise ValueError(f"two reports are compared, but there are {len(files)}; add --merge for the shards of one run")
+        raise ValueError(f"two reports are compared, but {len(files)} are given; add --merge for shards of one run")
     if len(files) == 2 and not merge and to:
-        raise ValueError("--to writes one report: name one, or add --merge for the shards of one run")
+        raise ValueError("--to writes one report; name one, or add --merge for shards of one run")
     for file in to:
         validate_file(file, "--to")
-    found = [read(file) for file in files]
-    if len(found) == 2 and not merge:
-        return differences(*found)
-    whole = merged(found)
-    unwritten = [why for file in to if (why := write(whole, file))]
-    if unwritten:
-        raise ValueError(unwritten[0])
-    if to:
-        return [f"wrote {file}" for file in to], 0
-    drawn = matrix(whole.verdicts, plain=needs_plain(sys.stdout.encoding)) if whole.verdicts else []
-    return [*drawn, "", *summarise(whole.verdicts, incomplete=whole.incomplete)], whole.exit_status
+
+
+def _written(report: Report, files: Sequence[Path]) -> list[str]:
+    for file in files:
+        if error := write(report, file):
+            raise ValueError(error)
+    return [f"wrote {file}" for file in files]
+
+
+def _shown(report: Report) -> list[str]:
+    drawn = matrix(report.verdicts, plain=needs_plain(sys.stdout.encoding)) if report.verdicts else []
+    return [*drawn, "", *summarise(report.verdicts, incomplete=report.incomplete)]
