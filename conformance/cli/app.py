@@ -20,7 +20,10 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 
 @app.callback(epilog="Example: mha check my_file.py:MyAttention")
 def mha() -> None:
-    """Check implementations of multi-head attention against a contract of clauses."""
+    """Check implementations of multi-head attention against a contract.
+
+    The contract is a list of clauses, such as MSK-1: masked keys have no influence. To read it, run mha spec.
+    """
 
 
 @app.command(epilog="Example: mha spec MSK-1")
@@ -41,24 +44,32 @@ def spec(
 @app.command(epilog="Example: mha check my_file.py:MyAttention")
 def check(
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="A registered name, module:object, or file.py:Class.")
+        list[str], typer.Argument(metavar="TARGET", help="A registered name, module:object, or file.py:Class.")
     ],
     clause: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Check only this clause, and report it in full. Repeatable.")
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Default: float32 and float64. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A dtype. Default: float32 and float64. Repeatable.")
     ] = None,
-    device: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Default: cpu. Repeatable.")] = None,
-    profile: Annotated[str, typer.Option(metavar="NAME", help="quick, default or thorough.")] = "default",
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds give equal cases and verdicts.")] = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="Require clauses of level SHOULD too.")] = False,
-    waivers: Annotated[Path | None, typer.Option(metavar="FILE", help="Known failures, a TOML file.")] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="cpu or cuda. Default: cpu. Repeatable.")
+    ] = None,
+    profile: Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")] = "default",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases; the same seed repeats the run.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Require the clauses of level SHOULD too.")] = False,
+    waivers: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Known failures to accept; see mha waive.")
+    ] = None,
     report: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
     ] = None,
 ) -> None:
-    """Check an implementation, or a plain module class, against the contract."""
+    """Check implementations against the contract.
+
+    A plain module class needs no adapter: how to build and call it is inferred. The exit status is 0 if every
+    implementation conforms, 1 if one does not, and 2 if something could not be checked.
+    """
     # #lizard forgives(parameter_count): the options of the command
     from mha.conformance.cli.check import check_all
     from mha.conformance.settings import DEFAULT_DTYPES, Settings
@@ -79,10 +90,12 @@ def check(
 @app.command(epilog="Example: mha report before.json after.json")
 def report(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE...]", help="JSON reports. Default: the last run.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="JSON reports. Default: the last run.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge reports that are shards of one run.")] = False,
-    to: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report.")] = None,
+    to: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
+    ] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report.")] = False,
 ) -> None:
     """Show or convert a report, merge several, or compare two."""
@@ -106,9 +119,9 @@ def replay(
         str, typer.Option(metavar="TARGET", help="Run this implementation instead of the one that failed.")
     ] = "",
 ) -> None:
-    """Run failures again, each on its own case.
+    """Run failures again, each on the case that failed.
 
-    Prints FIXED, FAILS or INAPPLICABLE for each one.
+    Each is FIXED, or FAILS, or is INAPPLICABLE if the clause does not apply to the case.
     """
     from mha.conformance.cli.replay import replay_what
 
@@ -155,7 +168,7 @@ def waive(
 @app.command(epilog="Example: mha bench sdpa vectorized --shape encoder")
 def bench(
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="Implementations; the others are compared with the first.")
+        list[str], typer.Argument(metavar="TARGET", help="Implementations; the others are compared with the first.")
     ],
     shape: Annotated[
         list[str] | None,
@@ -167,7 +180,7 @@ def bench(
     dtype: Annotated[str, typer.Option(metavar="NAME", help="The dtype to time in.")] = "float32",
     device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
     rounds: Annotated[
-        int, typer.Option(min=6, metavar="N", help="Rounds of timing; fewer if they would take over a minute.")
+        int, typer.Option(min=6, metavar="N", help="Rounds of timing; fewer if they take over a minute.")
     ] = 30,
     threads: Annotated[
         int, typer.Option(min=0, metavar="N", show_default=False, help="Threads of torch. Default: its own setting.")
@@ -191,7 +204,7 @@ def bench(
 
 @app.command("list", epilog="Example: mha list")
 def list_() -> None:
-    """List the registered implementations, with the dtypes that they claim."""
+    """List the registered implementations and their dtypes."""
     from mha.conformance.cli.list import registered
 
     lines, status = registered()
@@ -215,10 +228,10 @@ def init(
 @app.command(epilog="Example: mha faults --markdown kills.md")
 def faults(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Names of faults. Default: all of them.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Names of faults. Default: all of them.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds give equal cases and verdicts.")] = 0,
-    profile: Annotated[str, typer.Option(metavar="NAME", help="quick, default or thorough.")] = "default",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases; the same seed repeats the run.")] = 0,
+    profile: Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")] = "default",
     every_clause: Annotated[
         bool, typer.Option("--every-clause", help="Check every clause, not only those that must catch the fault.")
     ] = False,
