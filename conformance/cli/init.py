@@ -28,9 +28,11 @@ jobs:
 def write_files(target: str, folder: Path) -> Iterator[str]:
     """Write a declaration and a CI job for a class, and yield the lines to print.
 
-    target: the class, as for `mha check`. folder: the root of the project. Raises ValueError if the class cannot be
-    understood, or if a file exists already or cannot be written.
+    target: the class, as for `mha check`. folder: the root of the project. Raises ValueError if there is no such folder,
+    the class cannot be understood, or a file exists already or cannot be written.
     """
+    if not folder.is_dir():
+        raise ValueError(f"--folder: there is no folder {str(folder)!r}")
     texts = texts_for(target, folder)
     existing = [str(file) for file in texts if file.exists()]
     if existing:

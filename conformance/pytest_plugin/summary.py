@@ -95,5 +95,5 @@ def _stopped(report: Any, implementation: str, device: str, dtype: str, clause: 
         dtype=dtype,
         device=device,
         status="fail",
-        message=f"the check did not end: {reason}",
+        message=f"judging did not end: {reason}",
     )
