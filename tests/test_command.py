@@ -16,8 +16,8 @@ from mha.conformance.reports import files
 from mha.spec import CLAUSES
 
 VERBS = ("spec", "check", "report", "replay", "waive", "bench", "list", "init", "faults")
-# What takes long to import, and is not needed to print help or a clause.
-SLOW = ("torch", "numpy", "rich", "pydantic", "jinja2", "hypothesis", "pytest", "einops")
+# Slow to import, and not needed to print help or a clause. Recent versions of typer import pydantic.
+SLOW = ("torch", "numpy", "rich", "jinja2", "hypothesis", "pytest", "einops")
 RECORDS_IMPORTS = f"""
 import atexit, sys
 atexit.register(lambda: print("imported:", *(name for name in {SLOW} if name in sys.modules)))
