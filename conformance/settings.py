@@ -9,8 +9,9 @@ from difflib import get_close_matches
 import torch
 
 from mha.conformance.properties.registry import NO_LIMIT, properties
-from mha.conformance.waivers import Waiver, built_in_waivers
+from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
 from mha.implementations import Resolved
+from mha.spec import Implementation
 from mha.spec.claims import DEVICES, DTYPES
 
 DEFAULT_DTYPES = ("float32", "float64")
@@ -82,10 +83,9 @@ class Settings:
         """The clauses that are judged, in the order of the contract."""
         return tuple(clause for clause in properties() if not self.clauses or clause in self.clauses)
 
-    @property
-    def known_failures(self) -> tuple[Waiver, ...]:
-        """Every waiver that counts: the built-in ones, then the user's."""
-        return (*built_in_waivers(), *self.waivers)
+    def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
+        """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
+        return (*(built_in_waivers() if is_built_in(implementation) else ()), *self.waivers)
 
 
 def validate_choice(what: str, words: Collection[str], known: Collection[str]) -> None:

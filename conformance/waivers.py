@@ -1,41 +1,50 @@
-"""Waivers: departures that an implementer knows of and gives a reason for."""
+"""Waivers: known failures that an implementer accepts, each with a reason."""
 
 from __future__ import annotations
 
 import ast
 import json
+import sys
 import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from mha.conformance.cases.case import Case
-from mha.spec import CLAUSES
+from mha.conformance.cases.parsing import OLD_NAMES
+from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 
-# The names and operators that the predicate `where` may use, as in `L == 0 and mask in ("padding", "full")`.
-NAMES = {field.name for field in fields(Case)}
+# What the predicate `where` may consist of, as in `L == 0 and mask in ("padding", "full")`.
+NAMES = tuple(field.name for field in fields(Case))
 ALLOWED = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Name, ast.Load),
     *(ast.Constant, ast.Tuple, ast.List, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
     *(ast.BinOp, ast.Mult, ast.Add, ast.Sub, ast.Mod),
 )
 REQUIRED = ("implementation", "clause", "reason")
+LISTS = {"dtype": DTYPES, "device": DEVICES}
+TEXTS = (*REQUIRED, "url", "where", "error")
 
 
 class WaiverError(ValueError):
-    """A waiver file that cannot be used; the message says where and why."""
+    """A waiver or a waiver file that cannot be used; the message says where and why, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
-    """One clause that one implementation is known not to keep, and why.
+    """A clause that an implementation is known not to keep, and why that is accepted.
 
-    dtype, device: in which alone, all if none. where: the cases, as a predicate over the fields of `Case`; a violation
-    in another case is a failure. error: a part of the message that the violation must have. expires: the last day.
+    dtype, device: where it applies; everywhere if empty. where: the cases it applies to, as a predicate over the fields
+    of `Case`; a failure in any other case still counts. error: a part of the message that the failure must have.
+    expires: the last day. Raises WaiverError, in one line, for a value that is not valid.
+
+    >>> Waiver(implementation="sdpa", clause="MSK-8", reason="rows are never empty", where="L > 0").partial
+    True
     """
 
     implementation: str
@@ -48,6 +57,22 @@ class Waiver:
     error: str = ""
     expires: date | None = None
 
+    def __post_init__(self) -> None:
+        """Validate every field, and make one word of `dtype` or `device` a tuple."""
+        for name, known in LISTS.items():
+            object.__setattr__(self, name, _words(name, getattr(self, name), known))
+        if type(self.expires) not in (date, type(None)):
+            raise WaiverError(f"expires must be a date such as 2030-12-31, without quotes, but is {self.expires!r}")
+        for name in TEXTS:
+            if not isinstance(getattr(self, name), str):
+                raise WaiverError(f"{name} must be a string, but is {getattr(self, name)!r}")
+        if self.clause not in CLAUSES:
+            raise WaiverError(f"unknown clause {self.clause!r}; `mha spec` lists the clauses")
+        if not self.reason.strip():
+            raise WaiverError("a waiver needs a reason: say why the failure is accepted")
+        if self.where:
+            validate_where(self.where)
+
     @property
     def expired(self) -> bool:
         """Whether its last day is past."""
@@ -55,46 +80,54 @@ class Waiver:
 
     @property
     def partial(self) -> bool:
-        """Whether there may be violations of the clause that it does not cover."""
+        """Whether there may be failures of the clause that it does not cover."""
         return bool(self.where or self.error)
 
     def holds(self, case: Case) -> bool:
-        """Whether it is about a case."""
+        """Whether it applies to a case."""
         return not self.where or where_holds(self.where, case)
 
     def covers(self, case: Case, message: str) -> bool:
-        """Whether it waives a violation."""
+        """Whether it waives a failure."""
         return self.error in message and self.holds(case)
 
     def to_toml(self) -> str:
-        """Return it as it stands in a waiver file."""
+        """Return the table of a waiver file that holds it."""
         given = ((field.name, getattr(self, field.name)) for field in fields(self))
         lines = [f"{name} = {_toml(value)}" for name, value in given if value]
         return "\n".join(["[[waiver]]", *lines]) + "\n"
 
 
-def built_in_waivers() -> list[Waiver]:
-    """Return the waivers of the implementations that this package brings."""
+@cache
+def built_in_waivers() -> tuple[Waiver, ...]:
+    """Return the waivers for the implementations that this package ships."""
     resource = files("mha.implementations") / "waivers.toml"
-    return _read(resource.read_text(encoding="utf-8"), "the built-in waivers")
+    return tuple(_read(resource.read_text(encoding="utf-8"), "the built-in waivers"))
+
+
+def is_built_in(implementation: Implementation) -> bool:
+    """Return whether this package ships an implementation; another one of the same name is not built in."""
+    module = sys.modules.get(f"mha.implementations.{implementation.name}")
+    return getattr(module, "implementation", None) is implementation
 
 
 def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiver]:
-    """Read a waiver file: a TOML array of tables [[waiver]], with the fields of `Waiver`; the first three are required.
+    """Read a waiver file: a TOML array of tables [[waiver]] with the fields of `Waiver`, three of them required.
 
-    judged: the implementations of the run; a waiver for another one is an error. Raises WaiverError.
+    judged: the implementations of the run; a waiver for any other one is an error. Raises WaiverError.
     """
     try:
-        found = _read(path.read_text(encoding="utf-8"), str(path))
+        waivers = _read(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise WaiverError(f"the waiver file {str(path)!r} cannot be read: {error}") from error
-    unmatched = dict.fromkeys(w.implementation for w in found if judged is not None and w.implementation not in judged)
+    names = dict.fromkeys(waiver.implementation for waiver in waivers)
+    unmatched = [name for name in names if judged is not None and name not in judged]
     if unmatched:
         raise WaiverError(
-            f"{path}: it waives clauses of {', '.join(unmatched)}, which is not judged here (judged: "
+            f"{path}: waives clauses of {', '.join(unmatched)}, which is not judged in this run (judged: "
             f"{', '.join(judged or ())}); correct the name, or delete the waiver"
         )
-    return found
+    return waivers
 
 
 def waivers_for(waivers: Iterable[Waiver], implementation: str, clause: str, dtype: str, device: str) -> list[Waiver]:
@@ -108,74 +141,72 @@ def waivers_for(waivers: Iterable[Waiver], implementation: str, clause: str, dty
     ]
 
 
+def validate_where(text: str) -> None:
+    """Raise WaiverError unless a predicate compares fields of a case and constants."""
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        why = error.args[0] if error.args else "it is too long"
+        raise WaiverError(f"where: {text[:80]!r} is not an expression: {why}") from None
+    if not all(isinstance(node, ALLOWED) for node in nodes):
+        example = "L == 0 and mask != 'none'"
+        raise WaiverError(f'where: {text!r} may only compare fields of a case and constants, as in "{example}"')
+    unknown = sorted({node.id for node in nodes if isinstance(node, ast.Name)} - {*NAMES, *OLD_NAMES})
+    if unknown:
+        raise WaiverError(f"where: {text!r}: a case has no {', '.join(unknown)}; it has {', '.join(sorted(NAMES))}")
+
+
+def where_holds(text: str, case: Case) -> bool:
+    """Return whether a valid predicate holds for a case; one that compares incomparable values does not."""
+    values = {name: getattr(case, name) for name in NAMES}
+    values |= {old: values[new] for old, new in OLD_NAMES.items()}
+    try:
+        return bool(eval(compile(text, "predicate", "eval"), {"__builtins__": {}}, values))
+    except (TypeError, ArithmeticError):
+        return False
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, date):
         return value.isoformat()
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read(text: str, where: str) -> list[Waiver]:
+def _read(text: str, source: str) -> list[Waiver]:
+    """Return the waivers in the text of a file; raise WaiverError, which names the file and the table."""
     try:
         tables: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise WaiverError(f"{where} is not TOML: {error}") from error
+        raise WaiverError(f"{source} is not valid TOML: {error}") from error
     entries = tables.get("waiver", [])
     if set(tables) - {"waiver"} or not isinstance(entries, list):
-        raise WaiverError(f"{where} must hold only tables [[waiver]], but has {', '.join(sorted(tables))}")
-    return [_waiver(entry, f"{where}, waiver {number}") for number, entry in enumerate(entries, start=1)]
+        raise WaiverError(f"{source} must hold only tables [[waiver]], but has {', '.join(sorted(tables))}")
+    waivers = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            waivers.append(_waiver(entry))
+        except WaiverError as error:
+            raise WaiverError(f"{source}, waiver {number}: {error}") from None
+    return waivers
 
 
-def _waiver(entry: dict[str, Any], where: str) -> Waiver:
+def _waiver(entry: Any) -> Waiver:
+    """Return the waiver of a table of a file."""
     if not isinstance(entry, dict):
-        raise WaiverError(f"{where} must be a table [[waiver]], but is {entry!r}")
-    known = [field.name for field in fields(Waiver)]
-    unknown = sorted(set(entry) - set(known))
-    missing = [name for name in REQUIRED if not entry.get(name)]
+        raise WaiverError(f"must be a table [[waiver]], but is {entry!r}")
+    names = [field.name for field in fields(Waiver)]
+    unknown = ", ".join(sorted(set(entry) - set(names)))
+    missing = ", ".join(name for name in REQUIRED if not entry.get(name))
     if unknown or missing:
-        problems = [f"unknown {', '.join(unknown)}"] * bool(unknown) + [f"missing {', '.join(missing)}"] * bool(missing)
-        raise WaiverError(
-            f"{where}: {'; '.join(problems)} (a waiver has {', '.join(REQUIRED)}, and may have "
-            f"{', '.join(known[len(REQUIRED) :])})"
-        )
-    entry = dict(entry)
-    for name, words in (("dtype", DTYPES), ("device", DEVICES)):
-        given = entry.get(name, ())
-        entry[name] = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
-        if not isinstance(entry[name], tuple) or not set(map(str, entry[name])) <= set(words):
-            raise WaiverError(f"{where}: {name} must be one or a list of {', '.join(words)}, but is {given!r}")
-    expires = entry.pop("expires", None)
-    if type(expires) not in (date, type(None)):
-        raise WaiverError(f"{where}: expires must be a date, as 2030-12-31 without quotes, but is {expires!r}")
-    if not all(isinstance(value, str) for name, value in entry.items() if name not in ("dtype", "device")):
-        raise WaiverError(f"{where}: every value but dtype, device and expires must be a string")
-    if entry["clause"] not in CLAUSES:
-        raise WaiverError(f"{where}: {entry['clause']!r} is no clause of the contract")
-    try:
-        validate_where(entry.get("where") or "True")
-    except ValueError as error:
-        raise WaiverError(f"{where}: where: {error}") from None
-    return Waiver(**entry, expires=expires)
+        problems = [f"unknown {unknown}"] * bool(unknown) + [f"missing {missing}"] * bool(missing)
+        optional = ", ".join(names[len(REQUIRED) :])
+        raise WaiverError(f"{'; '.join(problems)} (required: {', '.join(REQUIRED)}; optional: {optional})")
+    return Waiver(**entry)
 
 
-def validate_where(text: str) -> None:
-    """Raise ValueError for what is no comparison of fields of a case and constants."""
-    try:
-        nodes = list(ast.walk(ast.parse(text, mode="eval")))
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(
-            f"{text[:80]!r} is no expression: {error.args[0] if error.args else 'it is too long'}"
-        ) from None
-    if not all(isinstance(node, ALLOWED) for node in nodes):
-        raise ValueError(f"{text!r} may only compare fields of a case and constants, as \"L == 0 and mask != 'none'\"")
-    unknown = sorted({node.id for node in nodes if isinstance(node, ast.Name)} - NAMES)
-    if unknown:
-        raise ValueError(f"{text!r}: a case has no {', '.join(unknown)}; it has {', '.join(sorted(NAMES))}")
-
-
-def where_holds(text: str, case: Case) -> bool:
-    """Whether a valid predicate holds of a case; one that compares what cannot be compared does not."""
-    values = {name: getattr(case, name) for name in NAMES}
-    try:
-        return bool(eval(compile(text, "predicate", "eval"), {"__builtins__": {}}, values))
-    except (TypeError, ArithmeticError):
-        return False
+def _words(name: str, given: Any, known: Collection[str]) -> tuple[str, ...]:
+    """Return one word or a list of words as a tuple; raise WaiverError for an unknown one."""
+    words = [given] if isinstance(given, str) else given
+    if not isinstance(words, (list, tuple)) or not all(word in known for word in words):
+        raise WaiverError(f"{name} must be one or a list of {', '.join(known)}, but is {given!r}")
+    return tuple(words)

@@ -1,9 +1,10 @@
-"""`mha check`: what it prints, its exit status, and what it says of bad input."""
+"""`mha check`: what it prints, its exit status, and its messages for bad input."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,111 +12,145 @@ from reports_made import verdict
 from rich.console import Console
 from typer.testing import CliRunner
 
+from mha.conformance import settings
 from mha.conformance.cli.app import app
-from mha.conformance.cli.check import progress_bar, show
+from mha.conformance.cli.check import Printer, advance, line, progress_bar
 
 CLASSES = Path(__file__).parent / "classes"
 PLAIN = f"{CLASSES}/separate_linears.py:MultiHeadAttention"
 QUICK = ("--dtype", "float32", "--clause", "SHP-1", "--clause", "MSK-8")
 
 
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run each test in a folder of its own, where the last run is kept."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def judge_only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make a run without `--clause` judge these clauses only."""
+
+    def only(*clauses: str) -> None:
+        some = {clause: members for clause, members in settings.properties().items() if clause in clauses}
+        monkeypatch.setattr(settings, "properties", lambda: some)
+
+    return only
+
+
 def run(*arguments: str) -> tuple[int, str]:
-    """Run `mha check`; return its status, and all that it says."""
+    """Run `mha check`; return its exit status and all output."""
     result = CliRunner().invoke(app, ["check", *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
-def test_plain_class_is_understood_and_judged() -> None:
-    status, told = run(PLAIN, *QUICK)
+def test_plain_class_is_inferred_and_judged() -> None:
+    status, output = run(PLAIN, *QUICK)
     assert status == 1
-    for line in (
-        "MultiHeadAttention, as it was understood:",
+    for text in (
+        "MultiHeadAttention, as inferred from the class:\n\n",
         "projections  w_q: W_q, w_k: W_k, w_v: W_v, w_o: W_o  [tested]",
         "mask         mask: True = may attend, broadcastable to (b, h, l, s)  [tested]",
         "    implementation = from_module(",
-        "MSK-8 (MUST): Empty rows follow one declared policy",
+        "\n\nChecking MultiHeadAttention on cpu in float32 (profile default, seed 0)\n\n",
+        "\npass            SHP-1   float32: ",
+        "\n\nMSK-8 (MUST): Empty rows follow one declared policy",
         f"implementation = resolve('{PLAIN}')[0].implementation",
-        "MultiHeadAttention: DOES NOT CONFORM (1 fail, 1 pass;",
+        "\n\nMultiHeadAttention: DOES NOT CONFORM (1 fail, 1 pass;",
     ):
-        assert line in told
+        assert text in output
 
 
 def test_script_of_an_inferred_class_runs_alone_and_fails() -> None:
-    _, told = run(PLAIN, *QUICK)
-    lines = told.split("save this as a file and run it:\n\n")[1].split("\n\n\n\n")[0]
-    script = "\n".join(line.removeprefix("    ") for line in lines.splitlines())
+    _, output = run(PLAIN, *QUICK)
+    indented = output.split("save this as a file and run it:\n\n")[1].split("\n\nMultiHeadAttention: ")[0]
+    script = "\n".join(line.removeprefix("    ") for line in indented.splitlines())
     with pytest.raises(AssertionError):
         exec(compile(script, "script", "exec"), {})
 
 
-def test_without_a_clause_each_departure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mha.conformance import checking
-
-    some = {clause: members for clause, members in checking.properties().items() if clause in ("SHP-1", "MSK-8")}
-    monkeypatch.setattr(checking, "properties", lambda: some)
-    status, told = run(PLAIN, "sdpa", "--dtype", "float32")
+def test_each_failure_is_a_line_unless_a_clause_is_asked_for(judge_only: Callable[..., None]) -> None:
+    judge_only("SHP-1", "MSK-8")
+    status, output = run(PLAIN, "sdpa", "--dtype", "float32")
     assert status == 1
-    assert "fail            MSK-8   float32: output_2[0, 0, 0] is -0.0798787773, but should be" in told
-    assert "add --clause MSK-8" in told
-    assert "sdpa: conforms (2 pass;" in told
+    assert re.search(r"\n\nfail            MSK-8   float32: output_2\[0, 0, 0\] is -0\.07987\d+, but should be", output)
+    assert "add --clause MSK-8" in output
+    assert "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\nsdpa: conforms (2 pass;" in output
+    assert "pass            " not in output
 
 
-def test_the_clause_to_look_at_is_one_that_must_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mha.conformance import checking
-
-    some = {clause: members for clause, members in checking.properties().items() if clause in ("MSK-10", "NUM-1")}
-    monkeypatch.setattr(checking, "properties", lambda: some)
-    told = run("mha.conformance.faults.softmax:faulty_Unscaled", "--dtype", "float32")[1]
-    assert told.index("MSK-10") < told.index("NUM-1")
-    assert "add --clause NUM-1" in told
+def test_clause_suggested_for_a_closer_look_is_a_required_one(judge_only: Callable[..., None]) -> None:
+    judge_only("MSK-10", "NUM-1")
+    output = run("mha.conformance.faults.softmax:faulty_Unscaled", "--dtype", "float32")[1]
+    assert output.index("MSK-10") < output.index("NUM-1")
+    assert "add --clause NUM-1" in output
 
 
-def test_what_is_not_claimed_is_told() -> None:
-    status, told = run(PLAIN, "--dtype", "float16", "--clause", "SHP-1")
+def test_unclaimed_dtype_is_reported() -> None:
+    status, output = run(PLAIN, "--dtype", "float16", "--clause", "SHP-1")
     assert status == 2
-    assert "MultiHeadAttention: NOTHING WAS JUDGED (1 not claimed;" in told
-    assert "    float16 on cpu is not claimed; claimed: float32, float64 on cpu, cuda\n" in told
+    assert "not claimed     SHP-1   float16: float16 on cpu is not claimed; claimed: float32, float64" in output
+    assert "MultiHeadAttention: NOTHING WAS JUDGED (1 not claimed;" in output
 
 
 def test_progress_is_shown_on_a_terminal_and_erased() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    file = io.StringIO()
     verdicts = [verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail")]
-    with progress_bar(console, ["SHP-1", "MSK-8", ""]) as bar:
+    with progress_bar(Console(file=file, force_terminal=True, width=80), ["SHP-1", "MSK-8", ""]) as bar:
         for count in (1, 2):
-            show(bar, verdicts[:count], ["SHP-1", "MSK-8", ""][count])
+            advance(bar, verdicts[:count], ["SHP-1", "MSK-8", ""][count])
             bar.refresh()
-    shown = console.file.getvalue()  # type: ignore[attr-defined]  # of StringIO
-    assert re.search(r"MSK-8 .*━.*1/2.*40 cases, 0 not kept", shown)
-    assert "80 cases, 1 not kept" in shown
-    assert shown.rstrip("\x1b[?25h").endswith("\x1b[2K")
+    assert re.search(r"MSK-8 .*━.*1/2.*40 cases, 0 failed", file.getvalue())
+    assert "80 cases, 1 failed" in file.getvalue()
+    assert file.getvalue().rstrip("\x1b[?25h").endswith("\x1b[2K")
     assert "━" not in run(PLAIN, *QUICK)[1]
 
 
-def test_what_conforms_ends_with_status_0() -> None:
-    status, told = run("sdpa", *QUICK)
+def test_lines_name_the_device_unless_it_is_the_cpu() -> None:
+    assert line(verdict("x", "SHP-1")) == "pass            SHP-1   float32: 40 cases"
+    assert line(verdict("x", "SHP-1", device="cuda")) == "pass            SHP-1   float32 on cuda: 40 cases"
+
+
+def test_paragraphs_are_separated_by_one_blank_line() -> None:
+    file = io.StringIO()
+    printer = Printer(Console(file=file, width=20))
+    printer.line("[bold]a line that is never broken nor styled")
+    printer.line("a line")
+    printer.paragraph("a paragraph")
+    printer.paragraph("another one")
+    printer.line("a line")
+    assert file.getvalue() == (
+        "[bold]a line that is never broken nor styled\na line\n\na paragraph\n\nanother one\n\na line\n"
+    )
+
+
+def test_status_of_a_conforming_implementation_is_0() -> None:
+    status, output = run("sdpa", *QUICK)
     assert status == 0
-    assert "sdpa: conforms (2 pass;" in told
+    assert "sdpa: conforms (2 pass;" in output
 
 
-BAD = {
+BAD_INPUT = {
     "an unknown name": (("nobody",), "no implementation is registered as 'nobody'"),
     "a missing file": (("nowhere.py:Class",), "there is no file 'nowhere.py'"),
     "a file that does not import": (("{broken}:Class",), "cannot be run: ZeroDivisionError: division by zero"),
-    "a class that needs more": (("{needs}:Needs",), "its constructor requires rank, which has no known name"),
-    "a forward that raises": (("{raises}:Raises",), "each call raises, the first one RuntimeError: never here"),
-    "a number": (("{broken_not}:NUMBER",), "is of type int, neither a torch.nn.Module class nor an implementation"),
+    "a class that needs more": (("{needs}:Needs",), "its constructor requires rank"),
+    "a forward that raises": (("{raises}:Raises",), "RuntimeError: never here"),
+    "a number": (("{number}:NUMBER",), "is of type int"),
     "two projections for one": (("{twice}:Twice",), "query and q_proj both look like w_q"),
-    "an unknown clause": (("sdpa", "--clause", "XYZ-1"), "no clause 'XYZ-1'"),
-    "an unknown dtype": (("sdpa", "--dtype", "float8"), "no dtype 'float8'"),
-    "an unknown profile": (("sdpa", "--profile", "fast"), "no profile 'fast'"),
+    "an unknown clause": (("sdpa", "--clause", "MSK-99"), "unknown clause 'MSK-99'; did you mean MSK-9"),
+    "an unknown dtype": (("sdpa", "--dtype", "float8"), "unknown dtype 'float8'"),
+    "an unknown device": (("sdpa", "--device", "tpu"), "unknown device 'tpu'"),
+    "an unknown profile": (("sdpa", "--profile", "fast"), "unknown profile 'fast'; known: quick, default, thorough"),
 }
 HEAD = "from torch import nn\nNUMBER = 3\n"
 INIT = "    def __init__(self, d_model, n_heads{more}):\n        super().__init__()\n"
 LAYERS = "        self.q_proj, self.k, self.v, self.o{more} = (nn.Linear(d_model, d_model) for _ in range({count}))\n"
 FILES = {
     "broken": "1 / 0\n",
-    "broken_not": HEAD,
+    "number": HEAD,
     "needs": HEAD + "class Needs(nn.Module):\n" + INIT.format(more=", rank"),
     "raises": HEAD
     + "class Raises(nn.Module):\n"
@@ -130,13 +165,13 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("what", BAD_INPUT)
 def test_bad_input_gets_one_line_and_status_2(what: str, tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / f"{name}.py").write_text(text)
-    arguments, told = BAD[what]
-    names = {name: str(tmp_path / f"{name}.py") for name in FILES}
-    status, said = run(*(argument.format(**names) for argument in arguments))
+    arguments, message = BAD_INPUT[what]
+    files = {name: str(tmp_path / f"{name}.py") for name in FILES}
+    status, output = run(*(argument.format(**files) for argument in arguments))
     assert status == 2
-    assert told in said
-    assert len(said.strip().splitlines()) == 1
+    assert message in output
+    assert len(output.strip().splitlines()) == 1

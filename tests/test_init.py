@@ -1,4 +1,4 @@
-"""`mha init` and `mha list`: what is written runs, in an empty folder."""
+"""`mha init` and `mha list`: the files that init writes run in an empty folder."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mha.conformance.cli import list as listing
 from mha.conformance.cli.app import app
+from mha.implementations import Registered
 
 CLASSES = Path(__file__).parent / "classes"
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    """Run `mha init`; return its status, and all that it says."""
-    result = CliRunner().invoke(app, ["init", *arguments])
+    """Run `mha`; return its exit status and all output."""
+    result = CliRunner().invoke(app, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
-def test_what_is_written_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_files_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (CLASSES / "einops_kv_fused.py").read_text()
-    (tmp_path / "cross.py").write_text(text)
-    status, told = run("cross.py:CrossAttention")
-    assert status == 0, told
-    assert told.startswith("wrote mha_declaration.py\nwrote .github/workflows/mha-conformance.yml\n")
-    assert 'crossattention = "mha_declaration:implementation"' in told
+    (tmp_path / "cross.py").write_text((CLASSES / "einops_kv_fused.py").read_text())
+    status, output = run("init", "cross.py:CrossAttention")
+    assert status == 0, output
+    assert output.startswith("wrote mha_declaration.py\nwrote .github/workflows/mha-conformance.yml\n")
+    assert 'crossattention = "mha_declaration:implementation"' in output
     workflow = (tmp_path / ".github/workflows/mha-conformance.yml").read_text()
     command = next(line for line in workflow.splitlines() if "pytest" in line).split("run: pytest ")[1]
     done = subprocess.run(
@@ -40,29 +41,37 @@ def test_what_is_written_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CrossAttention: conforms (2 pass;" in done.stdout
-    status, told = run("cross.py:CrossAttention")
+    status, output = run("init", "cross.py:CrossAttention")
     assert status == 2
-    assert "there already, and is not overwritten" in told
+    assert "would be overwritten" in output
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
-        ("sdpa", "'sdpa' is declared already; init is for a plain class"),
+        ("sdpa", "'sdpa' is already declared; init takes a plain class"),
         ("nowhere.py:Class", "there is no file 'nowhere.py'"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(target: str, told: str) -> None:
-    status, said = run(target)
+def test_bad_input_gets_one_line_and_status_2(target: str, message: str) -> None:
+    status, output = run("init", target)
     assert status == 2
-    assert told in said
-    assert len(said.strip().splitlines()) == 1
+    assert message in output
+    assert len(output.strip().splitlines()) == 1
 
 
-def test_list_names_what_is_registered() -> None:
-    result = CliRunner().invoke(app, ["list"])
-    assert result.exit_code == 0
-    lines = {line.split()[0]: line for line in result.output.splitlines()}
+def test_list_names_registered_implementations() -> None:
+    status, output = run("list")
+    assert status == 0
+    lines = {line.split()[0]: line for line in output.splitlines()}
     assert {"loop", "sdpa", "triton"} <= set(lines)
     assert "mha.implementations.loop:implementation" in lines["loop"]
     assert "float32" in lines["loop"]
+
+
+def test_list_of_a_broken_plugin_has_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Registered("plugin", "plugin:implementation", error="RuntimeError: no library", broken=True)
+    monkeypatch.setattr(listing, "discover", lambda: [broken])
+    status, output = run("list")
+    assert status == 2
+    assert output.rstrip().endswith("unavailable: RuntimeError: no library")

@@ -9,11 +9,11 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; what its output cannot show is shown as code."""
+    """Run the command; characters that the output cannot encode are escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    atexit.register(gc.freeze)  # at its end, the interpreter need not look through all of torch for garbage
+    atexit.register(gc.freeze)  # spares the interpreter a last garbage collection through all of torch
     from mha.conformance.cli.app import app
 
-    app()
+    app(prog_name="mha")

@@ -1,4 +1,4 @@
-"""`mha check`: judge a few implementations, and tell each departure as it is found."""
+"""`mha check`: implementations judged one after another, each failure reported when it is found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -22,104 +23,149 @@ from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
 
+# In columns.
 WIDTH = 110
+# Where every clause is judged, these are only counted.
 QUIET = ("pass", "not_claimed", "blocked")
+
+
+class Printer:
+    """Prints paragraphs, with a blank line between them, and lines, one below the other.
+
+    Texts are printed as they are: nothing in them is markup, and no line is broken.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last: Literal["", "paragraph", "line"] = ""
+
+    def paragraph(self, text: str) -> None:
+        """Print a paragraph."""
+        self._print(Text(text), "paragraph")
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        self._print(Text(text), "line")
+
+    def drawing(self, lines: Sequence[str]) -> None:
+        """Print lines that hold escape sequences for colours, as a paragraph."""
+        self._print(Text.from_ansi("\n".join(lines)), "paragraph")
+
+    def _print(self, text: Text, kind: Literal["paragraph", "line"]) -> None:
+        if self.last and (self.last, kind) != ("line", "line"):
+            self.console.print()
+        self.console.print(text, soft_wrap=True)
+        self.last = kind
 
 
 def check_all(
     targets: Sequence[str], settings: Settings, *, waivers: Path | None = None, reports: Sequence[Path] = ()
 ) -> int:
-    """Judge all targets, printing each failure as it is found, and return the exit status.
+    """Judge all targets, print each failure when it is found, write the reports, and return the exit status.
 
-    An interrupted run is reported as far as it got. Raises ValueError, before anything is judged, for a target, a
-    waiver file or a report file that cannot be used.
+    An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
+    a target, a waiver file or a report file that cannot be used.
     """
     for file in reports:
         validate_file(file, "--report")
     chosen = by_name(resolved for target in targets for resolved in resolve(target))
     if waivers:
         settings = replace(settings, waivers=tuple(read_waivers(waivers, chosen)))
-    console, started = Console(highlight=False), now()
+    printer, started = Printer(Console(highlight=False)), now()
     verdicts: list[Verdict] = []
-    stopped = False
+    interrupted = False
     try:
         for resolved in chosen.values():
-            announce(console, resolved)
-            judge_one(console, resolved, settings, verdicts)
+            announce(printer, resolved, settings)
+            judge_one(printer, resolved, settings, verdicts)
     except KeyboardInterrupt:
-        stopped = True
-        say(console, "\nINCOMPLETE: the run was stopped.")
+        interrupted = True
+        printer.paragraph("INCOMPLETE: the run was stopped.")
     report = Report.of_run(
         settings,
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.items()},
         started=started,
-        incomplete=stopped,
+        incomplete=interrupted,
     )
-    return finish(console, report, reports)
+    return finish(printer, report, reports)
 
 
-def judge_one(console: Console, resolved: Resolved, settings: Settings, verdicts: list[Verdict]) -> None:
-    """Judge one implementation, adding to the verdicts as they come."""
+def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
+    """Print what was inferred about an implementation, and how it is judged."""
+    name, inference = visible_name(resolved.implementation.name), resolved.inference
+    if inference:
+        printer.paragraph(f"{name}, as inferred from the class:")
+        printer.paragraph("\n".join(inference.lines))
+    where = f"on {', '.join(settings.devices)} in {', '.join(settings.dtypes)}"
+    printer.paragraph(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed})")
+
+
+def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts: list[Verdict]) -> None:
+    """Judge one implementation, appending each verdict, and print what it finds."""
     own: list[Verdict] = []
-    ahead = [*settings.judged_clauses * (len(settings.dtypes) * len(settings.devices)), ""]
-    with progress_bar(console, ahead) as bar:
+    clauses = [*settings.judged_clauses * (len(settings.dtypes) * len(settings.devices)), ""]
+    with progress_bar(printer.console, clauses) as bar:
         for verdict in judge_all(resolved, settings):
             own.append(verdict)
             verdicts.append(verdict)
-            show(bar, own, ahead[len(own)])
-            if verdict.status not in QUIET:
-                say(bar.console, describe(verdict) + "\n" if settings.clauses else line(verdict))
+            advance(bar, own, clauses[len(own)])
+            print_verdict(printer, verdict, in_full=bool(settings.clauses))
     first, *_, last = summarise(own)
-    say(console, f"\n{first}\n{last}")
+    printer.paragraph(f"{first}\n{last}")
     scripted = [verdict for verdict in own if verdict.script]
     if scripted and not settings.clauses:
         clause = min(scripted, key=lambda verdict: verdict.conforms).clause
-        say(console, f"For a failure in full, with a script that reproduces it: add --clause {clause}")
+        printer.line(f"To see a failure in full, with a script that reproduces it, add --clause {clause}")
 
 
-def finish(console: Console, report: Report, files: Sequence[Path]) -> int:
-    """Write the reports, print what concerns the whole run, and return the exit status."""
-    unwritten = [why for file in files if (why := write(report, file))]
-    save_last(report, Path())
-    if len(report.by_implementation) > 1:
-        plain, width = needs_plain(console.encoding), min(console.width, WIDTH)
-        drawn = matrix(report.verdicts, width=width, color=console.is_terminal, plain=plain)
-        console.print(Text.from_ansi("\n".join(["", *drawn])), soft_wrap=True)
-    for text in (*runner_annotations(report.verdicts), *(f"mha: {why}" for why in unwritten)):
-        say(console, text)
-    return 2 if unwritten else report.exit_status
-
-
-def announce(console: Console, resolved: Resolved) -> None:
-    """Say what is judged, and what was inferred of it."""
-    inference = resolved.inference
-    say(console, visible_name(resolved.implementation.name) + (", as it was understood:\n" if inference else "\n"))
-    if inference:
-        say(console, "\n".join([*inference.lines, ""]))
-
-
-def say(console: Console, text: str) -> None:
-    """Print a text as it is: nothing in it is markup, and no line is broken."""
-    console.print(Text(text), soft_wrap=True)
-
-
-def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
-    """Return a bar that shows where the run is, on a terminal, and leaves nothing behind."""
-    columns = (TextColumn("{task.description:7}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    bar.add_task(clauses[0], total=len(clauses) - 1, told="")
-    return bar
-
-
-def show(bar: Progress, own: Sequence[Verdict], clause: str) -> None:
-    """Move the bar to the clause at hand."""
-    cases, failing = sum(verdict.examples for verdict in own), sum(not verdict.conforms for verdict in own)
-    told = f"{cases} cases, {failing} not kept"
-    bar.update(bar.task_ids[0], completed=len(own), description=clause, told=told)
+def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:
+    """Print a verdict: in a line, or in full if it is not a pass and the clause was asked for."""
+    if in_full and verdict.status not in ("pass", "not_claimed"):
+        printer.paragraph(describe(verdict))
+    elif in_full or verdict.status not in QUIET:
+        printer.line(line(verdict))
 
 
 def line(verdict: Verdict) -> str:
-    """Return a departure in a line or two."""
-    first = f"{status_of(verdict):15} {verdict.clause:7} {verdict.dtype}: "
-    return fill(first + brief(verdict), WIDTH, subsequent_indent=" " * 24, break_long_words=False)
+    """Return a verdict in a line or two."""
+    where = verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
+    text = f"{verdict.examples} cases" if verdict.status == "pass" else brief(verdict)
+    first = f"{status_of(verdict):15} {verdict.clause:7} {where}: {text}"
+    return fill(first, WIDTH, subsequent_indent=" " * 24, break_long_words=False)
+
+
+def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
+    """Write the reports, print what concerns the whole run, and return the exit status."""
+    errors = [error for file in files if (error := write(report, file))]
+    save_last(report, Path())
+    console = printer.console
+    if len(report.by_implementation) > 1:
+        plain, width = needs_plain(console.encoding), min(console.width, WIDTH)
+        printer.drawing(matrix(report.verdicts, width=width, color=console.is_terminal, plain=plain))
+    for text in (*runner_annotations(report.verdicts), *(f"mha: {error}" for error in errors)):
+        printer.line(text)
+    return 2 if errors else report.exit_status
+
+
+def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
+    """Return a progress bar, shown on a terminal only and erased at the end.
+
+    clauses: those to be judged, in order, and an empty one for the end.
+    """
+    columns = (
+        TextColumn("{task.description:7}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[counts]}"),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar.add_task(clauses[0], total=len(clauses) - 1, counts="")
+    return bar
+
+
+def advance(bar: Progress, verdicts: Sequence[Verdict], clause: str) -> None:
+    """Move the bar to the next clause, with the counts of the verdicts until now."""
+    cases, failed = sum(verdict.examples for verdict in verdicts), sum(not verdict.conforms for verdict in verdicts)
+    counts = f"{cases} cases, {failed} failed"
+    bar.update(bar.task_ids[0], completed=len(verdicts), description=clause, counts=counts)

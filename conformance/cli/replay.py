@@ -1,4 +1,4 @@
-"""`mha replay`: failures of a report, or one case, run again."""
+"""`mha replay`: one case, or the failures of a report, run again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,31 @@ from mha.conformance.settings import validate_devices
 
 
 def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tuple[Outcome, str]]:
-    """Run a case, or the failures of a report, again; yield the outcome of each, and a line that reports it.
+    """Run a case, or the failures of a report, again; yield each outcome, with the line to print.
 
-    what: a case as its repr writes it, or the name of a report. Raises ValueError for what cannot be replayed.
+    what: a case as its repr writes it, or the file of a report. clauses: all if empty. target: the implementation to
+    run; that of the report if empty. Raises ValueError for input that cannot be replayed.
     """
     if what.lstrip().startswith("Case("):
-        if len(clauses) != 1 or not target:
-            raise ValueError("a case alone does not say what it violates: add --clause and --impl")
-        case, implementation = read_case(what), one_of(target)
-        validate_devices([case.device])
-        outcome, message = replay_case(implementation, clauses[0], case)
-        yield outcome, f"{outcome:7} {clauses[0]:7} {visible_name(implementation.name)}: {message or what}"
+        yield _replayed_case(what, clauses, target)
         return
     report = read(Path(what))
     chosen = failures(report, clauses)
     if not chosen:
-        raise ValueError(f"nothing to replay: {what!r} has no failure{' of ' + ', '.join(clauses) if clauses else ''}")
+        of_clauses = f" of {', '.join(clauses)}" if clauses else ""
+        raise ValueError(f"nothing to replay: {what!r} has no failure{of_clauses}")
     for verdict, (outcome, message) in replay_verdicts(report, chosen, target):
-        yield outcome, f"{outcome:7} {verdict.clause:7} {subject(verdict)}: {visible(message or verdict.case or '')}"
+        yield outcome, _line(outcome, verdict.clause, subject(verdict), message or verdict.case or "")
+
+
+def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outcome, str]:
+    if len(clauses) != 1 or not target:
+        raise ValueError("a case needs the clause and the implementation to check it on: add --clause and --impl")
+    case, implementation = read_case(text), one_of(target)
+    validate_devices([case.device])
+    outcome, message = replay_case(implementation, clauses[0], case)
+    return outcome, _line(outcome, clauses[0], visible_name(implementation.name), message or text)
+
+
+def _line(outcome: Outcome, clause: str, subject: str, message: str) -> str:
+    return f"{outcome:12} {clause:7} {subject}: {visible(message)}"

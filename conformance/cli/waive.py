@@ -1,62 +1,74 @@
-"""`mha waive`: a waiver written from a failure."""
+"""`mha waive`: a waiver written for a failure."""
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.reports.files import read
-from mha.conformance.waivers import Waiver, read_waivers, validate_where
-from mha.spec import CLAUSES
+from mha.conformance.results import Verdict
+from mha.conformance.waivers import Waiver, read_waivers
 
-# A clause that is blocked is not known to fail, and one with a stale waiver does not.
+# A blocked clause is not known to fail, and one with a stale waiver does not fail.
 FAILING = ("fail", "refused")
 
 
-def waive_failure(
-    clause: str, reason: str, name: str, url: str, where: str, expires: date | None, run: Path, file: Path
-) -> str:
-    """Add a waiver to a file, for the dtypes and devices in which the clause failed; return what was written.
+def waive_failure(requested: Waiver, run: Path, file: Path) -> str:
+    """Add a waiver to a file, for the dtypes and devices in which the clause fails; return what to print.
 
-    Raises ValueError where there is no such failure, or not one alone, or the file cannot be written.
+    requested: its implementation may be empty if only one fails the clause. run: the report with the failure.
+    Raises ValueError if there is no such failure, several implementations fail, the waiver would not cover the failure,
+    or the file cannot be written.
     """
-    if clause not in CLAUSES:
-        raise ValueError(f"there is no clause {clause!r}; `mha spec` lists them")
-    if not reason.strip():
-        raise ValueError("a waiver needs a reason: say why it is accepted that the clause is not kept")
-    if where:
-        validate_where(where)
-    judged = [verdict for verdict in read(run).verdicts if verdict.clause == clause]
-    failed = [v for v in judged if v.status in FAILING and name in ("", v.implementation)]
+    if requested.expired:
+        raise ValueError(f"--expires must not be in the past, but is {requested.expires}")
+    verdicts = [verdict for verdict in read(run).verdicts if verdict.clause == requested.clause]
+    failed = _failures(verdicts, requested, run)
+    waiver = _for_failures(requested, failed, verdicts)
+    _validate_coverage(waiver, failed)
+    _append(waiver, file)
+    return f"added to {file}:\n\n{waiver.to_toml()}"
+
+
+def _failures(verdicts: Sequence[Verdict], requested: Waiver, run: Path) -> list[Verdict]:
+    """Return the failures of the one implementation that the waiver is for."""
+    clause, name = requested.clause, requested.implementation
+    failed = [verdict for verdict in verdicts if verdict.status in FAILING and name in ("", verdict.implementation)]
     names = list(dict.fromkeys(verdict.implementation for verdict in failed))
     if not names:
-        raise ValueError(f"nothing to waive: {clause} does not fail{' for ' + name if name else ''} in {str(run)!r}")
+        of_name = f" for {name}" if name else ""
+        raise ValueError(f"nothing to waive: {clause} does not fail{of_name} in {str(run)!r}")
     if len(names) > 1:
-        raise ValueError(f"{', '.join(names)} fail {clause}: name one of them with --impl")
-    own = [v for v in judged if v.implementation == names[0] and v.status != "not_claimed"]
-    kept = [verdict for verdict in own if verdict not in failed]
-    waiver = Waiver(
-        implementation=names[0],
-        clause=clause,
-        reason=reason,
-        url=url,
-        dtype=tuple(dict.fromkeys(v.dtype for v in failed)) if kept else (),
-        device=tuple(dict.fromkeys(v.device for v in failed)) if kept else (),
-        where=where,
-        expires=expires,
-    )
-    if waiver.expired:
-        raise ValueError(f"the last day of a waiver must be to come, but is {expires}")
-    outside = [v for v in failed if v.case and not waiver.covers(read_case(v.case), v.message)]
-    if outside:
-        raise ValueError(f"where {where!r} leaves out the case that fails: {outside[0].case}")
+        raise ValueError(f"{', '.join(names)} fail {clause}; name one of them with --impl")
+    return failed
+
+
+def _for_failures(requested: Waiver, failed: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Waiver:
+    """Return the waiver for the implementation that failed, limited to where it failed if it passes elsewhere."""
+    waiver = replace(requested, implementation=failed[0].implementation)
+    claimed = [v for v in verdicts if v.implementation == waiver.implementation and v.status != "not_claimed"]
+    if len(claimed) == len(failed):
+        return waiver
+    dtypes, devices = (dict.fromkeys(getattr(verdict, name) for verdict in failed) for name in ("dtype", "device"))
+    return replace(waiver, dtype=tuple(dtypes), device=tuple(devices))
+
+
+def _validate_coverage(waiver: Waiver, failed: Sequence[Verdict]) -> None:
+    """Raise ValueError if a failing case is one that the waiver does not apply to."""
+    for verdict in failed:
+        if verdict.case and not waiver.covers(read_case(verdict.case), verdict.message):
+            raise ValueError(f"--where {waiver.where!r} excludes the case that fails: {verdict.case}")
+
+
+def _append(waiver: Waiver, file: Path) -> None:
+    """Add a waiver to a file, below what is in it."""
     known = read_waivers(file) if file.exists() else []
-    if any((each.implementation, each.clause) == (waiver.implementation, clause) for each in known):
-        raise ValueError(f"{file} has a waiver of {clause} for {waiver.implementation} already; change that one")
+    if any((each.implementation, each.clause) == (waiver.implementation, waiver.clause) for each in known):
+        raise ValueError(f"{file} already has a waiver of {waiver.clause} for {waiver.implementation}; edit that one")
     try:
         before = file.read_text(encoding="utf-8").rstrip() if file.exists() else ""
         file.write_text(f"{before}\n\n{waiver.to_toml()}" if before else waiver.to_toml(), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}") from None
-    return f"added to {file}:\n\n{waiver.to_toml()}"

@@ -66,7 +66,7 @@ def judge(resolved: Resolved, clause: str, dtype: str, device: str, settings: Se
     """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error."""
     start = perf_counter()
     implementation = resolved.implementation
-    waivers = waivers_for(settings.known_failures, implementation.name, clause, dtype, device)
+    waivers = waivers_for(settings.waivers_of(implementation), implementation.name, clause, dtype, device)
     verdict = Verdict(
         implementation=implementation.name,
         clause=clause,

@@ -13,7 +13,7 @@ from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_result, expect_finite, refuses
+from mha.conformance.properties.shared import expect_finite, expect_result, refuses
 from mha.spec import Problem, oracle
 
 LOW = torch.bfloat16

@@ -17,7 +17,7 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_result, expect_gradients, refuses, weights_of
+from mha.conformance.properties.shared import expect_gradients, expect_result, refuses, weights_of
 from mha.spec import Claims, Problem, Weights, causal_mask, join_causal, to_convention
 
 ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)

@@ -16,7 +16,7 @@ from mha.conformance.properties.accuracy import EVERYDAY_SIZES
 from mha.conformance.properties.dropout import DRAWN, SEEDED, expect_dropped
 from mha.conformance.properties.long_rows import FEW_QUERIES
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_result, expect_gradients, refuses
+from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
 from mha.spec import Config, Problem, Weights
 
 WRONGS = ("zeros", "mean", "noise")

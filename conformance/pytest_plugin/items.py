@@ -1,4 +1,4 @@
-"""What pytest collects and runs: one item for each clause, implementation, device and dtype."""
+"""The items that pytest runs: one for each clause, implementation, device and dtype."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ class ContractFile(pytest.File):
         """Yield an item for each clause, implementation, device and dtype."""
         chosen = selection(self.config)
         settings = chosen.settings
-        given = self.config.getoption("timeout", None)  # of pytest-timeout, if that is there
-        timeout = settings.limits.timeout if given is None and self.config.pluginmanager.hasplugin("timeout") else 0
+        timeout = settings.limits.timeout if self._may_set_timeout() else 0
         clauses = [clause for clause, (first, *_) in properties().items() if first.module == self.path.stem]
-        # The dtypes of a clause come one after another, for they share the boundary cases.
+        # The dtypes of a clause come one after another, since they share the boundary cases.
         for resolved, device, clause, dtype in product(
             chosen.implementations.values(), settings.devices, clauses, settings.dtypes
         ):
@@ -47,12 +46,16 @@ class ContractFile(pytest.File):
                 item.add_marker(pytest.mark.timeout(timeout, method="thread"))
             yield item
 
+    def _may_set_timeout(self) -> bool:
+        """Return whether pytest-timeout is installed, and no timeout was asked for."""
+        return self.config.pluginmanager.hasplugin("timeout") and self.config.getoption("timeout", None) is None
+
 
 class BenchmarkFile(pytest.Module):
-    """The module of benchmarks, under its own name: pytest would import it under another."""
+    """The module of benchmarks, imported under its own name; pytest would give it another one."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """Yield the benchmarks; none in a run that did not ask for them."""
+        """Return the benchmarks; none in a run that did not ask for them."""
         return super().collect() if is_benchmark_run(self.config) else []
 
     def _getobj(self) -> ModuleType:
@@ -67,29 +70,29 @@ class ContractItem(pytest.Item):
         self.subject = subject
 
     def runtest(self) -> None:
-        """Judge, and report the outcome to pytest in its own terms."""
+        """Judge the clause, and report the verdict in pytest's terms."""
         verdict = judge(*self.subject, selection(self.config).settings)
         self.user_properties.append(("mha", asdict(verdict)))
         if verdict.status == "not_claimed":
             pytest.skip(f"not claimed: {verdict.message}")
         if verdict.status == "harness_error" or not verdict.conforms:
             raise Nonconformance(verdict)
-        if verdict.status != "pass":  # waived, or a SHOULD that does not hold
+        if verdict.status != "pass":  # waived, or a SHOULD that fails
             pytest.xfail(verdict.message)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Describe a failure; an exception of our own keeps its traceback."""
+        """Describe a failure of the clause; any other exception is shown with its traceback."""
         if isinstance(excinfo.value, Nonconformance):
             return describe(excinfo.value.verdict)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Name the item as it is written on the command line."""
+        """Return where the item is, and its name."""
         return self.path, None, self.name
 
 
 class Nonconformance(Exception):
-    """Carries to pytest a verdict that is not a pass."""
+    """Raised for a verdict that fails the item."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(f"{verdict.clause}: {verdict.message}")

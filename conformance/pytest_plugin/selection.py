@@ -1,4 +1,4 @@
-"""What the options of a run select: settings, and the implementations to judge."""
+"""What the options of a run select: the settings, and the implementations to judge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from mha.implementations import Registered, Resolved, discover, resolve
 class Selection:
     """What the options select.
 
-    implementations: by name, in order. unavailable: the registered ones that could not be loaded. started: in UTC.
+    implementations: by name, in order. unavailable: the registered ones that could not be loaded.
+    started: when, in UTC.
     """
 
     settings: Settings
@@ -32,24 +33,24 @@ class Selection:
     started: str
 
     def header(self) -> list[str]:
-        """Return the lines that say what is judged, and how."""
+        """Return the lines that name what is judged, and how."""
         settings = self.settings
         packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-        strict = ", SHOULD counts as MUST" if settings.strict else ""
+        strict = ", strict" if settings.strict else ""
         return [
             f"judging: {', '.join(self.implementations) or 'nothing'}",
             f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; "
             f"profile {settings.profile}, seed {settings.seed}{strict}",
             f"with: {packages}",
-            *(f"inferred: {name}; see mha check" for name, each in self.implementations.items() if each.inference),
+            *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
 
 
 def selection(config: pytest.Config) -> Selection:
-    """Return what the options select; an option that cannot be followed ends the run with status 2."""
+    """Return what the options select; an invalid option ends the run with status 2."""
     if SELECTION not in config.stash:
-        atexit.register(gc.freeze)  # at its end, the interpreter need not look through all of torch for garbage
+        atexit.register(gc.freeze)  # spares the interpreter a last garbage collection through all of torch
         try:
             config.stash[SELECTION] = _select(config)
         except ValueError as error:
@@ -58,11 +59,11 @@ def selection(config: pytest.Config) -> Selection:
 
 
 def _select(config: pytest.Config) -> Selection:
-    """Read the options; raises ValueError, in one line, for one that cannot be followed."""
+    """Return what the options select; raise ValueError, in one line, for an invalid option."""
     settings = _settings(config)
     registered, resolved = _resolve(config)
     if replaced := put_back():
-        raise ValueError(f"importing an implementation replaced {replaced}; import it without that")
+        raise ValueError(f"importing an implementation replaced {replaced}; import it without side effects")
     implementations = by_name(resolved)
     _validate_reports(config)
     if file := config.option.mha_waivers:
@@ -72,7 +73,7 @@ def _select(config: pytest.Config) -> Selection:
 
 
 def _settings(config: pytest.Config) -> Settings:
-    """Return the settings, without waivers; by default, benchmarks are judged quickly and in float32 alone."""
+    """Return the settings without waivers; before benchmarks, the default is a quick profile in float32."""
     option, quick = config.option, is_benchmark_run(config)
     if not str(option.mha_seed).isdecimal():
         raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
@@ -86,10 +87,10 @@ def _settings(config: pytest.Config) -> Settings:
 
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
-    """Return the registered implementations, if they were asked for, and all that are to be judged."""
+    """Return the registered implementations if they were asked for, and those to be judged."""
     targets = _words(config.option.mha_impl)
     if config.option.mha_impl and not targets:
-        raise ValueError("--mha-impl names no implementation; leave it out to judge all registered ones")
+        raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check all registered ones")
     registered = discover() if not targets or "all" in targets else []
     loaded = [(entry, entry.implementation) for entry in registered]
     resolved = [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
@@ -100,7 +101,7 @@ def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
 def _validate_reports(config: pytest.Config) -> None:
     for file in config.option.mha_report:
         if is_benchmark_run(config):
-            raise ValueError("--mha-report writes verdicts; for benchmarks there is --benchmark-json FILE")
+            raise ValueError("--mha-report does not apply to benchmarks; use --benchmark-json FILE")
         validate_file(Path(file), "--mha-report")
 
 

@@ -1,4 +1,4 @@
-"""What the plugin keeps on pytest's config; without torch, since every pytest run of an environment imports it."""
+"""The keys of what the plugin stores in pytest's config. Like the plugin, it must not import torch."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ UNWRITTEN: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
 def is_benchmark_run(config: pytest.Config) -> bool:
-    """Return whether this run is for benchmarks."""
+    """Return whether the run is one of benchmarks."""
     return bool(config.getoption("benchmark_only", False))

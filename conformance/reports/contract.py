@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from mha.conformance.properties.registry import Property, properties
+from mha.conformance.properties.listing import Listed, listing
 from mha.spec.clauses import CLAUSES, FAMILIES, Clause
 
 REGENERATE = "mha spec --markdown > spec/CONTRACT.md"
@@ -125,14 +125,14 @@ def _sections(clause: Clause) -> dict[str, str]:
     }
 
 
-def _properties(clause: Clause) -> tuple[Property, ...]:
+def _properties(clause: Clause) -> tuple[Listed, ...]:
     """Return the properties that test a clause, in order."""
-    return tuple(properties().get(clause.id, ()))
+    return listing().get(clause.id, ())
 
 
-def _label(tested: Property, clause: Clause) -> str:
+def _label(tested: Listed, clause: Clause) -> str:
     """Return a property's name, with its level where that differs from the level of the clause."""
-    return tested.name if tested.level == clause.level else f"{tested.name} ({tested.level})"
+    return tested.name if tested.level in (None, clause.level) else f"{tested.name} ({tested.level})"
 
 
 def _listing(clause: Clause) -> str:

@@ -220,7 +220,7 @@ def _fill_layers(
     """Fill each layer with its share of the rows of weight and bias; without biases, a bias becomes zero."""
     biases = [given[name] for role in entry.roles if (name := f"b_{role}") in given]
     stacked = torch.cat(biases or [torch.zeros(value.shape[0]) for value in values])
-    for layer, weight, bias in _shares(layers, torch.cat(values), stacked):
+    for layer, weight, bias in _shares(layers, torch.cat(list(values)), stacked):
         _copy(f"{where}.weight", getattr(layer, "weight", None), entry, weight, "w")
         if getattr(layer, "bias", None) is not None or biases:
             _copy(f"{where}.bias", getattr(layer, "bias", None), entry, bias, "b")
