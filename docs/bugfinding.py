@@ -40,7 +40,7 @@ def grid(domain: Domain, claims: Claims, dtype: str) -> Iterator[Case]:
     flags = {"mask": domain.masks, "causal": domain.causal, "inputs": domain.inputs[:1], "bias": domain.bias[:1]}
     rest = {"layout": FEW_LAYOUTS[:1], "values": domain.values[:1], "mode": domain.modes[:1]}
     levels = {**sizes, **flags, **rest, "need_weights": domain.need_weights[:1]}
-    bounds = {name: domain.bounds_of(name, PROFILE.longest) for name in sizes}
+    bounds = {name: domain.size_range(name, PROFILE.longest) for name in sizes}
     for values in product(*levels.values()):
         row = dict(zip(levels, values, strict=True))
         if all(low <= row[name] <= high for name, (low, high) in bounds.items()):
