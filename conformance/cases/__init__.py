@@ -1,1 +1,1 @@
-"""Cases: small descriptions of a problem, drawn by Hypothesis, from which the tensors are made."""
+"""Cases: small descriptions of a problem, from which the tensors are made, and how cases are chosen."""

@@ -1,4 +1,4 @@
-"""A case: everything that determines one example, in a line that runs as code."""
+"""A case: everything that determines one example, written as one line of code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mha.conformance.cases.values import make_inputs
 from mha.spec import Config, Problem
 from mha.spec.claims import Alignment
 
-# Which of the tensors made for query, key and value each of the three really is.
+# How query, key and value share tensors: for each, the index of the tensor that it takes.
 SHARING = {
     "cross": (0, 1, 2),
     "self": (0, 0, 0),
@@ -25,15 +25,25 @@ SHARING = {
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
-    """One example. Its repr leaves out what has its default, and gives the same tensors when it is run again.
+    """One example: a configuration, sizes, and how the tensors and the call are made.
 
-    n_heads, head_dim, bias: the configuration. B, L, S: batch, queries, keys. dtype, device: names, as in torch.
-    mask: a kind of `mha.conformance.cases.masks`. causal: the causal flag of the call.
-    inputs: "cross" (three tensors), "self" (one tensor given three times), "memory" (key and value are one tensor),
+    Its repr omits fields that have their default; evaluated, it gives a case that makes the same tensors.
+
+    n_heads, head_dim, bias: the configuration; `d_model` is n_heads * head_dim.
+    B, L, S: the sizes: items in the batch, queries, keys.
+    dtype, device: names, as in torch.
+    mask: a kind of mask, see `mha.conformance.cases.masks`.
+    causal: the `is_causal` flag of the call; alignment: of the causal mask where L != S.
+    inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value are one tensor),
         "query_key" (query and key are), or "query_value" (query and value are).
-    layout: a layout of `mha.conformance.cases.layouts`, or "mixed". regime: one of `mha.conformance.cases.values`.
-    path: "eval", "train", "no_grad", "inference" or "train_no_grad": the modes of module and gradients in the call.
-    need_weights: whether the weights are asked for. seed: of the numbers.
+    layout: the memory layout of the inputs, see `mha.conformance.cases.layouts`; "mixed" gives each another one.
+    values: the distribution of the numbers, see `mha.conformance.cases.values`.
+    mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
+    need_weights: whether the call asks for the weights.
+    seed: of all random numbers.
+
+    >>> Case(L=2, values="large").problem().query.shape
+    torch.Size([1, 2, 1])
     """
 
     n_heads: int = 1
@@ -66,22 +76,25 @@ class Case:
 
     @property
     def generator(self) -> torch.Generator:
-        """A fresh source of the case's random numbers, the same each time."""
+        """A new generator of the case's random numbers, the same each time."""
         return torch.Generator().manual_seed(self.seed)
 
     def problem(self, **changes: Any) -> Problem:
-        """Make the tensors: rounded to the dtype first, so that implementation and oracle see the same numbers."""
+        """Make the tensors, in the dtype of the case: implementation and oracle see the same, rounded numbers.
+
+        changes: see `Problem.change`.
+        """
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
         weights, *made = make_inputs(self.values, self.config, (self.B, self.L, self.S), generator, dtype)
         layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
         laid_out = [lay_out(layout, x.to(self.device, dtype)) for layout, x in zip(layouts, made, strict=True)]
-        query, key, value = (laid_out[place] for place in SHARING[self.inputs])
+        query, key, value = (laid_out[index] for index in SHARING[self.inputs])
         scores = (self.B, self.n_heads, self.L, self.S)
         mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator)
         if mask is not None:
             if mask.is_floating_point():
-                # What is far below every score must be a number still.
+                # A finite entry, however low, must not become -infinity in a narrow dtype.
                 mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)
             mask = mask.to(self.device)
         problem = Problem(self.config, weights.to(dtype, self.device), query, key, value, mask, self.causal)

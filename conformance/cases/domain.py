@@ -1,4 +1,4 @@
-"""Domains: the cases that a property is about, as lists of levels, simplest first."""
+"""Domains: which cases a property takes, as a tuple of levels for each field of `Case`, simplest first."""
 
 from __future__ import annotations
 
@@ -13,53 +13,69 @@ from mha.spec import Claims
 from mha.spec.dtypes import TRAITS
 
 BOTH = (False, True)
-# The dtypes in which the gradients' bound is small beside the gradients, and those in which it is not.
+
+# dtypes whose gradient bound is small beside the gradients, ...
 BOUNDED = tuple(name for name, traits in TRAITS.items() if traits.sharp_gradients)
+# ... and those compared with the plain formula in the same dtype instead.
 HALF = tuple(name for name, traits in TRAITS.items() if traits.half)
-# Where the lowest number and a score do not add up to -infinity.
+# dtypes whose lowest number plus a score is still finite.
 WIDE_RANGE = tuple(name for name, traits in TRAITS.items() if not traits.narrow)
+
 WITH_GRADIENT = ("eval", "train")
 ALL_MODES = ("eval", "train", "no_grad", "inference", "train_no_grad")
-# How the three inputs are one tensor or several; all but "self" are cross-attention.
+
+# All but "self" are cross-attention.
 INPUTS = ("cross", "self", "memory", "query_key")
-EVERYDAY = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
-# One regime for each kind of trouble, and layouts likewise, for clauses that are about something else.
-TYPICAL = ("normal", "integers", "large", "tiny")
-FEW_LAYOUTS = ("contiguous", "mixed")
-# For properties that change inputs, which would lose a layout.
-DENSE = ("contiguous",)
-ALL_LAYOUTS = (*LAYOUTS, "mixed")
-# Where the scores are moderate, and the values too: a change of one number shows.
+
+# All values except "low", which only masks are tested with.
+MOST_VALUES = ("normal", "integers", "uniform", "large", "offset", "duplicates", "heavy", "tiny", "huge", "selection")
+# One for each kind of numerical trouble, for clauses about something else.
+FEW_VALUES = ("normal", "integers", "large", "tiny")
+# Scores and values of ordinary size, where a change of a single number shows.
 MODERATE = ("normal", "integers", "duplicates")
-# The largest product of all sizes, for each scale: what a case can teach, it teaches below this. Long rows on as many
-# queries go beyond it, up to `LONG_SQUARE`.
+
+ALL_LAYOUTS = (*LAYOUTS, "mixed")
+# For clauses about something else.
+FEW_LAYOUTS = ("contiguous", "mixed")
+# For properties that replace inputs, which loses their layout.
+DENSE = ("contiguous",)
+
+SIZES = ("n_heads", "head_dim", "B", "L", "S")
+# The largest product of all sizes in each scale; larger cases take longer and find no more. Square long cases exceed
+# theirs, up to `LONGEST_SQUARE`.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
-# The sizes of everyday models, and a width beside a tile; lengths as far as the profile goes.
-WIDE = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
-# The largest of these d_model: weights take its square, and their time.
-WIDEST = 512
-# The longest L = S: a plain implementation holds as many numbers as its square.
-LONG_SQUARE = 1025
-# Sizes at and beside the edges of tiles.
-EDGES = (17, 16, 33, 65, 129, 257, 513)
+# The scale "wide": the sizes of common models, a width beside a tile edge, and lengths within those of the profile.
+WIDE_SIZES = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+# The largest d_model in the scale "wide": the size of the weights, and the time they take, grow with its square.
+LARGEST_D_MODEL = 512
+# The largest L = S in the scale "long": a plain implementation holds that many scores squared.
+LONGEST_SQUARE = 1025
+# Lengths at and beside the edges of tiles.
+TILE_EDGES = (17, 16, 33, 65, 129, 257, 513)
+
+# The claims that levels of a field need, where they have another name.
+CLAIM_OF = {"inputs": "cross_attention", "need_weights": "returns_weights"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """Which cases a property takes; a tuple lists what is drawn, simplest first, and `min_...` is a smallest size.
+    """Which cases a property takes. The tuples are the levels of a field of `Case`, simplest first.
 
-    square: L = S in every case. masks: kinds of mask; the name of a kind that an implementation does not claim is
-    left out, and so are causal=True and inputs="cross"; a domain left with nothing is not claimed.
-    passes: forms of mask, "bool" or "float", that the property itself makes and passes.
-    dtypes: the property is only about these; empty means all. scale: "small", "wide" (the sizes of `WIDE`, whatever
-    the smallest and largest are) or "long" (keys as many as in the profile's long rows, or half, or an eighth).
+    masks: kinds of mask. Levels that need a claim (a form of mask, a causal flag, cross-attention, returned weights)
+        are dropped where it is missing; see `within`.
+    square: L = S in every case.
+    passes: the forms of mask, "bool" or "float", that the property itself makes.
+    dtypes: the only dtypes that the property is about; all if empty.
+    scale: "small"; "wide", with the sizes of `WIDE_SIZES` whatever min_... and max_... are; or "long", where S is
+        the profile's `long_rows`, or a fraction of it.
+    min_..., max_...: the range of a size; max_length is that of L and S.
     """
 
     masks: tuple[str, ...] = ("none",)
     causal: tuple[bool, ...] = (False,)
     inputs: tuple[str, ...] = INPUTS
     square: bool = False
-    values: tuple[str, ...] = TYPICAL
+    values: tuple[str, ...] = FEW_VALUES
     layouts: tuple[str, ...] = FEW_LAYOUTS
     modes: tuple[str, ...] = ALL_MODES
     need_weights: tuple[bool, ...] = (False, True)
@@ -77,45 +93,39 @@ class Domain:
     max_length: int = 1 << 16
 
     def within(self, claims: Claims) -> Domain | str:
-        """Return the domain cut down to what is claimed, or, where nothing is left, what claim is missing."""
+        """Return the domain without the levels that are not claimed; if a field has none left, which claim is missing.
+
+        >>> Domain(masks=("none", "bias")).within(Claims(masks={"bool"})).masks
+        ('none',)
+        >>> Domain(masks=("bias",)).within(Claims(masks={"bool"}))
+        'needs the claim masks'
+        """
         if not set(self.passes) <= set(claims.masks):
             return f"needs the claim masks={{{', '.join(map(repr, sorted(self.passes)))}}}"
-        differ = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask}
-        single = {axis for axis, claimed in differ.items() if not claimed}
-        masks = tuple(
-            kind
-            for kind in self.masks
-            if kind == "none"
-            or (("float" if kind in OF_NUMBERS else "bool") in claims.masks and not set(EXTENTS[kind]) & single)
-        )
-        causal = tuple(flag for flag in self.causal if (claims.causal if flag else not claims.always_causal))
-        inputs = tuple(kind for kind in self.inputs if kind == "self" or claims.cross_attention)
-        bias = tuple(flag for flag in self.bias if flag in claims.bias)
-        need_weights = tuple(flag for flag in self.need_weights if not flag or claims.returns_weights)
-        left = {
-            "masks": masks,
-            "causal": causal,
-            "cross_attention": inputs,
-            "bias": bias,
-            "returns_weights": need_weights,
+        kept: dict[str, Any] = {
+            "masks": tuple(kind for kind in self.masks if _takes_mask(claims, kind)),
+            "causal": tuple(flag for flag in self.causal if _takes_causal_flag(claims, flag)),
+            "inputs": self.inputs if claims.cross_attention else tuple({"self"} & set(self.inputs)),
+            "bias": tuple(flag for flag in self.bias if flag in claims.bias),
+            "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
         }
-        for claim, levels in left.items():
+        for field, levels in kept.items():
             if not levels:
-                return f"needs the claim {claim}"
-        return replace(self, masks=masks, causal=causal, inputs=inputs, bias=bias, need_weights=need_weights)
+                return f"needs the claim {CLAIM_OF.get(field, field)}"
+        return replace(self, **kept)
 
     @property
     def volume(self) -> float:
         """The largest product of all sizes."""
         return VOLUMES[self.scale]
 
-    def edges(self, longest: int) -> tuple[int, ...]:
-        """Return the lengths beside the edges of tiles; in `levels`, the first of them stands for all."""
-        edges = EDGES if self.scale == "small" else ()
+    def tile_edges(self, longest: int) -> tuple[int, ...]:
+        """Return the lengths beside tile edges, up to `longest`; in `levels`, the first stands for all of them."""
+        edges = TILE_EDGES if self.scale == "small" else ()
         return tuple(size for size in edges if size <= min(longest, self.max_length))
 
-    def bounds_of(self, size: str, longest: int) -> tuple[int, int]:
-        """Return the smallest and the largest value of a size."""
+    def size_range(self, size: str, longest: int) -> tuple[int, int]:
+        """Return the smallest and the largest value of a size, in the scale "small"."""
         return {
             "n_heads": (self.min_heads, self.max_heads),
             "head_dim": (self.min_head_dim, 16),
@@ -125,23 +135,9 @@ class Domain:
         }[size]
 
     def levels(self, longest: int) -> dict[str, tuple[Any, ...]]:
-        """Return the values of each field of `Case` that are worth trying on purpose, lengths up to `longest`."""
-        edge = self.edges(longest)[:1]
-        lengths = {
-            name: _between(smallest, self.max_length, 1, 2, 3, *edge)
-            for name, smallest in (("L", self.min_L), ("S", self.min_S))
-        }
-        if self.scale == "long":
-            some = (longest, longest - 1, longest // 2 + 1, longest * 3 // 8, longest // 4 + 1, longest // 8 + 1)
-            lengths = {"L": (1, 2, 33), "S": some, "head_dim": (8, 2, 64)}
-        sizes: dict[str, tuple[Any, ...]] = {
-            "n_heads": _between(self.min_heads, self.max_heads, 1, 2, 3, 9),
-            "head_dim": _between(self.min_head_dim, 16, 1, 2, 3, 16),
-            "B": _between(self.min_B, self.max_B, 1, 2, 3),
-        }
-        wide = WIDE | {name: tuple(size for size in WIDE[name] if size <= longest) for name in ("L", "S")}
+        """Return the levels of each field of `Case`, the sizes first, with lengths up to `longest`."""
         return {
-            **(wide if self.scale == "wide" else sizes | lengths),
+            **self._size_levels(longest),
             "bias": self.bias,
             "mask": self.masks,
             "causal": self.causal,
@@ -152,19 +148,48 @@ class Domain:
             "need_weights": self.need_weights,
         }
 
+    def _size_levels(self, longest: int) -> dict[str, tuple[int, ...]]:
+        if self.scale == "wide":
+            return WIDE_SIZES | {
+                name: tuple(size for size in WIDE_SIZES[name] if size <= longest) for name in ("L", "S")
+            }
+        sizes = {
+            "n_heads": _in_range(self.min_heads, self.max_heads, (1, 2, 3, 9)),
+            "head_dim": _in_range(self.min_head_dim, 16, (1, 2, 3, 16)),
+            "B": _in_range(self.min_B, self.max_B, (1, 2, 3)),
+        }
+        if self.scale == "long":
+            keys = (longest, longest - 1, longest // 2 + 1, longest * 3 // 8, longest // 4 + 1, longest // 8 + 1)
+            return sizes | {"L": (1, 2, 33), "S": keys, "head_dim": (8, 2, 64)}
+        lengths = (1, 2, 3, *self.tile_edges(longest)[:1])
+        return sizes | {
+            "L": _in_range(self.min_L, self.max_length, lengths),
+            "S": _in_range(self.min_S, self.max_length, lengths),
+        }
+
     def case(self, claims: Claims, dtype: str, device: str, row: dict[str, Any]) -> Case:
-        """Return the case of a row of levels; self-attention and square domains have one length, L unless too long."""
+        """Return the case of a row of levels, adjusted where its levels do not go together.
+
+        Self-attention and square domains have one length: L, unless that is too long. Few queries on many keys have no
+        causal flag that would leave them only the first keys. In the scale "wide", d_model has a limit.
+        """
         if self.square or row["inputs"] in ("self", "query_key", "query_value"):
-            fits = row["L"] ** 2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= self.volume
-            length = max(row["L"] if fits else min(row["L"], row["S"]), self.min_L, self.min_S)
-            length = min(row["S"], LONG_SQUARE) if self.scale == "long" else length
+            length = self._one_length(row)
             row = row | {"L": length, "S": length}
         if self.scale == "wide":
-            row = row | {"n_heads": min(row["n_heads"], WIDEST // row["head_dim"])}
-        few = self.scale == "long" and row["inputs"] != "self" and claims.causal == "top_left"
-        if few and not claims.always_causal:
-            row = row | {"causal": False}  # which would leave the few queries the first few keys
+            row = row | {"n_heads": min(row["n_heads"], LARGEST_D_MODEL // row["head_dim"])}
+        few_queries = self.scale == "long" and row["inputs"] != "self"
+        if few_queries and claims.causal == "top_left" and not claims.always_causal:
+            row = row | {"causal": False}
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
+
+    def _one_length(self, row: dict[str, Any]) -> int:
+        """Return the length that replaces both L and S of a row."""
+        queries, keys = int(row["L"]), int(row["S"])
+        if self.scale == "long":
+            return min(keys, LONGEST_SQUARE)
+        fits = queries**2 * prod(row[size] for size in ("B", "n_heads", "head_dim")) <= self.volume
+        return max(queries if fits else min(queries, keys), self.min_L, self.min_S)
 
 
 @dataclass(frozen=True)
@@ -181,10 +206,27 @@ class CaseSpace:
     longest: int
 
     def case(self, row: dict[str, Any]) -> Case:
-        """Return the case of a row of levels."""
+        """Return the case of a row of levels; see `Domain.case`."""
         return self.domain.case(self.claims, self.dtype, self.device, row)
 
 
-def _between(smallest: int, largest: int, *sizes: int) -> tuple[int, ...]:
-    """Return the smallest, without which nothing may be small enough, and these sizes as far as they are allowed."""
+def _takes_mask(claims: Claims, kind: str) -> bool:
+    """Return whether a kind of mask is claimed: its form, and every axis along which it differs."""
+    if kind == "none":
+        return True
+    differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask, "S": True}
+    form = "float" if kind in OF_NUMBERS else "bool"
+    return form in claims.masks and all(differs[axis] for axis in EXTENTS[kind])
+
+
+def _takes_causal_flag(claims: Claims, flag: bool) -> bool:
+    return bool(claims.causal) if flag else not claims.always_causal
+
+
+def _in_range(smallest: int, largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the smallest size, and those of `sizes` within the range, in order."""
     return tuple(sorted({smallest, *(size for size in sizes if smallest <= size <= largest)}))
+
+
+# Former names.
+EVERYDAY = MOST_VALUES

@@ -1,4 +1,4 @@
-"""Layouts: the same numbers in memory in different ways."""
+"""Layouts: ways in which the same numbers can lie in memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _sliced(x: Tensor) -> Tensor:
 
 
 def _strided(x: Tensor) -> Tensor:
-    """Every second number of the last dimension, so that not even a row is dense."""
+    """Every second element of the last dimension, so that not even a row is dense."""
     larger = x.new_full((*x.shape[:2], 2 * x.shape[2]), float("nan"))
     larger[..., ::2] = x
     return larger[..., ::2]
 
 
 def _expanded(x: Tensor) -> Tensor:
-    """One item for the whole batch, with stride 0. The numbers of the other items are lost."""
+    """The first item, expanded over the batch with stride 0; the other items are lost."""
     return x[:1].expand_as(x)
 
 
@@ -38,7 +38,7 @@ def _column_major(x: Tensor) -> Tensor:
 
 
 def _repeated(x: Tensor) -> Tensor:
-    """One position for the whole length, with stride 0. The numbers of the other positions are lost."""
+    """The first position, expanded over the length with stride 0; the other positions are lost."""
     return x[:, :1].expand_as(x)
 
 
@@ -51,22 +51,22 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": _expanded,
     "repeated": _repeated,
 }
-# Query, key and value each in another layout.
+# The layout "mixed": those of query, key and value.
 MIXED = ("transposed", "sliced", "strided")
 
 
 def copy_of(x: Tensor) -> Tensor:
-    """Return a copy, without history, that lies in memory as x does, with what surrounds it."""
+    """Return a detached copy with the same strides and storage offset, and the same numbers around it in memory."""
     extent = x.untyped_storage().nbytes() // x.element_size()
     whole = x.detach().as_strided((extent,), (1,), 0).clone()
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def leaf_of(x: Tensor) -> Tensor:
-    """Return such a copy that requires a gradient."""
+    """Return such a copy that requires grad."""
     return copy_of(x).requires_grad_()
 
 
 def lay_out(layout: str, x: Tensor) -> Tensor:
-    """Return x, (batch, length, width), in a layout; what surrounds it in memory is NaN."""
+    """Return x, of shape (batch, length, width), in a layout; the numbers around it in memory are NaN."""
     return LAYOUTS[layout](x)

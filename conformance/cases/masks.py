@@ -1,4 +1,4 @@
-"""Kinds of mask, each named for what it may differ by."""
+"""Kinds of mask, each named for the axes along which it differs, or for what is special in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
 
-# Which of (B, H, L, S) a kind's mask really has; it is broadcast over the others.
+# The axes of (B, H, L, S) along which a mask of a kind differs; it is broadcast over the others.
 EXTENTS = {
     "all": "BS",
     "keys": "S",
@@ -34,51 +34,48 @@ EXTENTS = {
     "empty_heads": "BHLS",
 }
 BOOLEAN = ("keys", "padding", "queries", "items", "head_keys", "heads", "full")
-# One kind for each way of broadcasting, for clauses that are about something else.
-FEW = ("padding", "queries", "full")
-# No mask, these, and one of numbers.
-COMMON = ("none", *FEW, "bias")
 FLOAT = ("bias", "key_bias", "query_bias", "far_bias", "head_bias", "full_bias")
+# Masks with rows that have no allowed key.
 EMPTY = ("empty_rows", "empty_item", "empty_or_full", "empty_bias", "empty_key_bias", "empty_heads")
+# One for each way of broadcasting, for clauses about something else; COMMON adds no mask, and a float one.
+FEW = ("padding", "queries", "full")
+COMMON = ("none", *FEW, "bias")
+# No mask, and all but those of EMPTY.
+NO_EMPTY_ROWS = ("none", *BOOLEAN, *FLOAT)
 OF_NUMBERS = (*FLOAT, "empty_bias", "empty_key_bias")
 
+Shape = tuple[int, int, int, int]
 
-def make_mask(
-    kind: str, scores: tuple[int, int, int, int], causal: Alignment | None, generator: torch.Generator
-) -> Tensor | None:
-    """Return a mask of a kind for scores (B, H, L, S), or None for "none".
 
-    "all" allows everything; "padding" allows the first keys of an item, or, unless causal, the last; "blocks" allows
-    half of the tiles of queries by keys, 16 wide, or 128 in long rows; "single" allows one key to each query, and goes
-    with no causal flag; a "bias" is real numbers, a quarter of them -infinity, but "far_bias" is 0 or -1e9, a number
-    still; the rest allow each pair with probability 1/2. Kinds of `EMPTY` leave some rows of the mask without a key, or
-    all; the others give every row one, also when they are joined to the causal mask.
+def make_mask(kind: str, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor | None:
+    """Return a mask of a kind, or None for "none".
+
+    scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does.
+
+    "all": everything is allowed.
+    "padding": the first keys of an item, or, unless causal, sometimes the last.
+    "blocks": half of the tiles of queries by keys, 16 wide, or 128 in long rows.
+    "single": one key for each query; not for causal calls.
+    "far_bias": 0 or -1e9, which is still a finite number.
+    other kinds with "bias": normal numbers, and -infinity for a quarter of the pairs.
+    all others: each pair of a query and a key is allowed with probability 1/2.
+    Kinds of `EMPTY` leave at least one row of the mask without a key, and sometimes all. The others leave every row
+    one, after the causal mask too.
     """
     if kind == "none":
         return None
-    shape = tuple(size if axis in EXTENTS[kind] else 1 for axis, size in zip("BHLS", scores, strict=True))
-    keys = shape[-1]
+    batch, heads, queries, keys = (
+        size if axis in EXTENTS[kind] else 1 for axis, size in zip("BHLS", scores, strict=True)
+    )
+    shape = batch, heads, queries, keys
     if kind == "padding":
-        lengths = torch.randint(1, keys + 1, (*shape[:-1], 1), generator=generator)
-        allowed = torch.arange(keys) < lengths
-        left = torch.randint(2, lengths.shape, generator=generator) == 1
-        return torch.where(left, allowed.flip(-1), allowed) if causal is None else allowed
+        return _padding(shape, causal, generator)
     if kind == "single":
         return torch.arange(keys) == torch.randint(keys, (*shape[:-1], 1), generator=generator)
     if kind == "blocks":
-        size = 16 if keys < 256 else 128
-        cut = *shape[:2], -(-shape[2] // size), -(-keys // size)
-        chosen = torch.rand(cut, generator=generator) < 0.5
-        allowed = chosen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(size, -2)[..., : shape[2], :]
+        allowed = _blocks(shape, generator)
         return allowed | _rescue(allowed, scores, causal, generator)
-    share = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
-    allowed = torch.rand(shape, generator=generator) < share
-    allowed |= _rescue(allowed, scores, None if kind in EMPTY else causal, generator)
-    if kind in EMPTY:
-        every = torch.rand((), generator=generator) < 0.125
-        emptied = (torch.rand((*shape[:-1], 1), generator=generator) < 0.3) | every
-        emptied.view(-1)[torch.randint(emptied.numel(), (1,), generator=generator)] = True
-        allowed &= ~emptied
+    allowed = _drawn(kind, shape, scores, causal, generator)
     if kind == "far_bias":
         return torch.zeros(shape, dtype=torch.float64).masked_fill(~allowed, -1e9)
     if kind in OF_NUMBERS:
@@ -87,10 +84,36 @@ def make_mask(
     return allowed
 
 
-def _rescue(
-    allowed: Tensor, scores: tuple[int, int, int, int], causal: Alignment | None, generator: torch.Generator
-) -> Tensor:
-    """Return which keys to allow besides, so that every row has one: the first key if causal, else any."""
+def _padding(shape: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
+    keys = shape[-1]
+    lengths = torch.randint(1, keys + 1, (*shape[:-1], 1), generator=generator)
+    allowed = torch.arange(keys) < lengths
+    left = torch.randint(2, lengths.shape, generator=generator) == 1
+    return torch.where(left, allowed.flip(-1), allowed) if causal is None else allowed
+
+
+def _blocks(shape: Shape, generator: torch.Generator) -> Tensor:
+    batch, heads, queries, keys = shape
+    size = 16 if keys < 256 else 128
+    tiles = torch.rand((batch, heads, -(-queries // size), -(-keys // size)), generator=generator) < 0.5
+    return tiles.repeat_interleave(size, -1)[..., :keys].repeat_interleave(size, -2)[..., :queries, :]
+
+
+def _drawn(kind: str, shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
+    """Return which pairs of a mask are allowed, each drawn on its own; rows are emptied for kinds of `EMPTY`."""
+    probability = 2.0 if kind == "all" else 0.75 if kind in OF_NUMBERS else 0.5
+    allowed = torch.rand(shape, generator=generator) < probability
+    allowed |= _rescue(allowed, scores, None if kind in EMPTY else causal, generator)
+    if kind in EMPTY:
+        every = torch.rand((), generator=generator) < 0.125
+        emptied = (torch.rand((*shape[:-1], 1), generator=generator) < 0.3) | every
+        emptied.view(-1)[torch.randint(emptied.numel(), (1,), generator=generator)] = True
+        allowed &= ~emptied
+    return allowed
+
+
+def _rescue(allowed: Tensor, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
+    """Return which pairs to allow as well, so that every row has a key: the first one if causal, else a random one."""
     keys = allowed.shape[-1]
     if causal is None or keys == 1:
         spare = torch.randint(keys, (*allowed.shape[:-1], 1), generator=generator)

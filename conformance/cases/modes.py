@@ -1,4 +1,4 @@
-"""Modes of a call: train or eval, and how gradients are recorded."""
+"""Modes of a call: train or eval, and the gradient mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import torch
 
 
 class Mode(NamedTuple):
-    """The modes of the module and of autograd: `enter` makes the context on a device, `code` is its source."""
+    """The mode of a call.
+
+    training: whether the module is in training mode. enter: makes the context manager of the call, for a device.
+    code: the source of that context manager, with {device} for the device; empty if there is none.
+    """
 
     training: bool
     enter: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()

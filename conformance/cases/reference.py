@@ -1,4 +1,4 @@
-"""The plain formula: attention as a textbook writes it, in the dtype of the inputs."""
+"""The plain formula: attention as in a textbook, in the dtype of the inputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from mha.spec.dtypes import computable
 
 
 def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(d_k) + mask) v between its projections, step by step in the dtype of the inputs."""
-    given = {name: computable(tensor) for name, tensor in problem.weights.named()}
+    """Return softmax(q k^T / sqrt(d_k) + mask) v, with the projections, each step in the dtype of the inputs.
+
+    allowed: boolean (B, H, L, S), which query may attend to which key.
+    """
+    weights_by_name = {name: computable(tensor) for name, tensor in problem.weights.named()}
     heads = problem.config.n_heads, problem.config.head_dim
 
     def project(x: Tensor, role: str) -> Tensor:
-        return F.linear(computable(x), given[f"w_{role}"], given.get(f"b_{role}"))
+        return F.linear(computable(x), weights_by_name[f"w_{role}"], weights_by_name.get(f"b_{role}"))
 
     inputs = {"q": problem.query, "k": problem.key, "v": problem.value}
     q, k, v = (project(x, role).unflatten(-1, heads).transpose(1, 2) for role, x in inputs.items())

@@ -1,4 +1,4 @@
-"""Random cases: the strategies by which Hypothesis draws them, and by which it simplifies one that failed."""
+"""Random cases: Hypothesis strategies that draw them, and that simplify one that failed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from mha.conformance.cases.boundary import SIZES
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import VOLUMES, CaseSpace
+from mha.conformance.cases.domain import SIZES, VOLUMES, CaseSpace, Domain
 
-DIGIT = 64
+BASE = 64
 TILES = (16, 32, 64, 128, 256, 512)
-# Sizes that a wrong axis can be mistaken for where they are equal: the second takes the first's value.
+# Sizes that code may confuse without failing where they are equal: in some cases, the second takes the first's value.
 COINCIDENCES = (("n_heads", "B"), ("B", "S"), ("L", "S"), ("B", "L"), ("n_heads", "head_dim"), ("n_heads", "S"))
 
 
 def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
-    """Return the strategy of the random phase; it shrinks each field towards its first level."""
+    """Return the strategy of the random phase; each field shrinks towards its first level."""
     domain, longest = space.domain, space.longest
     limit = min(longest, domain.max_length)
-    drawn: dict[str, SearchStrategy[Any]] = {
+    fields: dict[str, SearchStrategy[Any]] = {
         "L": lengths(domain.min_L, limit),
         "S": lengths(domain.min_S, limit),
         "n_heads": st.integers(domain.min_heads, max(domain.min_heads, min(domain.max_heads, 4)))
@@ -32,36 +31,42 @@ def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
         "B": st.integers(domain.min_B, domain.max_B),
     }
     if domain.scale == "long":
-        drawn |= {"L": st.integers(1, 40), "S": integers(longest // 8, longest)}
+        fields |= {"L": st.integers(1, 40), "S": integers(longest // 8, longest)}
     elif domain.scale == "wide":
-        drawn = {}
+        fields = {}
     levels = domain.levels(longest).items()
-    drawn |= {name: st.sampled_from(values) for name, values in levels if name not in drawn}
-    drawn["seed"] = integers(0, 2**16)
-    drawn["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
+    fields |= {name: st.sampled_from(values) for name, values in levels if name not in fields}
+    fields["seed"] = integers(0, 2**16)
+    fields["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
 
-    def case_of(row: dict[str, Any]) -> Case:
-        row = dict(row)
+    def case_of(drawn: dict[str, Any]) -> Case:
+        row = dict(drawn)
         if pair := row.pop("equal"):
             one, other = pair
-            smallest, largest = domain.bounds_of(other, limit)
+            smallest, largest = domain.size_range(other, limit)
             row[other] = min(max(row[one], smallest), largest)
-        # Long rows leave less room for heads, widths and items: a long case teaches as much with few of them.
-        least = {"B": domain.min_B, "head_dim": domain.min_head_dim, "n_heads": domain.min_heads}
-        if domain.scale == "wide":
-            least = {"L": 1, "S": 1}
-        for name, smallest in least.items():
-            others = prod(row[size] for size in SIZES if size != name)
-            row[name] = max(smallest, min(row[name], VOLUMES["wide" if domain.scale == "wide" else "small"] // others))
-        return space.case(row)
+        return space.case(_within_volume(domain, row))
 
-    return st.fixed_dictionaries(drawn).map(case_of)
+    return st.fixed_dictionaries(fields).map(case_of)
+
+
+def _within_volume(domain: Domain, row: dict[str, Any]) -> dict[str, Any]:
+    """Reduce other sizes where lengths make a case too large, or lengths in the scale "wide"."""
+    if domain.scale == "wide":
+        smallest, volume = {"L": 1, "S": 1}, VOLUMES["wide"]
+    else:
+        smallest = {"B": domain.min_B, "head_dim": domain.min_head_dim, "n_heads": domain.min_heads}
+        volume = VOLUMES["small"]
+    for name, least in smallest.items():
+        others = prod(row[size] for size in SIZES if size != name)
+        row[name] = max(least, min(row[name], volume // others))
+    return row
 
 
 def simpler_cases(space: CaseSpace, case: Case) -> SearchStrategy[Case]:
     """Return cases between the simplest of a domain and one that failed, for Hypothesis to shrink.
 
-    Each field keeps its value with a probability of about 7/8, so that the failure itself comes up soon.
+    Each field keeps its value with a probability of about 7/8, so the failing case itself is drawn soon.
     """
 
     @st.composite
@@ -78,23 +83,23 @@ def simpler_cases(space: CaseSpace, case: Case) -> SearchStrategy[Case]:
 
 
 def integers(smallest: int, largest: int) -> SearchStrategy[int]:
-    """Return a strategy of integers that are drawn in digits of less than 100.
+    """Return a strategy of integers, drawn digit by digit in base 64.
 
-    Into larger ones Hypothesis mixes constants of the source files that are loaded, so that the cases would depend on
-    what else was imported.
+    Hypothesis mixes the integers that it finds in loaded source files, those of 100 or more, into what it draws. With a
+    larger base, the cases of a seed would depend on what else has been imported.
     """
     most = largest - smallest
-    if most < DIGIT:
+    if most < BASE:
         return st.integers(smallest, largest)
     return st.builds(
-        lambda high, low: smallest + min(high * DIGIT + low, most),
-        integers(0, most // DIGIT),
-        st.integers(0, DIGIT - 1),
+        lambda high, low: smallest + min(high * BASE + low, most),
+        integers(0, most // BASE),
+        st.integers(0, BASE - 1),
     )
 
 
 def lengths(smallest: int, longest: int) -> SearchStrategy[int]:
-    """Return a strategy of lengths: small ones mostly, and multiples of a tile with a residue of -1, 0 or 1."""
+    """Return a strategy of lengths: mostly small ones, and multiples of a tile size, plus or minus 1 or exactly."""
     small = st.integers(smallest, max(smallest, min(longest, 8)))
     tiles = [tile for tile in TILES if tile + 1 <= longest]
     if not tiles or smallest >= tiles[0]:

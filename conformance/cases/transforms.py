@@ -1,56 +1,65 @@
-"""Pure edits of a problem: other weights, other keys, another mask, one item."""
+"""Pure edits of a problem: other weights, other keys, another mask, one item, an extra."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from mha.spec import Claims, MaskConvention, Problem, join_causal, to_convention
+from mha.conformance.cases.case import Case
+from mha.spec import Claims, MaskConvention, Problem, Weights, join_causal, to_convention
 from mha.spec.claims import Alignment
 from mha.spec.dtypes import computable
 
 
 def passing_heads(problem: Problem) -> Problem:
-    """Make W_o the identity and b_o zero, so that the output is the heads' contexts side by side."""
+    """Set W_o to the identity and b_o to zero, so that the output is the contexts of the heads, concatenated."""
     eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=problem.query.device)
     b_o = problem.weights.b_o
     return problem.change(w_o=eye, b_o=None if b_o is None else torch.zeros_like(b_o))
 
 
 def zeroed(problem: Problem, *names: str) -> Problem:
-    """Make the weights of these names zero, as far as there are any."""
+    """Set the weights of these names to zero; names that it does not have are ignored."""
     return problem.change(
         **{name: (computable(tensor) * 0).to(tensor.dtype) for name, tensor in problem.weights.named() if name in names}
     )
 
 
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
-    """Keep some keys and values, in the order given; a query that is the key goes with it. The mask stays."""
-    whole = {id(problem.key), id(problem.value)}
-    return problem.map_inputs(lambda x: x[:, keys] if id(x) in whole else x)
+    """Select keys and values by index, in the order given; a query that is the same tensor changes with them.
+
+    The mask stays as it is.
+    """
+    selected = {id(problem.key), id(problem.value)}
+    return problem.map_inputs(lambda x: x[:, keys] if id(x) in selected else x)
 
 
 def select_queries(problem: Problem, rows: Tensor, alignment: Alignment | None) -> Problem:
-    """Keep some queries, with their rows of the masks: memory is then linear in the number of keys."""
+    """Select queries by index, with their rows of the masks, the causal one included.
+
+    For a few queries, memory is linear in the number of keys.
+    """
     queries, keys = problem.query.shape[1], problem.key.shape[1]
     mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, rows]
     if problem.is_causal:
         offset = keys - queries if alignment == "bottom_right" else 0
-        places = (rows + offset).to(problem.query.device).unsqueeze(1)
-        mask = join_causal(mask, torch.arange(keys, device=problem.query.device) <= places)
+        positions = (rows + offset).to(problem.query.device).unsqueeze(1)
+        mask = join_causal(mask, torch.arange(keys, device=problem.query.device) <= positions)
     return problem.change(query=problem.query[:, rows], mask=mask, is_causal=False)
 
 
 def as_claimed(claims: Claims, problem: Problem, allowed: Tensor) -> Problem:
-    """Return the problem with this boolean mask, in a form that is claimed."""
+    """Return the problem with a boolean mask, converted to a form that is claimed."""
     form: MaskConvention = "keep" if "bool" in claims.masks else "additive"
     return problem.change(mask=to_convention(allowed, form, problem.query.dtype))
 
 
 def as_wide_as_claimed(mask: Tensor, problem: Problem, claims: Claims) -> Tensor:
-    """Expand a mask (B or 1, H or 1, L or 1, S) along the axes on which masks are claimed to differ."""
-    differ = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
-    return mask.expand(*(size if free else -1 for size, free in zip(problem.shape, differ, strict=True)))
+    """Expand a mask (B or 1, H or 1, L or 1, S) along the axes along which masks may differ."""
+    differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
+    return mask.expand(*(size if claimed else -1 for size, claimed in zip(problem.shape, differs, strict=True)))
 
 
 def item(problem: Problem, index: int) -> Problem:
@@ -60,3 +69,25 @@ def item(problem: Problem, index: int) -> Problem:
     if mask is not None and mask.shape[0] > 1:
         mask = mask[own]
     return problem.map_inputs(lambda x: x[own]).change(mask=mask)
+
+
+def with_dropout(problem: Problem, probability: float) -> Problem:
+    """Return the problem with another dropout probability."""
+    return problem.change(config=replace(problem.config, dropout=probability))
+
+
+def extra_keys(claims: Claims) -> list[str]:
+    """Return the claimed extras that add a key."""
+    return sorted({"bias_kv", "zero_key"} & set(claims.extras))
+
+
+def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
+    """Return the problem with one of `mha.spec.claims.EXTRAS` added; for "unbatched", a batch of one item."""
+    if extra == "unbatched":
+        mask = problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
+        return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
+    weights = problem.weights
+    if extra == "bias_kv":
+        drawn = Weights.random(replace(problem.config, bias_kv=True), case.seed).to(problem.query.dtype, case.device)
+        weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
+    return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)

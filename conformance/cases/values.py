@@ -1,4 +1,4 @@
-"""Regimes: named ranges of numbers, each chosen for what goes wrong there."""
+"""Values: named distributions of the numbers in a case, each chosen for what goes wrong there."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Made = tuple[Weights, Tensor, Tensor, Tensor]
 
 
 class Source(NamedTuple):
-    """What a regime draws from, and how far it may go."""
+    """What values are made with: a generator, and how far from 1 they may go in the dtype (`DtypeTraits.far`)."""
 
     generator: torch.Generator
     far: float
 
 
 def _integers(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Small integers: sums of them are exact in every dtype."""
+    """Small integers, whose sums are exact in every dtype."""
     rounded = {name: tensor.sign() for name, tensor in weights.named()}
     return Weights(**rounded), query.round(), key.round(), value.round()
 
 
 def _uniform(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Zero queries: every key has the same score, so the context is a mean."""
+    """Zero projected queries: all keys have the same score, so the context is a mean."""
     zeros = {name: tensor * 0 if name in ("w_q", "b_q") else tensor for name, tensor in weights.named()}
     return Weights(**zeros), query, key, value.round()
 
 
 def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """One key of each item wins by so much that the others' weights vanish beside it."""
+    """One key of each item has a score so large that the weights of all others underflow to zero."""
     one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
     named = dict(weights.named()) | {"w_q": one, "w_k": one}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
@@ -44,17 +44,17 @@ def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, sour
 
 
 def _large(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Scores in the hundreds and thousands: exp overflows unless the row's maximum is taken off first."""
+    """Scores in the hundreds and thousands: exp overflows unless the maximum of the row is subtracted first."""
     return weights, 30 * query, 30 * key, value
 
 
 def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """All scores of a row far from zero, and near each other."""
+    """All scores of a row far from zero, and close to one another."""
     return weights, query, key + 30.0, value
 
 
 def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """All scores of a row near each other, and below any finite number that masked ones are usually filled with."""
+    """All scores of a row close to one another, and below the finite numbers that masked scores are usually set to."""
     far = min(source.far, 384.0)
     one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
     named = dict(weights.named()) | {"w_q": one, "w_k": one}
@@ -63,26 +63,27 @@ def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: So
 
 
 def _duplicates(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Only two different keys and values, repeated: ties everywhere."""
+    """Only two distinct keys and values, repeated: scores are tied everywhere."""
     pair = torch.arange(key.shape[1]) % 2
     return weights, query, key[:, pair], value[:, pair]
 
 
 def _heavy(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Heavy tails: a few numbers far larger than the rest."""
+    """Heavy tails: a few numbers much larger than the others."""
     return weights, query**3, key**3, value**3
 
 
 def _tiny(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Everything so small that the scores are almost equal."""
+    """Inputs so small that all scores are almost equal."""
     return weights, query / source.far, key / source.far, value / source.far
 
 
 def _huge(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
-    """Values of very large magnitude."""
+    """A value input of very large magnitude."""
     return weights, query, key, value * source.far
 
 
+# The functions take standard normal query, key and value.
 VALUES: dict[str, Callable[[Weights, Tensor, Tensor, Tensor, Source], Made]] = {
     "normal": lambda weights, query, key, value, source: (weights, query, key, value),
     "integers": _integers,
@@ -105,9 +106,9 @@ def make_inputs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float64,
 ) -> Made:
-    """Return weights, query (B, L, D), key (B, S, D) and value (B, S, D) of a regime, in float64 on the CPU.
+    """Return weights, query (B, L, D), key (B, S, kdim) and value (B, S, vdim), in float64 on the CPU.
 
-    dtype: the one that must hold them.
+    values: a name in `VALUES`. sizes: (B, L, S). dtype: the dtype that they will be rounded to, and must not overflow.
     """
     batch, queries, keys = sizes
 

@@ -1,4 +1,4 @@
-"""CAU: the causal flag."""
+"""CAU: causal calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from mha.spec.problem import INPUTS
 CAUSAL = (True,)
 
 
-def _causal(session: Session, problem: Problem) -> torch.Tensor:
+def _causal_mask(session: Session, problem: Problem) -> torch.Tensor:
+    """Return the boolean (L, S) mask of the claimed alignment."""
     alignment = session.claims.causal
     assert alignment is not None
     return causal_mask(problem.query.shape[1], problem.key.shape[1], alignment, problem.query.device)
@@ -32,8 +33,9 @@ def _causal(session: Session, problem: Problem) -> torch.Tensor:
     min_rejection_rate=0.3,
 )
 def later_positions_have_no_influence(session: Session, case: Case) -> None:
+    """Changing position j changes no output at i < j."""
     problem = case.problem()
-    later = (~_causal(session, problem)).expand(case.B, -1, -1)
+    later = (~_causal_mask(session, problem)).expand(case.B, -1, -1)
     expect_unread(session, problem, later, case.generator, "which come after this query")
 
 
@@ -54,9 +56,9 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
     number=2,
 )
 def later_positions_have_no_influence_beside_the_lowest_number(session: Session, case: Case) -> None:
-    """Padding on the left, written as the lowest number: a row of nothing else is no empty row, and sees no further."""
+    """This holds with left padding as the lowest number too, although a row may have no other allowed key."""
     problem = case.problem()
-    later = (~_causal(session, problem)).expand(case.B, -1, -1)
+    later = (~_causal_mask(session, problem)).expand(case.B, -1, -1)
     mask = problem.query.new_zeros(1, 1, 1, problem.key.shape[1])
     mask[..., : 1 + case.seed % (mask.shape[-1] - 1)] = torch.finfo(mask.dtype).min
     expect_unread(session, problem.change(mask=mask), later, case.generator, "which come after this query")
@@ -64,36 +66,40 @@ def later_positions_have_no_influence_beside_the_lowest_number(session: Session,
 
 @property_of("CAU-2", Domain(causal=CAUSAL, square=True), needs="masks")
 def causal_flag_equals_the_triangular_mask(session: Session, case: Case) -> None:
+    """is_causal=True equals the explicit lower-triangular mask, including the diagonal."""
     problem = case.problem()
-    explicit = as_claimed(session.claims, problem, _causal(session, problem)).change(is_causal=False)
+    explicit = as_claimed(session.claims, problem, _causal_mask(session, problem)).change(is_causal=False)
     bound = session.expected(problem).output
-    seen, expected = session(problem).output, session(explicit).output
-    expect_agree(seen, expected, bounds=(bound, bound), because="what the lower-triangular mask gives")
+    output, expected = session(problem).output, session(explicit).output
+    expect_agree(output, expected, bounds=(bound, bound), because="the result for the lower-triangular mask")
 
 
 @property_of("CAU-3", Domain(causal=CAUSAL, inputs=("cross",)), needs="masks", may_refuse=False)
 def causal_alignment_is_as_declared(session: Session, case: Case) -> None:
+    """With L != S, the declared alignment holds, or the call raises."""
     problem = case.problem()
-    explicit = as_claimed(session.claims, problem, _causal(session, problem)).change(is_causal=False)
+    explicit = as_claimed(session.claims, problem, _causal_mask(session, problem)).change(is_causal=False)
     bound = session.expected(problem).output
     try:
-        seen = session(problem).output
+        output = session(problem).output
     except CallRaised:
         if case.L != case.S:
-            return  # the clause allows a call with L != S to be refused
+            return
         raise
-    because = f"what the mask aligned {session.claims.causal} gives, with L = {case.L} and S = {case.S}"
-    expect_agree(seen, session(explicit).output, bounds=(bound, bound), because=because)
+    because = f"the result for the causal mask aligned {session.claims.causal}, with L = {case.L} and S = {case.S}"
+    expect_agree(output, session(explicit).output, bounds=(bound, bound), because=because)
 
 
 @property_of("CAU-4", Domain(masks=(*BOOLEAN, *FLOAT), causal=CAUSAL))
-def causal_flag_and_mask_join(session: Session, case: Case) -> None:
+def causal_flag_and_mask_are_combined(session: Session, case: Case) -> None:
+    """A causal flag and a mask together equal their logical AND."""
     problem = case.problem()
-    both = join_causal(problem.mask, _causal(session, problem))
+    both = join_causal(problem.mask, _causal_mask(session, problem))
     explicit = problem.change(is_causal=False, mask=both)
     bound = session.expected(problem).output
-    seen, expected = session(problem).output, session(explicit).output
-    expect_agree(seen, expected, bounds=(bound, bound), because="what the mask joined to the triangular one gives")
+    output, expected = session(problem).output, session(explicit).output
+    because = "the result for one mask that combines the mask and the causal one"
+    expect_agree(output, expected, bounds=(bound, bound), because=because)
 
 
 @property_of(
@@ -103,6 +109,7 @@ def causal_flag_and_mask_join(session: Session, case: Case) -> None:
     must_reject=("unmasked",),
 )
 def later_positions_have_no_gradient(session: Session, case: Case) -> None:
+    """The gradient of output i with respect to every input at j > i is exactly 0."""
     problem = case.problem()
     last = int(torch.randint(problem.query.shape[1] - 1, (1,), generator=case.generator))
     rows = (torch.arange(problem.query.shape[1], device=problem.query.device) <= last).expand(case.B, -1)
@@ -111,4 +118,4 @@ def later_positions_have_no_gradient(session: Session, case: Case) -> None:
         if name not in INPUTS:
             continue
         later = gradient[:, slice(last + 1, None)]
-        expect_equal(later, 0.0, because=f"{name} after position {last} cannot move the outputs up to it")
+        expect_equal(later, 0.0, because=f"no output up to position {last} depends on {name} after it")

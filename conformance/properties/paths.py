@@ -1,4 +1,4 @@
-"""PTH: one result, whichever code runs."""
+"""PTH: one result, whichever path of the code runs."""
 
 from __future__ import annotations
 
@@ -9,93 +9,107 @@ from itertools import combinations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, MODERATE, TYPICAL, WITH_GRADIENT, Domain
-from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import as_wide_as_claimed
+from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, FEW_VALUES, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT, NO_EMPTY_ROWS
+from mha.conformance.cases.transforms import as_wide_as_claimed, extra_keys, with_extra
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses, weights_of
-from mha.spec import Claims, Problem, Weights, causal_mask, join_causal, to_convention
+from mha.spec import Problem, causal_mask, join_causal, to_convention
 
-ANY_MASK = ("none", *BOOLEAN, *FLOAT, *EMPTY)
+ANY_MASK = (*NO_EMPTY_ROWS, *EMPTY)
 ONE_MODE = ("eval",)
+ALWAYS_RAISES = "a row has no allowed key, and the declared policy is 'error'"
 
 
 @property_of("PTH-1", Domain(masks=ANY_MASK, causal=BOTH, need_weights=(False,)), needs="returns_weights")
 def asking_for_weights_changes_no_output(session: Session, case: Case) -> None:
+    """need_weights on or off gives the same output."""
     problem = case.problem()
-    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    assume(not refuses(session, problem), ALWAYS_RAISES)
     bound = session.expected(problem).output
-    without, with_weights = (session(problem, need_weights=asked).output for asked in (False, True))
-    because = f"what the call with need_weights=True gives on the path {case.mode!r}"
+    without, with_weights = (session(problem, need_weights=need_weights).output for need_weights in (False, True))
+    because = f"the result with need_weights=True, in the mode {case.mode!r}"
     expect_agree(without, with_weights, bounds=(bound, bound), because=because)
-
-
-def _expect_one_result(session: Session, case: Case) -> None:
-    problem = case.problem()
-    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    bound, base = session.expected(problem).output, session(problem).output
-    for mode in ALL_MODES[1:]:
-        seen = session(problem, mode=mode).output
-        expect_agree(seen, base, bounds=(bound, bound), because=f"{mode!r} against what {case.mode!r} gives")
 
 
 @property_of("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, modes=ONE_MODE))
 def modes_change_no_output(session: Session, case: Case) -> None:
+    """train (without dropout), eval, no_grad and inference_mode give the same output."""
     _expect_one_result(session, case)
 
 
-# Where libraries take another way without gradients: one tensor for all three inputs, and no weights wanted.
-FAST = Domain(
-    masks=("none", "padding", "queries", *EMPTY),
-    causal=BOTH,
-    modes=ONE_MODE,
-    inputs=("self",),
-    need_weights=(False,),
-    bias=(True,),
-    min_heads=2,
+@property_of(
+    "PTH-2",
+    # Libraries take a fast path without gradients where one tensor is all three inputs and no weights are asked for.
+    Domain(
+        masks=("none", "padding", "queries", *EMPTY),
+        causal=BOTH,
+        modes=ONE_MODE,
+        inputs=("self",),
+        need_weights=(False,),
+        bias=(True,),
+        min_heads=2,
+    ),
+    number=2,
 )
-
-
-@property_of("PTH-2", FAST, number=2)
 def modes_change_no_output_of_self_attention(session: Session, case: Case) -> None:
+    """The same for self-attention, where fast paths are common."""
     _expect_one_result(session, case)
 
 
-@property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), values=TYPICAL))
+def _expect_one_result(session: Session, case: Case) -> None:
+    """Expect the output to agree in all modes."""
+    problem = case.problem()
+    assume(not refuses(session, problem), ALWAYS_RAISES)
+    bound, base = session.expected(problem).output, session(problem).output
+    for mode in ALL_MODES[1:]:
+        output = session(problem, mode=mode).output
+        because = f"the result in the mode {case.mode!r}, here in the mode {mode!r}"
+        expect_agree(output, base, bounds=(bound, bound), because=because)
+
+
+@property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), values=FEW_VALUES))
 def forms_of_one_mask_agree(session: Session, case: Case) -> None:
+    """One mask as boolean, 0/-infinity float, broadcast, expanded or causal flag gives the same output."""
     problem, claims = case.problem(), session.claims
     assert problem.mask is not None
     items = case.B if claims.per_item_mask else 1
     padding = torch.arange(case.S) < 1 + torch.randint(case.S, (items, 1, 1, 1), generator=case.generator)
-    # The first key of a row stays: an empty row is for MSK-8.
+    # The first key stays allowed in every row: empty rows are for MSK-8.
     first = (torch.arange(case.S) == 0).to(case.device)
     masks = [problem.mask, (problem.mask | first) & padding.to(case.device)]
     for mask in masks if not problem.is_causal else masks[1:]:
-        forms = {"boolean": problem.change(mask=mask | first)}
-        forms["expanded"] = problem.change(mask=as_wide_as_claimed(mask | first, problem, claims))
-        if problem.is_causal and claims.per_query_mask and not claims.always_causal:
-            assert claims.causal is not None
-            causal = causal_mask(case.L, case.S, claims.causal, problem.query.device)
-            forms["with the causal flag written out"] = problem.change(
-                mask=join_causal(mask | first, causal), is_causal=False
-            )
-        if "float" in claims.masks:
-            forms |= {
-                f"{form}, of 0 and -infinity": same.change(
-                    mask=to_convention(same.mask, "additive", problem.query.dtype)
-                )
-                for form, same in list(forms.items())
-                if same.mask is not None
-            }
-        bound = session.expected(forms["boolean"]).output
-        base = session(forms.pop("boolean")).output
-        for form, same in forms.items():
-            seen = session(same).output
-            expect_agree(seen, base, bounds=(bound, bound), because=f"the mask {form} is the same mask")
+        boolean = problem.change(mask=mask | first)
+        bound = session.expected(boolean).output
+        base = session(boolean).output
+        for form, same in _forms(session, boolean).items():
+            output = session(same).output
+            because = f"the result for the boolean mask, here the same mask {form}"
+            expect_agree(output, base, bounds=(bound, bound), because=because)
+
+
+def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
+    """Return the claimed forms of a problem with a boolean mask, except that one."""
+    claims, mask = session.claims, boolean.mask
+    assert mask is not None
+    forms = {"expanded": boolean.change(mask=as_wide_as_claimed(mask, boolean, claims))}
+    if boolean.is_causal and claims.per_query_mask and not claims.always_causal:
+        assert claims.causal is not None
+        _, _, queries, keys = boolean.shape
+        causal = causal_mask(queries, keys, claims.causal, boolean.query.device)
+        forms["combined with the causal mask"] = boolean.change(mask=join_causal(mask, causal), is_causal=False)
+    if "float" in claims.masks:
+        dtype = boolean.query.dtype
+        forms |= {
+            f"{form} as 0 and -infinity".strip(): same.change(mask=to_convention(same.mask, "additive", dtype))
+            for form, same in ({"": boolean} | forms).items()
+            if same.mask is not None
+        }
+    return forms
 
 
 @property_of(
@@ -105,60 +119,27 @@ def forms_of_one_mask_agree(session: Session, case: Case) -> None:
     must_reject=("unmasked", "noise"),
 )
 def a_hint_never_overrides_the_mask(session: Session, case: Case) -> None:
+    """A hint never overrides the mask: both apply, or the call raises."""
     problem = case.problem()
     try:
-        seen = session(problem).output
+        output = session(problem).output
     except CallRaised:
-        return  # the clause allows the two together to be refused
-    expect_close(seen, session.expected(problem).output, because="both the mask and the causal flag count")
+        return
+    expect_close(output, session.expected(problem).output, because="both the mask and the causal flag apply")
 
 
-EXTRA = Domain(
-    values=MODERATE,
-    layouts=DENSE,
-    masks=("none", *BOOLEAN, *FLOAT),
-    causal=BOTH,
-    need_weights=(False,),
-)
+WITH_EXTRAS = Domain(values=MODERATE, layouts=DENSE, masks=NO_EMPTY_ROWS, causal=BOTH, need_weights=(False,))
 
 
-def extra_keys(claims: Claims) -> list[str]:
-    """Return the claimed extras that add a key."""
-    return sorted({"bias_kv", "zero_key"} & set(claims.extras))
-
-
-def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
-    """Return the problem with one extra more; what is to be "unbatched" has one item, still batched."""
-    if extra == "unbatched":
-        mask = problem.mask if problem.mask is None or problem.mask.shape[0] == 1 else problem.mask[:1]
-        return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
-    weights = problem.weights
-    if extra == "bias_kv":
-        drawn = Weights.random(replace(problem.config, bias_kv=True), case.seed).to(problem.query.dtype, case.device)
-        weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
-    return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
-
-
-def _call_with_extras(session: Session, problem: Problem, extras: Sequence[str]) -> RecordedTensor:
-    """Call it in the form that the extras have; return the output in the usual one."""
-    if "unbatched" in extras:
-        mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
-        called = problem.map_inputs(lambda x: x[0]).change(mask=mask)
-        return session(called).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
-    if "length_first" in extras:
-        called = problem.map_inputs(lambda x: x.transpose(0, 1))
-        return session(called).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
-    return session(problem).output
-
-
-@property_of("PTH-5", EXTRA, needs="extras", requires="HED-1", must_reject=("zeros", "noise"))
+@property_of("PTH-5", WITH_EXTRAS, needs="extras", requires="HED-1", must_reject=("zeros", "noise"))
 def extras_match_the_oracle(session: Session, case: Case) -> None:
+    """With each claimed extra, and with two together, the result matches the oracle."""
     _expect_extras(session, case)
 
 
 @property_of(
     "PTH-5",
-    replace(EXTRA, masks=EMPTY),
+    replace(WITH_EXTRAS, masks=EMPTY),
     needs="extras",
     requires="HED-1",
     must_reject=("zeros", "noise"),
@@ -166,34 +147,13 @@ def extras_match_the_oracle(session: Session, case: Case) -> None:
     number=2,
 )
 def extra_keys_are_left_to_rows_without_others(session: Session, case: Case) -> None:
+    """The same where a mask leaves some rows only the extra keys, or none."""
     _expect_extras(session, case)
-
-
-def _expect_extras(session: Session, case: Case) -> None:
-    """With each extra that is claimed, and with two at once, the results are the oracle's."""
-    claimed = sorted(session.claims.extras)
-    pairs = [pair for pair in combinations(claimed, 2) if pair != ("length_first", "unbatched")]
-    several = pairs[case.seed % max(1, len(pairs)) :][:1]
-    judged = False
-    for extras in (*[(extra,) for extra in claimed], *several):
-        problem = case.problem()
-        for extra in extras:
-            problem = with_extra(problem, case, extra)
-        if refuses(session, problem):
-            continue
-        judged = True
-        answer, because = session.expected(problem), f"the oracle's value with {' and '.join(extras)}"
-        expect_close(_call_with_extras(session, problem, extras), answer.output, because=because)
-        if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
-            seen = session(problem, need_weights=True)
-            weights_of(seen)
-            expect_result(seen, answer, because)
-    assume(judged, "a row is empty, and the declared policy is 'error'")
 
 
 @property_of(
     "PTH-5",
-    replace(EXTRA, modes=WITH_GRADIENT),
+    replace(WITH_EXTRAS, modes=WITH_GRADIENT),
     needs=("extras=bias_kv|zero_key", "gradients"),
     requires="HED-1",
     must_reject=("nan_gradients", "detached"),
@@ -201,8 +161,42 @@ def _expect_extras(session: Session, case: Case) -> None:
     number=3,
 )
 def extra_keys_have_gradients(session: Session, case: Case) -> None:
-    keys = extra_keys(session.claims)
+    """With extra keys, the gradients match the oracle."""
     problem = case.problem()
-    for extra in keys:
+    for extra in extra_keys(session.claims):
         expect_gradients(session, with_extra(problem, case, extra), None, f"with the extra {extra!r}")
-        problem = with_extra(problem, case, extra)  # the last has all that are claimed
+        problem = with_extra(problem, case, extra)  # the last problem has all extras
+
+
+def _expect_extras(session: Session, case: Case) -> None:
+    """Expect the oracle's results with each claimed extra, and with one pair of them."""
+    claimed = sorted(session.claims.extras)
+    pairs = [pair for pair in combinations(claimed, 2) if pair != ("length_first", "unbatched")]
+    one_pair = pairs[case.seed % max(1, len(pairs)) :][:1]
+    any_called = False
+    for extras in (*[(extra,) for extra in claimed], *one_pair):
+        problem = case.problem()
+        for extra in extras:
+            problem = with_extra(problem, case, extra)
+        if refuses(session, problem):
+            continue
+        any_called = True
+        expected, because = session.expected(problem), f"the oracle's value with {' and '.join(extras)}"
+        expect_close(_call_with_extras(session, problem, extras), expected.output, because=because)
+        if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
+            result = session(problem, need_weights=True)
+            weights_of(result)
+            expect_result(result, expected, because)
+    assume(any_called, ALWAYS_RAISES)
+
+
+def _call_with_extras(session: Session, problem: Problem, extras: Sequence[str]) -> RecordedTensor:
+    """Call with the inputs in the layout that the extras need; return the output as (B, L, D)."""
+    if "unbatched" in extras:
+        mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
+        unbatched = problem.map_inputs(lambda x: x[0]).change(mask=mask)
+        return session(unbatched).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
+    if "length_first" in extras:
+        transposed = problem.map_inputs(lambda x: x.transpose(0, 1))
+        return session(transposed).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
+    return session(problem).output

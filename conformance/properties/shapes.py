@@ -1,4 +1,4 @@
-"""SHP: shapes, dtype and device."""
+"""SHP: shapes, dtype, device and memory layout."""
 
 from __future__ import annotations
 
@@ -17,42 +17,48 @@ from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
 from mha.spec import Problem
 
-NOT_DENSE = tuple(layout for layout in ALL_LAYOUTS if layout != "contiguous")
-# Shapes do not depend on numbers.
-PLAIN = ("normal",)
+NOT_CONTIGUOUS = tuple(layout for layout in ALL_LAYOUTS if layout != "contiguous")
+# Shapes do not depend on the numbers.
+NORMAL = ("normal",)
 SOME_MASKS = ("none", "all", *FEW, "bias")
-ANY_MASK = ("none", "all", *BOOLEAN, *FLOAT)
+
+Shape = tuple[int, int, int]
 
 
-@property_of("SHP-1", Domain(masks=SOME_MASKS, values=PLAIN), must_reject=())
+@property_of("SHP-1", Domain(masks=SOME_MASKS, values=NORMAL), must_reject=())
 def output_has_the_shape_of_the_query(session: Session, case: Case) -> None:
+    """The output is (B, L, D) for a query of shape (B, L, D) and a key and value of shape (B, S, D)."""
     expect_shape(session(case.problem()).output, (case.B, case.L, case.config.d_model))
 
 
 @property_of(
-    "SHP-2", Domain(masks=SOME_MASKS, values=PLAIN, need_weights=(True,)), needs="returns_weights", must_reject=()
+    "SHP-2", Domain(masks=SOME_MASKS, values=NORMAL, need_weights=(True,)), needs="returns_weights", must_reject=()
 )
 def weights_are_per_head(session: Session, case: Case) -> None:
+    """The weights have shape (B, H, L, S)."""
     expect_shape(weights_of(session(case.problem())), (case.B, case.n_heads, case.L, case.S))
 
 
-@property_of("SHP-3", Domain(masks=ANY_MASK, causal=BOTH, values=PLAIN), must_reject=())
+@property_of("SHP-3", Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, values=NORMAL), must_reject=())
 def dtype_and_device_are_those_of_the_inputs(session: Session, case: Case) -> None:
-    session(case.problem())  # a trial checks the dtype and the device of whatever a call returns
+    """The output has the dtype and device of the inputs."""
+    session(case.problem())  # a session checks the dtype and device of every result
 
 
-@property_of("SHP-4", Domain(masks=SOME_MASKS, values=PLAIN, max_length=2, max_B=2), must_reject=())
+@property_of("SHP-4", Domain(masks=SOME_MASKS, values=NORMAL, max_length=2, max_B=2), must_reject=())
 def sizes_of_one_stay(session: Session, case: Case) -> None:
-    seen = session(case.problem())
-    expect_shape(seen.output, (case.B, case.L, case.config.d_model))
-    if seen.weights is not None:
-        expect_shape(seen.weights, (case.B, case.n_heads, case.L, case.S))
+    """B = 1, L = 1 and S = 1 work, in every combination, and no dimension is squeezed away."""
+    result = session(case.problem())
+    expect_shape(result.output, (case.B, case.L, case.config.d_model))
+    if result.weights is not None:
+        expect_shape(result.weights, (case.B, case.n_heads, case.L, case.S))
 
 
 @property_of(
-    "SHP-5", Domain(values=PLAIN, layouts=DENSE, inputs=("cross", "self"), max_length=5), must_reject=("noise",)
+    "SHP-5", Domain(values=NORMAL, layouts=DENSE, inputs=("cross", "self"), max_length=5), must_reject=("noise",)
 )
 def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
+    """B = 0 and L = 0 give an empty output of the correct shape; S = 0 follows the empty-row policy."""
     problem = case.problem()
     no_items = problem.map_inputs(lambda x: x[:0])
     no_queries = problem.map_inputs(lambda x: x[:, :0])
@@ -63,15 +69,16 @@ def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
     policy = session.claims.empty_row
     if problem.query is not problem.key and policy in ("zeros", "nan"):
         no_keys = problem.map_inputs(lambda x: x if x is problem.query else x[:, :0])
-        seen, answer = session(no_keys).output, session.expected(no_keys).output
-        expect_close(seen, answer, because=f"the policy {policy!r} for rows without a key, here with S = 0")
+        output, expected = session(no_keys).output, session.expected(no_keys).output
+        expect_close(output, expected, because=f"the policy {policy!r} for rows without an allowed key, with S = 0")
 
 
-DISAGREEING = Domain(values=PLAIN, layouts=DENSE, inputs=("cross",), max_length=5)
+DISAGREEING = Domain(values=NORMAL, layouts=DENSE, inputs=("cross",), max_length=5)
 
 
 @property_of("SHP-6", DISAGREEING, must_reject=("never_refuses",))
 def shapes_that_disagree_are_refused(session: Session, case: Case) -> None:
+    """A width other than D, different S of key and value, and batch sizes that differ raise; nothing is broadcast."""
     problem = case.problem()
     for because, change in _disagreeing(problem).items():
         expect_raises(partial(session, problem.change(**change)), because=because)
@@ -79,68 +86,65 @@ def shapes_that_disagree_are_refused(session: Session, case: Case) -> None:
 
 @property_of("SHP-6", DISAGREEING, needs="extras=length_first", must_reject=("never_refuses",), max_cases=12, number=2)
 def shapes_that_disagree_are_refused_with_the_length_first(session: Session, case: Case) -> None:
+    """The same inputs raise in the layout (length, batch, width)."""
     problem = case.problem().change(config=replace(case.config, length_first=True))
     for because, change in _disagreeing(problem).items():
-        wrong = problem.change(**change).map_inputs(lambda x: x.transpose(0, 1))
-        expect_raises(partial(session, wrong), because=f"{because}, with the length first")
+        transposed = problem.change(**change).map_inputs(lambda x: x.transpose(0, 1))
+        expect_raises(partial(session, transposed), because=f"{because}, with length_first=True")
 
 
 def _disagreeing(problem: Problem) -> dict[str, dict[str, Tensor]]:
-    """Return changes of inputs after which their sizes, batch first, do not fit, and why."""
-    (batch, _, queries, keys), width, zeros = problem.shape, problem.config.d_model, problem.query.new_zeros
-    more = batch + 1
-    wrong = {
-        "the query's width is not d_model": {"query": zeros(batch, queries, width + 1)},
-        "the key's width is not d_model": {"key": zeros(batch, keys, width + 1)},
-        "the value's width is not d_model": {"value": zeros(batch, keys, width + 1)},
-        "the query's width is a multiple of d_model": {"query": zeros(batch, queries, 2 * width)},
-        "the value is longer than the key": {"value": zeros(batch, keys + 1, width)},
-        "the key is longer than the value": {
-            "key": zeros(batch, keys + 2, width),
-            "value": zeros(batch, keys + 1, width),
-        },
-        "the value has length 1, the key has not": {
-            "key": zeros(batch, keys + 1, width),
-            "value": zeros(batch, 1, width),
-        },
-        "the query's batch is larger": {"query": zeros(more, queries, width)},
-        "the query's batch is 1, the others' is not": {
-            "query": zeros(1, queries, width),
-            "key": zeros(more, keys, width),
-            "value": zeros(more, keys, width),
-        },
-        "the key's batch is 1, the others' is not": {
-            "query": zeros(more, queries, width),
-            "key": zeros(1, keys, width),
-            "value": zeros(more, keys, width),
-        },
-        "the value's batch is 1, the others' is not": {
-            "query": zeros(more, queries, width),
-            "key": zeros(more, keys, width),
-            "value": zeros(1, keys, width),
-        },
-        "key and value have a batch of 1, the query has not": {
-            "query": zeros(more, queries, width),
-            "key": zeros(1, keys, width),
-            "value": zeros(1, keys, width),
-        },
-        "the batch of key and value is twice the query's": {
-            "key": zeros(2 * batch, keys, width),
-            "value": zeros(2 * batch, keys, width),
-        },
-    }
+    """Return inputs whose sizes, batch first, do not fit together; the keys say why."""
+    shapes = {**_disagreeing_widths_and_lengths(problem), **_disagreeing_batches(problem)}
+    (batch, _, queries, keys), width = problem.shape, problem.config.d_model
     if width > 1:
-        wrong["all inputs are narrower than d_model"] = {
-            name: zeros(batch, length, width - 1)
-            for name, length in (("query", queries), ("key", keys), ("value", keys))
-        }
-    return wrong
+        lengths = {"query": queries, "key": keys, "value": keys}
+        narrow = {name: (batch, length, width - 1) for name, length in lengths.items()}
+        shapes["all inputs are narrower than d_model"] = narrow
+    return {
+        because: {name: problem.query.new_zeros(shape) for name, shape in changed.items()}
+        for because, changed in shapes.items()
+    }
 
 
-@property_of("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_DENSE))
+def _disagreeing_widths_and_lengths(problem: Problem) -> dict[str, dict[str, Shape]]:
+    (batch, _, queries, keys), width = problem.shape, problem.config.d_model
+    return {
+        "the width of the query is not d_model": {"query": (batch, queries, width + 1)},
+        "the width of the key is not d_model": {"key": (batch, keys, width + 1)},
+        "the width of the value is not d_model": {"value": (batch, keys, width + 1)},
+        "the width of the query is twice d_model": {"query": (batch, queries, 2 * width)},
+        "the value is longer than the key": {"value": (batch, keys + 1, width)},
+        "the key is longer than the value": {"key": (batch, keys + 2, width), "value": (batch, keys + 1, width)},
+        "the value has length 1, but the key does not": {"key": (batch, keys + 1, width), "value": (batch, 1, width)},
+    }
+
+
+def _disagreeing_batches(problem: Problem) -> dict[str, dict[str, Shape]]:
+    (batch, _, queries, keys), width = problem.shape, problem.config.d_model
+    one_query, one_key = (1, queries, width), (1, keys, width)
+    more_queries, more_keys = (batch + 1, queries, width), (batch + 1, keys, width)
+    twice = (2 * batch, keys, width)
+    return {
+        "the batch of the query is larger than that of key and value": {"query": more_queries},
+        "only the query has a batch size of 1": {"query": one_query, "key": more_keys, "value": more_keys},
+        "only the key has a batch size of 1": {"query": more_queries, "key": one_key, "value": more_keys},
+        "only the value has a batch size of 1": {"query": more_queries, "key": more_keys, "value": one_key},
+        "key and value have a batch size of 1, but the query does not": {
+            "query": more_queries,
+            "key": one_key,
+            "value": one_key,
+        },
+        "the batch size of key and value is twice that of the query": {"key": twice, "value": twice},
+    }
+
+
+@property_of("SHP-7", Domain(masks=SOME_MASKS, layouts=NOT_CONTIGUOUS))
 def layout_does_not_matter(session: Session, case: Case) -> None:
+    """Non-contiguous, transposed, expanded and sliced inputs give the same result as their contiguous copies."""
     problem = case.problem()
-    dense = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))
+    contiguous = problem.map_inputs(lambda x: x.clone(memory_format=torch.contiguous_format))
     bound = session.expected(problem).output
-    seen, expected = session(problem).output, session(dense).output
-    expect_agree(seen, expected, bounds=(bound, bound), because=f"what contiguous copies of {case.layout} inputs give")
+    output, expected = session(problem).output, session(contiguous).output
+    because = f"the result for contiguous copies of the inputs, which are {case.layout}"
+    expect_agree(output, expected, bounds=(bound, bound), because=because)

@@ -1,4 +1,4 @@
-"""Changes to a problem that the clauses speak of: other weights, other keys, another order."""
+"""Assertions that the properties of several families share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.assertions import assume, expect, expect_close, expect_unchanged
+from mha.conformance.harness.assertions import assume, expect_close, expect_unchanged
+from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Instance, Session
@@ -19,106 +20,112 @@ from mha.spec.problem import INPUTS
 
 
 def refuses(session: Session, problem: Problem) -> bool:
-    """Whether the declared policy makes every call with this problem raise, as MSK-8 tests."""
+    """Return whether the declared policy is "error" and a row is empty, so that every call must raise (MSK-8)."""
     return session.claims.empty_row == "error" and bool(session.expected(problem).empty.any())
 
 
-def weights_of(observation: RecordedOutput) -> RecordedTensor:
-    """Return the weights that were asked for; that none came is a violation where they are claimed."""
-    if observation.weights is None:
-        name = observation.output.name.replace("output", "weights")
-        expect(
-            False, "no weights were returned, though they are claimed and were asked for", f"assert {name} is not None"
+def weights_of(result: RecordedOutput) -> RecordedTensor:
+    """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it returned none."""
+    if result.weights is None:
+        name = result.output.name.replace("output", "weights")
+        raise Violation(
+            "the call with need_weights=True returned no weights, but they are claimed",
+            (f"assert {name} is not None",),
         )
-        raise AssertionError
-    return observation.weights
+    return result.weights
 
 
 def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator: torch.Generator, why: str) -> None:
-    """What is hidden is not read: other keys, other values there change no bit of the rows that cannot see them.
+    """Expect other hidden keys or values to change no bit of the rows that they are hidden from.
 
-    hidden: boolean (B, L, S). In each item, one row is drawn; what is hidden from it is replaced, once the keys alone
-    and once the values alone, by random numbers or by huge ones; every row from which all of it is hidden must stay.
+    In each item, one query is drawn, and what is hidden from it is replaced by random or by huge numbers, first in the
+    key and then in the value. All rows of the item from which all of that is hidden must stay the same.
+
+    hidden: boolean (B, L, S), which keys are hidden from which query. why: ends the message, as in "..., which are
+        masked for this query".
     """
     batch, queries, _ = hidden.shape
     rows = torch.randint(queries, (batch,), generator=generator)
     replaced = hidden[torch.arange(batch), rows]
-    unseeing = (hidden | ~replaced.unsqueeze(1)).all(-1)
+    unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
     if torch.rand((), generator=generator) < 0.5:
-        # As large as leaves the projections finite.
         noise = noise * traits_of(problem.query.dtype).noise
-    base, answer = session(problem).output, cache(partial(session.expected, problem))
-    for whole in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
-        other = torch.where(replaced.unsqueeze(-1), noise.to(whole), whole)
-        swap = {id(whole): other}
+    base, expected = session(problem).output, cache(partial(session.expected, problem))
+    for tensor in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
+        other = torch.where(replaced.unsqueeze(-1), noise.to(tensor), tensor)
+        swap = {id(tensor): other}
         changed = session(problem.map_inputs(lambda x, swap=swap: swap.get(id(x), x))).output  # type: ignore[misc]  # loop
-        # A query that is the key changes with it, so its own row may change.
-        staying = unseeing & ~replaced if whole is problem.query else unseeing
-        names = [name for name in ("key", "value") if getattr(problem, name) is whole]
-        for index in range(batch):
-            kept = staying[index].nonzero().flatten()
-            gone = replaced[index].nonzero().flatten().tolist()
-            if len(kept) and gone:
-                because = f"only {' and '.join(names)} changed, at {gone} of item {index}, {why}"
-                bound = partial(_rows_of, answer, index, kept)
-                expect_unchanged(session, changed[index, kept], base[index, kept], bound=bound, because=because)
+        # Where the query is the same tensor, the replaced rows change with it.
+        unchanged = unaffected & ~replaced if tensor is problem.query else unaffected
+        names = [name for name in ("key", "value") if getattr(problem, name) is tensor]
+        for item in range(batch):
+            kept = unchanged[item].nonzero().flatten()
+            positions = replaced[item].nonzero().flatten().tolist()
+            if len(kept) and positions:
+                because = f"only {' and '.join(names)} of item {item} changed, at the positions {positions}, {why}"
+                bound = partial(_rows_of, expected, item, kept)
+                expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
 
 
-def _rows_of(answer: Callable[[], Expected], index: int, rows: Tensor) -> Ball:
-    return answer().output[index, rows]
+def _rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:
+    return expected().output[item, rows]
 
 
 def expect_gradients(session: Session, problem: Problem, rows: Tensor | None, because: str) -> None:
-    """The gradients are the right ones within their bounds.
+    """Expect the oracle's gradients of inputs, mask and weights, within their bounds.
 
-    rows: boolean (B, L), the rows of the output to differentiate; all unless given.
+    rows: boolean (B, L), the rows of the output that are differentiated; see `Session.upstream` for None.
     """
     upstream = session.upstream(problem, rows)
-    seen, right = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
-    lost = undetermined_gradients(session, problem)
-    known = [name for name in seen if name not in lost and bool(right[name].rad.isfinite().any())]
-    assume(bool(known), "a step may overflow, so nothing is known")
+    actual, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    undetermined = undetermined_gradients(session, problem)
+    known = [name for name in actual if name not in undetermined and bool(expected[name].rad.isfinite().any())]
+    assume(bool(known), "a step may overflow, so no gradient is known")
     for name in known:
-        expect_close(seen[name], right[name], because=f"the gradient, {because}")
+        expect_close(actual[name], expected[name], because=f"the gradient, {because}")
 
 
 def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
-    """Return the names of the gradients of which nothing is known: that of W_o, where a context is NaN by policy."""
+    """Return the gradients that the contract leaves open, by name: W_o's, where a context is NaN by policy."""
     return {"w_o"} if session.claims.empty_row == "nan" and bool(session.expected(problem).empty.any()) else set()
 
 
 def expect_backward(
     session: Session, leaves: Problem, output: Tensor, because: str, of: Instance | None = None
 ) -> None:
-    """Differentiated now, an output that was computed before gives the right gradients of its inputs.
+    """Differentiate an output that was computed earlier; expect the oracle's gradients of its inputs.
 
-    of: the attention that gave it, if the gradients of its weights, which had none before, are looked at too.
+    leaves: the problem whose inputs require grad. of: the attention that gave the output, to expect the gradients of
+    its weights too; it must have none yet.
     """
     upstream = session.upstream(leaves)
     with guarded("backward()"):
         output.backward(upstream)
-    right = session.expected_gradients(leaves, upstream)
-    for name in (name for name in INPUTS if name in right):
+    expected = session.expected_gradients(leaves, upstream)
+    for name in (name for name in INPUTS if name in expected):
         leaf = getattr(leaves, name)
-        seen = session.unscripted(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}.grad")
-        expect_close(seen, right[name], because=f"the gradient, {because}")
+        gradient = session.unscripted(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}.grad")
+        expect_close(gradient, expected[name], because=f"the gradient, {because}")
     if of is not None and session.claims.weight_gradients:
-        told, lost = session.weight_gradients(of, leaves.weights), undetermined_gradients(session, leaves)
-        for name in sorted(told.keys() - lost):
-            expect_close(told[name], right[name], because=f"the gradient, {because}")
+        gradients = session.weight_gradients(of, leaves.weights)
+        for name in sorted(gradients.keys() - undetermined_gradients(session, leaves)):
+            expect_close(gradients[name], expected[name], because=f"the gradient, {because}")
 
 
-def expect_result(seen: RecordedOutput, answer: Expected, because: str) -> None:
-    """The output is right, and so are the weights, if there are any."""
-    expect_close(seen.output, answer.output, because=because)
-    if seen.weights is not None:
-        expect_close(seen.weights, answer.weights, because=because)
+def expect_result(actual: RecordedOutput, expected: Expected, because: str) -> None:
+    """Expect the oracle's output, and its weights if the call returned any."""
+    expect_close(actual.output, expected.output, because=because)
+    if actual.weights is not None:
+        expect_close(actual.weights, expected.weights, because=because)
 
 
-def expect_finite(got: RecordedTensor, because: str) -> None:
-    """No element is NaN or infinite."""
-    wild = (~got.tensor.isfinite()).nonzero()
-    if len(wild):
-        at = got[tuple(wild[0].tolist())]
-        expect(False, f"{at.code} is {float(at.tensor)}, {because}", f"assert {at.code}.isfinite(), {at.code}")
+def expect_finite(actual: RecordedTensor, because: str) -> None:
+    """Expect no NaN and no infinity."""
+    wrong = (~actual.tensor.isfinite()).nonzero()
+    if len(wrong):
+        element = actual[tuple(wrong[0].tolist())]
+        raise Violation(
+            f"{element.code} is {float(element.tensor)}, {because}",
+            (f"assert {element.code}.isfinite(), {element.code}",),
+        )

@@ -5,46 +5,49 @@ from __future__ import annotations
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
-from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
+from mha.conformance.cases.masks import FEW, NO_EMPTY_ROWS
 from mha.conformance.cases.transforms import passing_heads
 from mha.conformance.harness.assertions import expect, expect_agree, expect_close
+from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
 
-MASKS = ("none", *BOOLEAN, *FLOAT)
-
 
 @property_of(
     "SMX-1",
-    Domain(masks=MASKS, causal=BOTH, values=EVERYDAY, need_weights=(True,)),
+    Domain(masks=NO_EMPTY_ROWS, causal=BOTH, values=MOST_VALUES, need_weights=(True,)),
     needs="returns_weights",
     must_reject=("noise", "zeros"),
 )
-def weights_are_shares_of_one(session: Session, case: Case) -> None:
+def weights_are_probabilities(session: Session, case: Case) -> None:
+    """Every weight is in [0, 1], up to rounding, and every row with an allowed key sums to 1."""
     problem = case.problem()
-    answer, weights = session.expected(problem), weights_of(session(problem))
-    seen = weights.tensor.double()
-    outside = ((seen < 0) | (seen > 1 + answer.weights.rad)) & ~answer.empty.unsqueeze(-1)
+    expected, weights = session.expected(problem), weights_of(session(problem))
+    tensor = weights.tensor.double()
+    outside = ((tensor < 0) | (tensor > 1 + expected.weights.rad)) & ~expected.empty.unsqueeze(-1)
     if bool(outside.any()):
         at = tuple(outside.nonzero()[0].tolist())
-        message = f"{weights[at].code} is {float(seen[at]):.9g}, but a weight is in [0, 1], but for rounding"
-        most = 1 + float(answer.weights.rad[at])
-        expect(False, message, f"assert 0 <= {weights[at].code}.item() <= {most!r}, {weights[at].code}")
-    expect_close(weights.row_sums(), answer.sums, because="a row of weights sums to 1")
+        code, largest = weights[at].code, 1 + float(expected.weights.rad[at])
+        raise Violation(
+            f"{code} is {float(tensor[at]):.9g}, but should be in [0, 1], up to rounding",
+            (f"assert 0 <= {code}.item() <= {largest!r}, {code}",),
+        )
+    expect_close(weights.row_sums(), expected.sums, because="each row of weights sums to 1")
 
 
 @property_of(
     "SMX-2",
-    Domain(masks=MASKS, causal=BOTH, values=EVERYDAY, need_weights=(True,)),
+    Domain(masks=NO_EMPTY_ROWS, causal=BOTH, values=MOST_VALUES, need_weights=(True,)),
     needs="returns_weights",
     must_reject=("mean", "zeros", "unmasked", "unscaled"),
     min_rejection_rate=0.3,
 )
 def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
+    """The softmax runs over the keys: the weights match the oracle's, row by row."""
     problem = case.problem()
     expected = session.expected(problem).weights
     expect_close(weights_of(session(problem)), expected, because="the softmax of the scores over the keys")
@@ -52,14 +55,16 @@ def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
 
 @property_of("SMX-3", Domain(masks=("none", *FEW), bias=(True,), values=MODERATE, layouts=DENSE))
 def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
+    """Adding one constant to all scores of a row changes nothing; another b_k adds q.b_k to each score."""
     problem = case.problem()
     b_k = problem.weights.b_k
     assert b_k is not None
     shift = 4 * torch.randn(b_k.shape, generator=case.generator, dtype=torch.float64)
     shifted = problem.change(b_k=b_k + shift.to(b_k))
     bounds = session.expected(shifted).output, session.expected(problem).output
-    seen, expected = session(shifted).output, session(problem).output
-    expect_agree(seen, expected, bounds=bounds, because="what another key bias gives, which adds q.b_k to every score")
+    output, expected = session(shifted).output, session(problem).output
+    because = "the result for another key bias, which shifts all scores of a row by the same amount"
+    expect_agree(output, expected, bounds=bounds, because=because)
 
 
 @property_of(
@@ -69,38 +74,41 @@ def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
     min_rejection_rate=0.25,
 )
 def large_scores_do_not_overflow(session: Session, case: Case) -> None:
+    """Finite inputs whose scores reach thousands give finite outputs and weights that sum to 1."""
     problem = case.problem()
     factor = 1.0 if TRAITS[case.dtype].narrow else 2.0 ** (case.seed % 6)
     problem = passing_heads(problem.change(w_q=problem.weights.w_q * factor))
     weights = problem.weights
     if weights.b_v is not None:
-        # Every value is 1, so that a context is the sum of its weights, which need not be returned.
+        # All values are 1, so a context is the sum of its weights, even if these are not returned.
         problem = problem.change(w_v=weights.w_v * 0, b_v=torch.ones_like(weights.b_v))
-    seen = session(problem, need_weights=session.claims.returns_weights)
-    output = seen.output
-    answer = session.expected(problem)
-    message = f"{output.code} has numbers that are not finite, though the inputs are"
-    finite = output.tensor.isfinite() | answer.output.rad.isinf()
+    result = session(problem, need_weights=session.claims.returns_weights)
+    output = result.output
+    expected = session.expected(problem)
+    message = f"{output.code} has NaN or infinite elements, but all inputs are finite"
+    finite = output.tensor.isfinite() | expected.output.rad.isinf()
     expect(bool(finite.all()), message, f"assert {output.code}.isfinite().all(), {output.code}")
-    told = "the oracle's value" if weights.b_v is None else "a sum of weights, each times 1, is 1"
-    expect_close(output, answer.output, because=f"{told}, however large the scores")
-    if seen.weights is not None:
-        expect_close(seen.weights.row_sums(), answer.sums, because="a row sums to 1, however large its scores")
+    value = "the oracle's value" if weights.b_v is None else "all values are 1, so contexts are sums of weights"
+    expect_close(output, expected.output, because=f"{value}, with large scores")
+    if result.weights is not None:
+        because = "each row of weights sums to 1, with large scores"
+        expect_close(result.weights.row_sums(), expected.sums, because=because)
 
 
-@property_of("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, values=EVERYDAY), must_reject=("noise", "zeros"))
+@property_of("SMX-5", Domain(masks=("none", *FEW), causal=BOTH, values=MOST_VALUES), must_reject=("noise", "zeros"))
 def context_is_among_the_values(session: Session, case: Case) -> None:
+    """Each head's context is in the convex hull of the allowed values, coordinate by coordinate."""
     problem = passing_heads(case.problem())
-    answer, seen = session.expected(problem), session(problem).output
+    expected, output = session.expected(problem), session(problem).output
     allowed = problem.allowed(session.claims.causal).unsqueeze(-1)
-    values = answer.value.mid.unsqueeze(2)
+    values = expected.value.mid.unsqueeze(2)
     infinity = float("inf")
     low = values.masked_fill(~allowed, infinity).amin(-2).transpose(1, 2).flatten(2)
     high = values.masked_fill(~allowed, -infinity).amax(-2).transpose(1, 2).flatten(2)
-    filled = (~answer.empty).transpose(1, 2).repeat_interleave(case.head_dim, -1)
-    nearest = torch.minimum(torch.maximum(seen.tensor.double(), low), high).where(filled, answer.output.mid)
-    because = "a context lies between the smallest and largest allowed value"
-    expect_close(seen, Ball(nearest, answer.output.rad), because=because)
+    has_key = (~expected.empty).transpose(1, 2).repeat_interleave(case.head_dim, -1)
+    nearest = torch.minimum(torch.maximum(output.tensor.double(), low), high).where(has_key, expected.output.mid)
+    because = "a context lies between the smallest and the largest allowed value"
+    expect_close(output, Ball(nearest, expected.output.rad), because=because)
 
 
 @property_of(
@@ -109,10 +117,11 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
     must_reject=("unscaled", "mean"),
 )
 def scores_are_scaled_by_the_root_of_head_dim(session: Session, case: Case) -> None:
+    """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1."""
     problem = case.problem()
     if session.claims.returns_weights:
-        seen, expected = weights_of(session(problem, need_weights=True)), session.expected(problem).weights
+        actual, expected = weights_of(session(problem, need_weights=True)), session.expected(problem).weights
     else:
         problem = passing_heads(problem)
-        seen, expected = session(problem).output, session.expected(problem).output
-    expect_close(seen, expected, because=f"scores scaled by 1/sqrt(d_k) with d_k = {case.head_dim}")
+        actual, expected = session(problem).output, session.expected(problem).output
+    expect_close(actual, expected, because=f"scores are scaled by 1/sqrt(d_k), with d_k = {case.head_dim}")

@@ -1,0 +1,211 @@
+"""MSK: rows without an allowed key (MSK-8, MSK-9) and masks that are added to the scores (MSK-11)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, MODERATE, WIDE_RANGE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.transforms import passing_heads, with_dropout
+from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
+from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.shared import expect_finite, expect_gradients
+from mha.spec import Problem, to_convention
+from mha.spec.bounds import Ball
+from mha.spec.claims import Alignment
+
+
+@property_of(
+    "MSK-8",
+    Domain(masks=EMPTY, causal=BOTH, modes=("eval",), need_weights=(False,)),
+    requires="HED-1",
+    must_reject=("unmasked", "noise"),
+)
+def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
+    """A row without an allowed key follows the declared policy in every mode, with and without weights."""
+    problem = case.problem()
+    policy, expected = session.claims.empty_row, session.expected(problem)
+    for mode in ALL_MODES:
+        for need_weights in (False, True) if session.claims.returns_weights else (False,):
+            call = partial(session, problem, mode=mode, need_weights=need_weights)
+            if policy == "error":
+                expect_raises(call, because="a row has no allowed key, and the declared policy is 'error'")
+                continue
+            result = call()
+            because = (
+                f"the policy {policy!r} for a row without an allowed key, in the mode {mode!r} "
+                f"with need_weights={need_weights}"
+            )
+            rows = expected.empty.any(1).unsqueeze(-1)
+            _expect_rows(rows, result.output, expected.output, because)
+            if result.weights is not None:
+                _expect_rows(expected.empty.unsqueeze(-1), result.weights, expected.weights, because)
+
+
+@property_of(
+    "MSK-8",
+    Domain(
+        masks=("empty_rows", "empty_item", "empty_bias"),
+        inputs=("cross",),
+        values=MODERATE,
+        layouts=("contiguous", "sliced"),
+        modes=("eval",),
+        need_weights=(False,),
+        scale="long",
+        max_heads=3,
+        max_B=2,
+    ),
+    requires="HED-1",
+    must_reject=("unmasked", "noise"),
+    max_cases=3,
+    number=2,
+)
+def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: Case) -> None:
+    """A row of many keys, none of them allowed, follows the declared policy too."""
+    empty_rows_follow_the_declared_policy(session, replace(case, L=2))
+
+
+@property_of(
+    "MSK-8",
+    Domain(masks=EMPTY, causal=BOTH, values=MODERATE, layouts=DENSE, modes=("train", "train_no_grad")),
+    needs=("dropout=True", "empty_row=zeros|nan"),
+    requires="HED-1",
+    max_cases=24,
+    number=3,
+)
+def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
+    """A row without an allowed key follows the declared policy under dropout too, and all other rows stay finite."""
+    problem, policy = case.problem(), session.claims.empty_row
+    expected, output = session.expected(problem), session(with_dropout(problem, 0.5), seed=case.seed).output
+    empty_in_a_head, empty_in_all = expected.empty.any(1).unsqueeze(-1), expected.empty.all(1).unsqueeze(-1)
+    because = f"the policy {policy!r} for a row without an allowed key, with dropout of probability 0.5"
+    _expect_rows(empty_in_all, output, expected.output, because)
+    others = output.tensor.masked_fill(empty_in_a_head, 0.0) if policy == "nan" else output.tensor
+    expect_finite(session.unscripted(others, output.code), "with dropout and rows without an allowed key")
+
+
+@property_of(
+    "MSK-8",
+    Domain(masks=("empty_rows",), inputs=("cross", "self"), max_length=3),
+    level="SHOULD",
+    max_cases=2,
+    must_reject=(),
+    number=4,
+)
+def empty_rows_give_zeros(session: Session, case: Case) -> None:
+    """The declared policy should be "zeros"."""
+    policy = session.claims.empty_row
+    expect(policy == "zeros", f"the declared policy is {policy!r}, but should be 'zeros'")
+
+
+@property_of("MSK-9", Domain(masks=EMPTY, causal=BOTH), needs="empty_row=zeros|nan|uniform")
+def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
+    """A row without an allowed key changes no other row."""
+    problem = case.problem()
+    filled, with_keys = _filled(problem, session.claims.causal)
+    assume(bool(with_keys.any()), "every row is empty")
+    expected = session.expected(filled), session.expected(problem)
+    base, result = session(filled), session(problem)
+    because = f"the result where the empty rows may attend to every key ({base.output.code})"
+    reach = expected[0].output.rad + expected[1].output.rad
+    _expect_rows(with_keys.unsqueeze(-1), result.output, Ball(base.output.tensor.double(), reach), because)
+    if result.weights is not None and base.weights is not None:
+        reach = expected[0].weights.rad + expected[1].weights.rad
+        rows = with_keys[:, None, :, None]
+        _expect_rows(rows, result.weights, Ball(base.weights.tensor.double(), reach), because)
+
+
+@property_of(
+    "MSK-9",
+    Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE),
+    needs=("gradients", "empty_row=zeros|nan|uniform"),
+    requires="HED-1",
+    must_reject=("nan_gradients", "unmasked"),
+    number=2,
+)
+def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None:
+    """A row without an allowed key does not change the gradients of other rows."""
+    problem = case.problem()
+    expected, output = session.expected(problem).output, session(problem).output.tensor
+    if session.claims.empty_row == "zeros" and bool(((output - expected.mid).abs() <= expected.rad).all()):
+        expect_gradients(session, problem, None, "to which rows without an allowed key add nothing")
+        return
+    _, with_keys = _filled(problem, session.claims.causal)
+    assume(bool(with_keys.any()), "every row is empty")
+    expect_gradients(session, problem, with_keys, "of the rows that have an allowed key")
+
+
+def _filled(problem: Problem, alignment: Alignment | None) -> tuple[Problem, Tensor]:
+    """Return the problem with every key allowed in its empty rows, and the boolean (B, L) of all other rows."""
+    mask = problem.mask
+    assert mask is not None
+    empty = ~problem.allowed(alignment).any(-1, keepdim=True)
+    if mask.shape[1] == 1:
+        empty = empty[:, :1]
+    filled = mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask)
+    return problem.change(mask=filled), (~empty).all(1)[..., 0]
+
+
+def _expect_rows(rows: Tensor, actual: RecordedTensor, expected: Ball, because: str) -> None:
+    """Expect values in some rows, whatever the others hold."""
+    value = torch.where(rows, expected.mid, actual.tensor.double())
+    expect_close(actual, Ball(value, expected.rad), because=because)
+
+
+@property_of("MSK-11", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool", "float")))
+def additive_and_boolean_masks_agree(session: Session, case: Case) -> None:
+    """The additive and the boolean form of one mask agree."""
+    problem = case.problem()
+    assert problem.mask is not None
+    additive = problem.change(mask=to_convention(problem.mask, "additive", problem.query.dtype))
+    bound = session.expected(problem).output
+    output, expected = session(additive).output, session(problem).output
+    expect_agree(output, expected, bounds=(bound, bound), because="the result for the boolean form of the mask")
+
+
+@property_of(
+    "MSK-11",
+    Domain(masks=FLOAT, values=MODERATE, min_S=2),
+    requires="HED-1",
+    must_reject=("unmasked", "zeros"),
+    number=2,
+)
+def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
+    """The finite entries of an additive mask are added to the scores."""
+    problem = case.problem()
+    expected = session.expected(problem).output
+    expect_close(session(problem).output, expected, because="the entries of the mask are added to the scores")
+
+
+@property_of(
+    "MSK-11",
+    Domain(passes=("float",), min_S=2, bias=(True,), values=MODERATE, dtypes=WIDE_RANGE),
+    requires="HED-1",
+    must_reject=("zeros", "noise"),
+    number=3,
+)
+def the_lowest_number_is_no_infinity(session: Session, case: Case) -> None:
+    """A row of the dtype's lowest number is not an empty row: where every value is 1, its context is 1."""
+    problem = passing_heads(case.problem())
+    assert problem.weights.b_v is not None
+    problem = problem.change(w_v=problem.weights.w_v * 0, b_v=torch.ones_like(problem.weights.b_v))
+    lowest = torch.finfo(problem.query.dtype).min
+    mask = torch.zeros(1, 1, case.L, case.S, dtype=problem.query.dtype, device=problem.query.device)
+    mask[..., torch.rand(mask.shape[2:], generator=case.generator) < 0.5] = lowest
+    if session.claims.rounding.log_normaliser:
+        # The rounding of a log-sum-exp as large as `lowest` would leave nothing of the weights.
+        mask[..., 0] = 0.0
+    else:
+        mask[:, :, case.seed % case.L] = lowest
+    # Whatever the scores are, a row of weights sums to 1, rounded as without the mask.
+    expected = session.expected(problem).output
+    output = session(problem.change(mask=mask)).output
+    because = f"each row of weights sums to 1, also where the mask is {lowest:.3g} everywhere"
+    expect_close(output, expected, because=because)
