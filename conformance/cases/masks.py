@@ -47,7 +47,9 @@ OF_NUMBERS = (*FLOAT, "empty_bias", "empty_key_bias")
 Shape = tuple[int, int, int, int]
 
 
-def make_mask(kind: str, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor | None:
+def make_mask(  # noqa: PLR0911  one for each way to make a mask
+    kind: str, scores: Shape, causal: Alignment | None, generator: torch.Generator
+) -> Tensor | None:
     """Return a mask of a kind, or None for "none".
 
     scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does.

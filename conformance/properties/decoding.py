@@ -10,11 +10,11 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, MODERATE, Domain
+from mha.conformance.cases.transforms import extra_keys, with_extra
 from mha.conformance.harness.assertions import expect, expect_close
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.dropout import dropping
-from mha.conformance.properties.paths import extra_keys, with_extra
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.variants import grouped, rebuilt
 from mha.spec import Problem
