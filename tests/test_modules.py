@@ -116,7 +116,7 @@ class CausalTable(faults.Correct):
         allowed, size = super().allow(mask, False, q, k), max(q.shape[2], k.shape[2])
         if not is_causal:
             return allowed
-        if len(self._buffers.get("table", ())) < size:  # type: ignore[arg-type]  # there is no None
+        if len(self._buffers.get("table", ())) < size:  # type: ignore[arg-type]  # it is never None
             self.register_buffer("table", torch.ones(size, size, dtype=torch.bool).tril())
         return allowed & self.table[: q.shape[2], : k.shape[2]]  # type: ignore[index]  # it is a tensor
 

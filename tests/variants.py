@@ -32,6 +32,7 @@ class NanContext(Complete):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
     ) -> Output:
+        # #lizard forgives(parameter_count): the arguments of an attention
         output, weights = super().attend(query, key, value, mask, is_causal, need_weights)
         return Output(output, None if weights is None else weights / weights.any(-1, keepdim=True))
 
