@@ -152,7 +152,7 @@ def test_summary_has_an_outcome_failures_and_totals() -> None:
     assert failure == "    fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
     assert unmet == "    unmet SHOULD MSK-10 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
     assert waived == "    waived NUM-1 (float32 cpu): output is off [waived: <known>]"
-    assert totals == "    1 of 4 claimed clauses pass; 83% of 6 known-bad answers rejected"
+    assert totals == "    1/4 claimed clauses pass; self-test: 83% of 6 known-bad answers rejected"
     assert other[0].startswith("correct: conforms (5 pass;")
 
 
