@@ -1,4 +1,4 @@
-"""Benchmarks: only what is right is timed, what was timed is checked, and a plain run has none of it."""
+"""Benchmarks under pytest: they time conforming implementations only, check each result, and run only if asked for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from mha.conformance.benchmarks import memory
 from mha.conformance.benchmarks.memory import memory_limit, peak_memory
-from mha.conformance.benchmarks.workloads import work_of
+from mha.conformance.benchmarks.workloads import SHAPES, workload_of
 from mha.conformance.faults import registry as faults
-from mha.conformance.pytest_plugin import SELECTION, benchmarks
+from mha.conformance.pytest_plugin import benchmarks
+from mha.conformance.pytest_plugin.stash import SELECTION
+from mha.conformance.settings import Settings
 from mha.implementations import resolve
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -27,14 +29,14 @@ MINE = """\
 from mha.conformance.faults import registry, softmax
 from mha.spec import Claims
 
-few = Claims(masks=(), causal=None, gradients=False, returns_weights=False)  # what is judged first takes less long
+few = Claims(masks=(), causal=None, gradients=False, returns_weights=False)  # so that judging takes less long
 plain = registry.implementation_of(registry.Correct, few)
 unscaled = registry.implementation_of(softmax.Unscaled, few)
 """
 
 
 class Recorder:
-    """Stands for the fixture of pytest-benchmark."""
+    """Takes the place of the fixture of pytest-benchmark."""
 
     group = name = ""
 
@@ -42,7 +44,7 @@ class Recorder:
         self.extra_info: dict[str, Any] = {}
 
     def pedantic(self, timed: Callable[[], Any], setup: Callable[[], Any], rounds: int) -> None:
-        """Do two rounds of those asked for."""
+        """Make two of the rounds."""
         assert rounds >= 5
         for _ in range(2):
             setup()
@@ -50,23 +52,23 @@ class Recorder:
 
 
 def speed_of(
-    implementation: Any, shape: str = "token", steps: str = "inference", dtype: str = "float32", threads: int = 1
+    implementation: Any, shape: str = "token", mode: str = "inference", dtype: str = "float32", threads: int = 1
 ) -> Recorder:
     """Run one benchmark, and return what it recorded."""
-    recorder, chosen = Recorder(), SimpleNamespace(waivers=(), profile="quick", seed=0, strict=False)
+    recorder, chosen = Recorder(), SimpleNamespace(settings=Settings(profile="quick"))
     options = {"benchmark_min_rounds": "5", "benchmark_max_time": "0.1"}
     config = SimpleNamespace(stash={SELECTION: chosen}, getoption=options.get)
     request: Any = SimpleNamespace(config=config)
-    work = work_of(shape, dtype, "cpu", training=steps == "training", threads=threads)
-    benchmarks.test_speed(recorder, request, implementation, work)
+    workload = workload_of(shape, dtype, "cpu", training=mode == "training", threads=threads)
+    benchmarks.test_speed(recorder, request, implementation, workload)
     return recorder
 
 
 def test_benchmarks_are_collected_only_if_asked_for() -> None:
-    asked = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=ALONE)
-    assert "benchmarks.py::test_speed[float32-cpu-encoder-inference-one_thread-sdpa]" in asked.stdout
-    assert "benchmarks.py::test_speed[float32-cpu-huge-training-one_thread-sdpa]" in asked.stdout
-    assert "contract[" not in asked.stdout
+    collected = run("--benchmark-only", "--collect-only", "-q", "--mha-impl", "sdpa", env=ALONE)
+    assert "benchmarks.py::test_speed[float32-cpu-encoder-inference-one_thread-sdpa]" in collected.stdout
+    assert "benchmarks.py::test_speed[float32-cpu-huge-training-one_thread-sdpa]" in collected.stdout
+    assert "contract[" not in collected.stdout
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
     assert "contract[sdpa-cpu-float32-MSK-1]" in plain.stdout
     assert "test_speed" not in plain.stdout
@@ -75,63 +77,62 @@ def test_benchmarks_are_collected_only_if_asked_for() -> None:
     assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_run_tells_time_memory_and_what_is_not_timed(tmp_path: Path) -> None:
+def test_run_shows_time_memory_and_why_something_is_not_timed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    path = ALONE | {"PYTHONPATH": str(CHECKOUT / "tests")}
-    asked = (f"{tmp_path}/mine.py:unscaled", f"{tmp_path}/mine.py:plain", "fused_qkv")
-    found = run("--benchmark-only", "-k", "token and one_thread", "--mha-impl", *asked, env=path)
-    assert found.returncode == 1, found.stdout
-    assert "Unscaled is not timed: it does not conform (" in found.stdout
-    assert "benchmark 'token, inference, float32 on cpu, 1 thread': 1 tests" in found.stdout
-    assert "Correct (" in found.stdout
-    assert "error" not in found.stdout.splitlines()[-1]
-    assert "fused_qkv is not timed: it does not claim cross_attention" in found.stdout
+    targets = (f"{tmp_path}/mine.py:unscaled", f"{tmp_path}/mine.py:plain", "fused_qkv")
+    done = run("--benchmark-only", "-k", "token and one_thread", "--mha-impl", *targets, env=ALONE)
+    assert done.returncode == 1, done.stdout
+    assert "Unscaled is not timed: it does not conform (" in done.stdout
+    assert "benchmark 'token, inference, float32 on cpu, 1 thread': 1 tests" in done.stdout
+    assert "Correct (" in done.stdout
+    assert "error" not in done.stdout.splitlines()[-1]
+    assert "fused_qkv is not timed: it does not claim cross_attention" in done.stdout
 
 
-WORK = [("encoder", "inference"), ("encoder", "training"), ("long", "inference"), ("token", "inference")]
+WORKLOADS = [("encoder", "inference"), ("encoder", "training"), ("long", "inference"), ("token", "inference")]
 
 
-@pytest.mark.parametrize(("shape", "steps"), WORK)
+@pytest.mark.parametrize(("shape", "mode"), WORKLOADS)
 @pytest.mark.parametrize("name", ["sdpa", "kv_cache"])
-def test_what_is_right_is_timed_with_its_peak_memory(
-    name: str, shape: str, steps: str, monkeypatch: pytest.MonkeyPatch
+def test_conforming_implementation_is_timed_with_its_peak_memory(
+    name: str, shape: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmarks, "failed_clauses", lambda *_: "")
+    monkeypatch.setattr(benchmarks, "failing_clauses", lambda *_: "")
     implementation = resolve(name)[0].implementation
     before = torch.get_num_threads()
-    recorder = speed_of(implementation, shape, steps, threads=2)
-    assert recorder.group == f"{shape}, {steps}, float32 on cpu, 2 threads"
+    recorder = speed_of(implementation, shape, mode, threads=2)
+    assert recorder.group == f"{shape}, {mode}, float32 on cpu, 2 threads"
     assert torch.get_num_threads() == before
-    held = recorder.extra_info["peak_memory_bytes"]
-    assert recorder.name == f"{name} ({held / 2**20:.1f} MiB)"
-    sizes = benchmarks.SHAPES[shape]
+    peak = recorder.extra_info["peak_memory_bytes"]
+    assert recorder.name == f"{name} ({peak / 2**20:.1f} MiB)"
+    sizes = SHAPES[shape]
     output = 4 * sizes["B"] * sizes["L"] * sizes["n_heads"] * sizes["head_dim"]
-    assert held >= 2 * output
+    assert peak >= 2 * output
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "steps", "dtype", "told"),
+    ("name", "shape", "mode", "dtype", "reason"),
     [
         ("fused_qkv", "token", "inference", "float32", "does not claim cross_attention"),
         ("flex", "encoder", "training", "float32", "does not claim gradients"),
         ("Correct", "encoder", "inference", "float16", "float16 on cpu is not claimed"),
     ],
 )
-def test_what_is_not_claimed_is_not_timed(name: str, shape: str, steps: str, dtype: str, told: str) -> None:
+def test_unclaimed_workload_is_not_timed(name: str, shape: str, mode: str, dtype: str, reason: str) -> None:
     implementation = faults.correct if name == "Correct" else resolve(name)[0].implementation
-    with pytest.raises(pytest.skip.Exception, match=told):
-        speed_of(implementation, shape, steps, dtype)
+    with pytest.raises(pytest.skip.Exception, match=reason):
+        speed_of(implementation, shape, mode, dtype)
 
 
 class AlmostScaled(faults.Complete):
-    """Off by one in a hundred in long rows alone, which no case of the quick profile has."""
+    """Scores are off by 1% in rows that are longer than any of the quick profile."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.01 if k.shape[2] > 1000 else 1.0)
 
 
-class SlopeOfAnother(faults.Complete):
-    """The gradient is off by one in a hundred where the batch is large."""
+class TiltedGradient(faults.Complete):
+    """Gradients are off by 1% where the batch is large."""
 
     def split(self, x: Tensor) -> Tensor:
         heads = super().split(x)
@@ -141,18 +142,18 @@ class SlopeOfAnother(faults.Complete):
 
 
 @pytest.mark.parametrize(
-    ("cls", "shape", "steps"),
-    [(AlmostScaled, "long", "inference"), (SlopeOfAnother, "encoder", "training")],
+    ("cls", "shape", "mode"),
+    [(AlmostScaled, "long", "inference"), (TiltedGradient, "encoder", "training")],
 )
-def test_what_is_timed_is_held_to_the_plain_formula(
-    cls: Any, shape: str, steps: str, monkeypatch: pytest.MonkeyPatch
+def test_timed_results_are_compared_with_the_plain_formula(
+    cls: Any, shape: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmarks, "failed_clauses", lambda *_: "")
-    with pytest.raises(pytest.fail.Exception, match="what would be timed is wrong"):
-        speed_of(faults.implementation_of(cls), shape, steps)
+    monkeypatch.setattr(benchmarks, "failing_clauses", lambda *_: "")
+    with pytest.raises(pytest.fail.Exception, match="its result is incorrect"):
+        speed_of(faults.implementation_of(cls), shape, mode)
 
 
-def test_peak_memory_counts_what_was_freed_again() -> None:
+def test_peak_memory_is_the_most_held_at_once() -> None:
     def doubled_twice() -> None:
         one = torch.ones(1 << 18)
         other = one + 1
@@ -162,11 +163,11 @@ def test_peak_memory_counts_what_was_freed_again() -> None:
     assert peak_memory(doubled_twice, "cpu") == pytest.approx(2 * 4 * (1 << 18), rel=1e-3)
 
 
-def test_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / name for name in ("memory.max", "memory.limit_in_bytes")]
     monkeypatch.setattr(memory, "LIMITS", [str(file) for file in files])
-    whole = memory_limit("cpu")
+    total = memory_limit("cpu")
     files[0].write_text("max\n")
-    assert memory_limit("cpu") == whole > 1 << 20
+    assert memory_limit("cpu") == total > 1 << 20
     files[1].write_text("1048576\n")
     assert memory_limit("cpu") == 1 << 20

@@ -35,4 +35,4 @@ def test_example_is_understood_and_fails_as_shown(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(checking, "properties", lambda: some)
     whole = CliRunner().invoke(app, arguments)
     assert "MyAttention: DOES NOT CONFORM (3 fail, 1 pass;" in whole.output
-    assert summary.startswith("MyAttention: DOES NOT CONFORM (1 SHOULD not kept, 3 fail,")
+    assert summary.startswith("MyAttention: DOES NOT CONFORM (3 fail, 1 unmet SHOULD,")

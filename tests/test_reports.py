@@ -146,14 +146,20 @@ def test_clauses_are_counted_once_for_all_dtypes() -> None:
 
 
 def test_summary_has_an_outcome_failures_and_totals() -> None:
-    first, failure, unmet, waived, totals, *other = summarise(two_implementations().verdicts)
+    first, failure, unmet, waived, totals, *other = summarise(two_implementations().verdicts, width=200)
     counts = "1 fail, 1 waived, 1 unmet SHOULD, 1 pass, 1 not claimed"
     assert first == f"faulty: DOES NOT CONFORM ({counts}; 200 cases, largest error/bound 0.20)"
     assert failure == "    fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
     assert unmet == "    unmet SHOULD MSK-10 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
     assert waived == "    waived NUM-1 (float32 cpu): output is off [waived: <known>]"
-    assert totals == "    1 of 4 claimed clauses pass; 83% of 6 known-bad answers rejected"
+    assert totals == "    1/4 claimed clauses pass; self-test: 83% of 6 known-bad answers rejected"
     assert other[0].startswith("correct: conforms (5 pass;")
+
+
+def test_summary_fits_a_narrow_terminal() -> None:
+    lines = [line for text in summarise(two_implementations().verdicts, width=60) for line in text.splitlines()]
+    assert max(map(len, lines)) <= 60
+    assert max(map(len, describe(two_implementations().verdicts[3], width=60).splitlines())) <= 60
 
 
 def test_description_has_the_message_case_and_script() -> None:

@@ -23,8 +23,8 @@ def test_what_is_recommended_counts_in_a_strict_run_alone(strict: bool) -> None:
     assert (shape.required, nan.required) == (True, strict)
     assert report.conforms is not strict
     outcome, line = summarise(report.verdicts)[:2]
-    assert ("DOES NOT CONFORM" if strict else "Correct: conforms (1 SHOULD not kept, 1 pass;") in outcome
-    assert line.strip().startswith("fail MSK-10" if strict else "SHOULD not kept MSK-10")
+    assert ("DOES NOT CONFORM" if strict else "Correct: conforms (1 unmet SHOULD, 1 pass;") in outcome
+    assert line.strip().startswith("fail MSK-10" if strict else "unmet SHOULD MSK-10")
 
 
 def test_what_is_recommended_within_a_clause_that_is_required() -> None:
@@ -47,7 +47,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_strict_option_fails_the_run() -> None:
     relaxed, strict = run(), run("--mha-strict")
     assert relaxed.returncode == 0, relaxed.stdout
-    assert "loop: conforms (1 SHOULD not kept;" in relaxed.stdout
+    assert "loop: conforms (1 unmet SHOULD;" in relaxed.stdout
     assert strict.returncode == 1, strict.stdout
     assert "seed 0, SHOULD as MUST" in strict.stdout
     assert "MSK-10 (SHOULD): " in strict.stdout

@@ -20,10 +20,10 @@ time. MiB: the peak of what torch allocated.</p>
 <thead><tr><th scope="col">implementation</th>
 {%- for heading in headings %}<th scope="col">{{ heading }}</th>{% endfor %}</tr></thead>
 <tbody>
-{% for timing in rows %}<tr><th scope="row">{{ timing.implementation | visible_name }}</th>
+{% for timing in rows %}<tr><th scope="row">{{ timing.implementation | visible_name }}
+{%- if timing.is_impossible %} !{% endif %}</th>
 {%- if timing.skip_reason %}<td colspan="{{ headings | length }}">not timed: {{ timing.skip_reason | visible }}</td>
-{%- else %}{% for cell in timing.cells %}<td>{{ cell }}</td>{% endfor %}
-{%- if timing.is_impossible %}<td>!</td>{% endif %}{% endif %}</tr>
+{%- else %}{% for cell in timing.cells %}<td>{{ cell }}</td>{% endfor %}{% endif %}</tr>
 {% endfor %}</tbody>
 </table>
 {% endfor %}{% if picture %}<figure>{{ picture | safe }}</figure>

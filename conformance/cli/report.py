@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mha.conformance.reports.compare import Comparison, describe_changes, merge
 from mha.conformance.reports.files import read, validate_file, write
-from mha.conformance.reports.terminal import matrix, needs_plain
+from mha.conformance.reports.terminal import matrix, needs_plain, width_of
 from mha.conformance.reports.text import summarise
 from mha.conformance.results import Report
 
@@ -51,5 +51,6 @@ def _write(report: Report, files: Sequence[Path]) -> list[str]:
 
 
 def _show(report: Report) -> list[str]:
-    rows = matrix(report.verdicts, plain=needs_plain(sys.stdout.encoding)) if report.verdicts else []
-    return [*rows, "", *summarise(report.verdicts, incomplete=report.incomplete)]
+    width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
+    rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
+    return [*rows, "", *summarise(report.verdicts, incomplete=report.incomplete, width=width)]

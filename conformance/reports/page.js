@@ -50,7 +50,7 @@ function show(button) {
       ["cases tried", verdict.examples],
       ["largest error/bound", verdict.margin],
       ["known-bad answers rejected", verdict.rejected],
-      ["property", verdict.violated],
+      ["property that failed", verdict.violated],
       ["blocked by", verdict.blocked_by],
       ["seconds", verdict.seconds],
     ], part);

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mha.conformance.reports.summary import PLAIN, Cell, by_family, cell_of, legend
-from mha.conformance.reports.text import visible_name
+from mha.conformance.reports.text import WIDTH, visible_name
 from mha.conformance.results import Verdict, by_implementation
 
 # In columns: a family with the space before it, and the most of an implementation's name.
@@ -21,7 +23,7 @@ STYLES = {"✗": "bold red", "!": "bold red", "b": "red", "w": "yellow", "s": "y
 NOTE = "Each cell: the worst status in the family, and how many clauses have it."
 
 
-def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False, plain: bool = False) -> list[str]:
+def matrix(verdicts: Iterable[Verdict], *, width: int = WIDTH, color: bool = False, plain: bool = False) -> list[str]:
     """Return the lines of the matrix and its legend; colour only repeats what the signs say.
 
     width: in columns; families that do not fit continue below. color: whether the terminal has colours; NO_COLOR
@@ -40,6 +42,11 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = 110, color: bool = False
         console.print(table)
     console.print(Text(f"{meanings}\n{NOTE}", style="dim"), highlight=False)
     return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def width_of(stream: TextIO) -> int:
+    """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or pipe."""
+    return min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
 
 
 def needs_plain(encoding: str | None) -> bool:

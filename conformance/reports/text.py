@@ -11,7 +11,7 @@ from mha.spec.clauses import CLAUSES
 
 # In characters; the JSON has the whole of a longer text.
 LONGEST_TEXT, LONGEST_NAME, LONGEST_SCRIPT, LONGEST_BRIEF = 4000, 80, 100_000, 200
-# In columns.
+# In columns: of a line, unless the terminal is narrower, and of the labels of a description.
 WIDTH, LABEL_WIDTH = 110, 11
 LISTED = (*NONCONFORMING, "waived", "harness_error")
 
@@ -43,11 +43,11 @@ def brief(verdict: Verdict) -> str:
     return textwrap.shorten(visible(verdict.message), LONGEST_BRIEF, placeholder=" ...")
 
 
-def describe(verdict: Verdict) -> str:
-    """Return everything that a user needs to know about a verdict that is not a pass."""
+def describe(verdict: Verdict, width: int = WIDTH) -> str:
+    """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
     clause = CLAUSES[verdict.clause]
-    lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, "    "), ""]
-    lines.append(_row("judged", f"{subject(verdict)}; {verdict.examples} cases tried"))
+    lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, width, "    "), ""]
+    lines.append(_row("judged", f"{subject(verdict)}; {verdict.examples} cases tried", width))
     if verdict.case:
         case = visible(verdict.case).replace("\n", " ")  # not wrapped, so that it can be copied
         lines.append(f"{'case':<{LABEL_WIDTH}}{case}")
@@ -57,21 +57,23 @@ def describe(verdict: Verdict) -> str:
         "libraries": clause.differs,
         "source": clause.source,
     }
-    lines += [_row(label, text) for label, text in rows.items() if text]
+    lines += [_row(label, text, width) for label, text in rows.items() if text]
     if verdict.script:
         lines += ["", "To reproduce it without the judge, save this script to a file and run it:", ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
 
 
-def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False) -> list[str]:
+def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False, width: int = WIDTH) -> list[str]:
     """Return for each implementation its outcome, a line for each clause that does not pass, and its totals.
 
-    What blocks other clauses comes first. incomplete: the run was stopped, so clauses may be missing.
+    What blocks other clauses comes first. incomplete: the run was stopped, so clauses may be missing. width: in
+    columns; a longer line continues below, indented.
     """
     lines = []
     for own in by_implementation(verdicts).values():
-        lines += [_headline(own, incomplete), *_failures(own), *_blocked(own), _totals(own)]
+        lines.append(_wrapped(_headline(own, incomplete), width, "", " " * 8))
+        lines += [_wrapped(line, width, "    ", " " * 8) for line in (*_failures(own), *_blocked(own), _totals(own))]
     return lines
 
 
@@ -92,7 +94,7 @@ def _failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
     for clause, status in sorted(grouped, key=lambda key: _rank(key[0], blocking)):
         same = grouped[clause, status]
         where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in same)
-        yield _item(f"{status} {clause} ({where}): {brief(same[0])}")
+        yield f"{status} {clause} ({where}): {brief(same[0])}"
 
 
 def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -103,18 +105,18 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
             grouped.setdefault(verdict.blocked_by, []).append(verdict)
     for cause, blocked in grouped.items():
         clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in blocked))
-        yield _item(f"blocked by {cause}: {clauses} could not be judged: {brief(blocked[0])}")
+        yield f"blocked by {cause}: {clauses} could not be judged: {brief(blocked[0])}"
 
 
 def _totals(verdicts: Sequence[Verdict]) -> str:
-    """Return how many clauses pass, or why none was judged."""
+    """Return how many clauses pass and how sensitive their cases are, or why none was judged."""
     passing, claimed = count_clauses(verdicts)
     if not claimed:
-        return _item(visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts))))
-    line, counts = f"    {passing} of {claimed} claimed clauses pass", total_rejections(verdicts)
+        return visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts)))
+    line, counts = f"{passing}/{claimed} claimed clauses pass", total_rejections(verdicts)
     if not counts.tried:
         return line
-    return f"{line}; {counts.rejected / counts.tried:.0%} of {counts.tried} known-bad answers rejected"
+    return f"{line}; self-test: {counts.rejected / counts.tried:.0%} of {counts.tried} known-bad answers rejected"
 
 
 def _rank(clause: str, blocking: Collection[str]) -> tuple[bool, int]:
@@ -122,17 +124,13 @@ def _rank(clause: str, blocking: Collection[str]) -> tuple[bool, int]:
     return clause not in blocking and CLAUSES[clause].family not in blocking, list(CLAUSES).index(clause)
 
 
-def _item(text: str) -> str:
-    return _wrapped(text, "    ", " " * 8)
-
-
-def _row(label: str, text: str) -> str:
+def _row(label: str, text: str, width: int) -> str:
     if "\n" in text:  # a traceback of the judge keeps its lines
         return f"{label:<{LABEL_WIDTH}}{textwrap.indent(text.strip(), ' ' * LABEL_WIDTH).lstrip()}"
-    return _wrapped(text, f"{label:<{LABEL_WIDTH}}", " " * LABEL_WIDTH)
+    return _wrapped(text, width, f"{label:<{LABEL_WIDTH}}", " " * LABEL_WIDTH)
 
 
-def _wrapped(text: str, first: str, rest: str | None = None) -> str:
-    """Return a text in lines of at most `WIDTH` columns; first, rest: what the first and the other lines begin with."""
+def _wrapped(text: str, width: int, first: str, rest: str | None = None) -> str:
+    """Return a text in lines of at most `width` columns; first, rest: what the first and the other lines begin with."""
     indent = first if rest is None else rest
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False)
