@@ -1,32 +1,40 @@
-"""The engine: what it does with claims, waivers, refusals, flaky and broken implementations, and its own errors."""
+"""The judge: verdicts on claims, failures and broken implementations, and how the results of properties add up."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
 import torch
-from reports_made import without_volatile
 from torch import Tensor
 
 from mha.conformance import check
+from mha.conformance.cases.case import Case
+from mha.conformance.engine.judge import verdict_of
+from mha.conformance.engine.preconditions import FailedPrecondition
+from mha.conformance.engine.search import Failure, PropertyResult
 from mha.conformance.faults import registry as faults
-from mha.conformance.properties.registry import properties
+from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import Property, properties
 from mha.conformance.reports.text import describe, summarise
+from mha.conformance.results import VOLATILE, Rejections, Report, Verdict
+from mha.conformance.waivers import Waiver
 from mha.spec import CLAUSES, Claims, Config, Output, Weights
 
 
-def test_every_property_is_about_a_clause_and_named_once() -> None:
+def test_properties_belong_to_clauses_and_have_unique_names() -> None:
     names = [prop.name for members in properties().values() for prop in members]
     assert len(names) == len(set(names))
     assert set(properties()) <= set(CLAUSES)
 
 
 class Recorder:
-    """A correct implementation that remembers what it was given."""
+    """A correct implementation that hashes its inputs."""
 
     name = "recorder"
 
@@ -51,64 +59,85 @@ class Recorder:
         return Attention()
 
 
-CLAUSES_OF_A_SAMPLE = ["MSK-1", "EQV-1", "NUM-1"]
+def without_volatile_fields(report: Report) -> Any:
+    """Return the JSON of a report, without what may differ between two runs with the same seed."""
+    data = json.loads(report.to_json())
+    for part in (data, *data["verdicts"]):
+        for name in VOLATILE:
+            part.pop(name, None)
+    return data
 
 
-def test_one_seed_gives_the_same_cases_and_report() -> None:
+def test_one_seed_gives_the_same_inputs_and_report() -> None:
     runs = []
     for seed in (3, 3, 4):
         recorder = Recorder()
-        report = check(recorder, "quick", seed, clauses=CLAUSES_OF_A_SAMPLE, dtypes=["float32"])
+        report = check(recorder, "quick", seed, clauses=["MSK-1", "EQV-1", "NUM-1"], dtypes=["float32"])
         assert report.conforms
-        runs.append((recorder.digest.hexdigest(), without_volatile(report.to_json())))
+        runs.append((recorder.digest.hexdigest(), without_volatile_fields(report)))
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[2][0]
 
 
-def test_report_is_json_with_a_verdict_for_each_clause() -> None:
+def test_report_has_a_verdict_for_each_clause_and_dtype() -> None:
     report = check(faults.correct, "quick", clauses=["CFG-1", "CAU-2"])
-    told = json.loads(report.to_json())
-    assert told["conforms"] is True
-    pairs = {(verdict["clause"], verdict["dtype"]) for verdict in told["verdicts"]}
+    data = json.loads(report.to_json())
+    assert data["conforms"] is True
+    pairs = {(verdict["clause"], verdict["dtype"]) for verdict in data["verdicts"]}
     assert pairs == {(clause, dtype) for clause in ("CFG-1", "CAU-2") for dtype in ("float32", "float64")}
-    assert all(verdict["examples"] > 10 for verdict in told["verdicts"])
+    assert all(verdict["examples"] > 10 for verdict in data["verdicts"])
 
 
-def test_what_is_not_claimed_is_not_judged() -> None:
+@pytest.mark.parametrize("profile", ["quick", "default"])
+def test_float64_takes_fewer_cases_where_float32_runs_too(profile: str) -> None:
+    def examples(claimed: set[str], dtypes: list[str]) -> int:
+        claims = replace(faults.correct.claims, dtypes=claimed)
+        implementation = replace(faults.correct, claims=claims)
+        verdicts = check(implementation, profile, clauses=["SHP-3"], dtypes=dtypes).verdicts
+        return next(verdict.examples for verdict in verdicts if verdict.dtype == "float64")
+
+    both, single = ["float32", "float64"], ["float64"]
+    every_case = examples(set(both), single)
+    assert every_case > 20
+    assert examples(set(single), both) == every_case
+    fewer = every_case // 2 if profile == "default" else every_case
+    assert examples(set(both), both) == pytest.approx(fewer, abs=1)
+
+
+def test_unclaimed_clauses_are_not_judged() -> None:
     modest = replace(faults.correct, claims=Claims(causal=None, returns_weights=False, dtypes={"float32"}))
     report = check(modest, "quick", clauses=["CAU-2", "SMX-2", "CFG-1"], dtypes=["float32", "float64"])
-    statuses = {(v.clause, v.dtype): (v.status, v.message) for v in report.verdicts}
-    assert statuses["CAU-2", "float32"] == ("not_claimed", "needs the claim causal")
-    assert statuses["SMX-2", "float32"] == ("not_claimed", "needs the claim returns_weights")
-    assert statuses["CFG-1", "float32"][0] == "pass"
-    assert statuses["CFG-1", "float64"] == (
-        "not_claimed",
-        "float64 on cpu is not claimed; claimed: float32 on cpu, cuda",
-    )
+    verdicts = {(v.clause, v.dtype): (v.status, v.message) for v in report.verdicts}
+    assert verdicts["CAU-2", "float32"] == ("not_claimed", "needs the claim causal")
+    assert verdicts["SMX-2", "float32"] == ("not_claimed", "needs the claim returns_weights")
+    assert verdicts["CFG-1", "float32"][0] == "pass"
+    status, message = verdicts["CFG-1", "float64"]
+    assert status == "not_claimed"
+    assert "float64 on cpu is not claimed" in message
     assert report.conforms
 
 
 def test_claimed_but_not_implemented_is_refused() -> None:
-    class Refuses(faults.Correct):
+    class NoMasks(faults.Correct):
         def allow(self, mask: torch.Tensor | None, *rest: Any) -> torch.Tensor:
             if mask is not None:
                 raise NotImplementedError("no masks yet")
             return super().allow(mask, *rest)
 
-    (verdict,) = check(faults.implementation_of(Refuses), clauses=["MSK-4"], dtypes=["float32"]).verdicts
+    (verdict,) = check(faults.implementation_of(NoMasks), clauses=["MSK-4"], dtypes=["float32"]).verdicts
     assert verdict.status == "refused"
     assert "no masks yet" in verdict.message
     assert not verdict.conforms
 
 
-def test_an_exception_is_a_failure_and_told() -> None:
-    class Raises(faults.Correct):
+def test_an_exception_is_a_failure() -> None:
+    class RaisesForTwoQueries(faults.Correct):
         def merge(self, x: torch.Tensor) -> torch.Tensor:
-            if x.shape[2] == 2:  # not so in the plainest case, which would block the rest
+            if x.shape[2] == 2:  # the plain case has another length, or the clause would be blocked
                 raise RuntimeError("two are too many")
             return super().merge(x)
 
-    (verdict,) = check(faults.implementation_of(Raises), clauses=["NUM-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(faults.implementation_of(RaisesForTwoQueries), clauses=["NUM-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
     assert verdict.message == "the call raised RuntimeError: two are too many"
     assert verdict.case is not None
@@ -116,29 +145,29 @@ def test_an_exception_is_a_failure_and_told() -> None:
 
 
 def test_a_result_that_depends_on_earlier_calls_is_a_failure() -> None:
-    class Counts(faults.Correct):
+    class OffEverySeventhCall(faults.Correct):
         calls = 0
 
         def merge(self, x: torch.Tensor) -> torch.Tensor:
             type(self).calls += 1
             return super().merge(x) * (1.5 if type(self).calls % 7 == 0 else 1.0)
 
-    (verdict,) = check(faults.implementation_of(Counts), clauses=["NUM-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(faults.implementation_of(OffEverySeventhCall), clauses=["NUM-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
 
 
 @pytest.mark.parametrize("returned", [None, 3, (1, 2, 3), Output("text", None)])  # type: ignore[arg-type]  # on purpose
-def test_garbage_is_a_failure_and_named(returned: Any) -> None:
-    class Garbage(faults.Correct):
+def test_an_invalid_result_is_a_failure(returned: Any) -> None:
+    class ReturnsInvalid(faults.Correct):
         def forward(self, *inputs: Any, mask: Any = None, is_causal: bool = False) -> Any:
             return returned
 
-    (verdict,) = check(faults.implementation_of(Garbage), clauses=["SHP-1"], dtypes=["float32"]).verdicts
+    (verdict,) = check(faults.implementation_of(ReturnsInvalid), clauses=["SHP-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
     assert "should return Output" in verdict.message
 
 
-def test_an_error_of_the_judge_is_no_verdict_on_the_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_the_judge_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("in the judge")
 
@@ -149,7 +178,7 @@ def test_an_error_of_the_judge_is_no_verdict_on_the_implementation(monkeypatch: 
     assert not report.conforms
 
 
-def test_a_failure_is_told_with_all_that_a_reader_needs() -> None:
+def test_a_failure_is_described_with_everything_that_a_reader_needs() -> None:
     report = check(faults.implementations["FiniteFill"], clauses=["MSK-8"], dtypes=["float32"])
     (verdict,) = report.verdicts
     text = describe(verdict)
@@ -160,36 +189,198 @@ def test_a_failure_is_told_with_all_that_a_reader_needs() -> None:
     assert "fail MSK-8 (float32 cpu)" in lines
 
 
-def test_the_words_of_check_are_checked() -> None:
-    for options in ({"profile": "slow"}, {"clauses": ["MSK-99"]}, {"dtypes": ["float8"]}, {"devices": ["tpu"]}):
-        with pytest.raises(ValueError, match="known are"):
-            check(faults.correct, **options)
+@pytest.mark.parametrize(
+    "options", [{"profile": "slow"}, {"clauses": ["MSK-99"]}, {"dtypes": ["float8"]}, {"devices": ["tpu"]}], ids=str
+)
+def test_unknown_settings_are_rejected(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"unknown \w+ .*nown: ") as error:
+        check(faults.correct, **options)
+    assert "\n" not in str(error.value)
 
 
-class OfOneKindOfInput(faults.Complete):
-    """Compiled, it is wrong for inputs that require gradients, or for those that do not."""
+class OffForOneKindOfInput(faults.Complete):
+    """Compiled, it is incorrect for inputs that require gradients."""
 
-    require = True
-
-    def attend(self, query: Tensor, *given: Any) -> Output:
-        found = super().attend(query, *given)
-        wrong = torch.compiler.is_compiling() and self.concerns(query)
-        return found._replace(output=found.output * 1.5) if wrong else found
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        result = super().attend(query, *rest)
+        off = torch.compiler.is_compiling() and self.concerns(query)
+        return result._replace(output=result.output * 1.5) if off else result
 
     def concerns(self, query: Tensor) -> bool:
-        return query.requires_grad is self.require
+        return query.requires_grad
 
 
-class OfPlainInputs(OfOneKindOfInput):
-    require = False
+class OffForPlainInputs(OffForOneKindOfInput):
+    """Compiled, it is incorrect for inputs that require no gradients."""
+
+    def concerns(self, query: Tensor) -> bool:
+        return not query.requires_grad
 
 
-class OfInference(OfOneKindOfInput):
+class OffWithoutGradients(OffForOneKindOfInput):
+    """Compiled, it is incorrect where gradients are disabled."""
+
     def concerns(self, query: Tensor) -> bool:
         return not torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("cls", [OfOneKindOfInput, OfPlainInputs, OfInference])
-def test_inputs_with_and_without_gradients_are_compiled(cls: type[OfOneKindOfInput]) -> None:
+@pytest.mark.parametrize("cls", [OffForOneKindOfInput, OffForPlainInputs, OffWithoutGradients])
+def test_inputs_with_and_without_gradients_are_compiled(cls: type[OffForOneKindOfInput]) -> None:
     report = check(faults.implementation_of(cls), "quick", clauses=["CMP-1"], dtypes=["float64"])
     assert report.failing == "CMP-1"
+
+
+# What follows tests `verdict_of`, on results that no run gave.
+
+SOME_CASES = (Case(), Case(L=2), Case(L=3))
+
+
+def untested(clause: str = "MSK-8") -> Verdict:
+    """Return what is known of a verdict before any property runs."""
+    level = CLAUSES[clause].level
+    return Verdict(implementation="Correct", clause=clause, level=level, dtype="float32", device="cpu", status="pass")
+
+
+def prop_of(clause: str = "MSK-8", number: int = 1) -> Property:
+    return next(prop for prop in properties()[clause] if prop.number == number)
+
+
+def failure_of(violation: Violation, case: Case = SOME_CASES[1]) -> Failure:
+    return Session(faults.correct, case), violation
+
+
+def failed(violation: Violation, prop: Property | None = None, **fields: Any) -> PropertyResult:
+    """Return the result of a property that failed on the second of its cases."""
+    known = {"prop": prop or prop_of(), "cases": SOME_CASES, "failure": failure_of(violation), "cases_to_failure": 2}
+    return PropertyResult(**known | fields)
+
+
+def waiver_of(reason: str = "known", **fields: Any) -> Waiver:
+    return Waiver(implementation="Correct", clause="MSK-8", reason=reason, **fields)
+
+
+def passed(**fields: Any) -> PropertyResult:
+    """Return the result of a property that passed."""
+    return PropertyResult(**{"prop": prop_of(), "cases": SOME_CASES, "margin": 0.25} | fields)
+
+
+def test_results_without_failure_pass_and_are_added_up() -> None:
+    zeros, more_zeros = {"zeros": Rejections(1, 2)}, {"zeros": Rejections(3, 3), "noise": Rejections(1, 1)}
+    results = [passed(rejections=zeros), passed(cases=SOME_CASES[:1], margin=0.75, rejections=more_zeros)]
+    verdict = verdict_of(untested(), results, [])
+    assert (verdict.status, verdict.examples, verdict.margin) == ("pass", 4, 0.75)
+    assert verdict.rejections == {"noise": Rejections(1, 1), "zeros": Rejections(4, 5)}
+    assert verdict.conforms
+
+
+def test_no_cases_are_not_claimed() -> None:
+    needs = PropertyResult(prop=prop_of(), not_applicable="needs the claim masks")
+    discarded = PropertyResult(prop=prop_of(number=2), discard_reason="every row is empty")
+    verdict = verdict_of(untested(), [needs, discarded, needs], [])
+    assert verdict.status == "not_claimed"
+    assert verdict.message == "needs the claim masks; every row is empty"
+    assert verdict_of(untested(), [needs, passed()], []).status == "pass"
+
+
+def test_a_failure_is_reported_with_its_case_and_property() -> None:
+    results = [passed(), failed(Violation("off by one", ("assert False",)), note="; and so on")]
+    verdict = verdict_of(untested(), results, [], target="somewhere.py:thing")
+    assert (verdict.status, verdict.violated) == ("fail", "empty_rows_follow_the_declared_policy")
+    assert (verdict.case, verdict.message) == ("Case(L=2)", "off by one; and so on")
+    assert (verdict.examples, verdict.cases_to_failure) == (6, 3 + 2)
+    assert verdict.script is not None
+    assert verdict.script.rstrip().endswith("assert False")
+    assert not verdict.conforms
+
+
+def test_a_failed_property_of_a_recommendation_is_required_in_a_strict_run_only() -> None:
+    should = prop_of(number=4)
+    assert should.level == "SHOULD"
+    results = [failed(Violation("not zeros"), should)]
+    relaxed, strict = (verdict_of(untested(), results, [], strict=strict) for strict in (False, True))
+    assert (relaxed.status, relaxed.level, relaxed.conforms) == ("fail", "SHOULD", True)
+    assert (strict.status, strict.level, strict.conforms) == ("fail", "SHOULD", False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(NotImplementedError("not yet"), "refused"), (RuntimeError("oh"), "fail")]
+)
+def test_not_implemented_is_refused(error: Exception, status: str) -> None:
+    verdict = verdict_of(untested(), [failed(CallRaised("the call raised", error))], [])
+    assert verdict.status == status
+
+
+def test_a_failed_precondition_blocks() -> None:
+    precondition = FailedPrecondition("HED-1", "output_2[0] is 1, but should be 2")
+    verdict = verdict_of(untested(), [failed(Violation("off"), blocked_by=precondition)], [])
+    assert (verdict.status, verdict.blocked_by, verdict.message) == ("blocked", "HED-1", precondition.message)
+    assert verdict.case is None
+    assert not verdict.conforms
+
+
+def test_a_violation_of_another_family_blocks() -> None:
+    violation = Violation("the call changed its query in place", family="STA")
+    verdict = verdict_of(untested(), [failed(violation)], [])
+    assert (verdict.status, verdict.blocked_by, verdict.message) == ("blocked", "STA", violation.message)
+    own = Violation("a mask", family="MSK")
+    assert verdict_of(untested(), [failed(own)], []).status == "fail"
+
+
+def test_a_violation_of_another_family_fails_in_a_variant() -> None:
+    """Nothing else has built the variant, so the clause of the other family may pass."""
+    verdict = verdict_of(untested("GQA-1"), [failed(Violation("the shape", family="SHP"), prop_of("GQA-1"))], [])
+    assert (verdict.status, verdict.blocked_by) == ("fail", None)
+
+
+def test_a_harness_error_is_reported_unless_a_property_failed() -> None:
+    broken = passed(harness_error="some_property: only 0 of 24 cases")
+    verdict = verdict_of(untested(), [passed(), broken], [])
+    assert (verdict.status, verdict.message) == ("harness_error", broken.harness_error)
+    assert verdict_of(untested(), [broken, failed(Violation("off"))], []).status == "fail"
+
+
+def test_a_waived_failure_conforms() -> None:
+    waiver = waiver_of("it is known")
+    results = [passed(waived={waiver: failure_of(Violation("off"))}, fully_waived=True)]
+    verdict = verdict_of(untested(), results, [waiver])
+    assert (verdict.status, verdict.case, verdict.violated) == ("waived", "Case(L=2)", results[0].prop.name)
+    assert verdict.message == "off [waived: it is known]"
+    assert verdict.conforms
+
+
+def test_a_failure_outside_its_waiver_fails() -> None:
+    verdict = verdict_of(untested(), [failed(Violation("off"))], [waiver_of("it is known", where="L == 9")])
+    assert verdict.status == "fail"
+    assert "not covered by its waiver: it is known" in verdict.message
+
+
+def test_a_waiver_is_stale_where_nothing_fails() -> None:
+    verdict = verdict_of(untested("SHP-5"), [passed(prop=prop_of("SHP-5"))], [waiver_of("it is known")])
+    assert (verdict.status, verdict.required, verdict.conforms) == ("stale_waiver", True, False)
+    assert "delete its waiver: it is known" in verdict.message
+
+
+def test_a_waiver_is_stale_where_nothing_is_judged() -> None:
+    result = PropertyResult(prop=prop_of(), not_applicable="needs the claim masks")
+    verdict = verdict_of(untested(), [result], [waiver_of()])
+    assert verdict.status == "stale_waiver"
+    assert "needs the claim masks" in verdict.message
+
+
+def test_a_partial_waiver_is_stale_only_if_its_cases_were_tried() -> None:
+    tried, other = waiver_of(where="L == 2"), waiver_of(where="L == 9")
+    assert verdict_of(untested(), [passed()], [tried]).status == "stale_waiver"
+    verdict = verdict_of(untested(), [passed()], [other])
+    assert (verdict.status, verdict.message) == ("pass", "no case matches its waiver: L == 9")
+
+
+def test_an_expired_waiver_waives_nothing() -> None:
+    expired = waiver_of("it was known", expires=date(2020, 1, 1))
+    passing = check(faults.correct, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[expired]).verdicts[0]
+    assert passing.status == "stale_waiver"
+    assert "expired on 2020-01-01: it was known" in passing.message
+    waiver = replace(expired, implementation="FiniteFill")
+    finite_fill = faults.implementations["FiniteFill"]
+    failing = check(finite_fill, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[waiver]).verdicts[0]
+    assert failing.status == "fail"
+    assert "expired on 2020-01-01: it was known" in failing.message

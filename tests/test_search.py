@@ -1,4 +1,4 @@
-"""What a search counts: cases that say nothing, and cases that would say the same of a wrong answer."""
+"""The search for a failure: its budget, discarded cases, shrinking, and whether its cases prove anything."""
 
 from __future__ import annotations
 
@@ -8,120 +8,168 @@ import pytest
 
 from mha.conformance import check
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import Domain
-from mha.conformance.engine.search import PROFILES, Search
+from mha.conformance.cases.domain import CaseSpace, Domain
+from mha.conformance.engine.search import Budget, PropertyResult, Search, run_property
 from mha.conformance.faults import registry as faults
-from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.harness.assertions import assume, expect, expect_close
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import Property, properties
-from mha.conformance.reports.text import summarise
-from mha.conformance.results import Report
+from mha.conformance.properties.registry import Property, PropertyFunction, properties
+from mha.conformance.results import Rejections, Report
+from mha.conformance.settings import Settings
+from mha.conformance.waivers import Waiver
+
+QUICK = Settings(profile="quick", dtypes=("float32",))
 
 
-def never_looks(session: Session, case: Case) -> None:
+def asserts_nothing(session: Session, case: Case) -> None:
     session(case.problem())
 
 
-def looks(session: Session, case: Case) -> None:
+def compares_with_the_oracle(session: Session, case: Case) -> None:
     problem = case.problem()
-    expect_close(session(problem).output, session.expected(problem).output, because="the oracle")
+    expect_close(session(problem).output, session.expected(problem).output, because="the oracle's value")
 
 
-def looks_at_many_keys(session: Session, case: Case) -> None:
-    assume(case.S > 2, "there are few keys")
-    looks(session, case)
+def discards_few_keys(session: Session, case: Case) -> None:
+    assume(case.S > 2, "there are too few keys")
+    compares_with_the_oracle(session, case)
 
 
-def needs_the_impossible(session: Session, case: Case) -> None:
-    assume(False, "nothing is ever so")
+def discards_everything(session: Session, case: Case) -> None:
+    assume(False, "this never holds")
 
 
-def made_property(check: object, **options: object) -> Property:
-    """Return a property that is registered nowhere."""
+def fails_for_three_queries(session: Session, case: Case) -> None:
+    expect(case.L < 3 or case.n_heads < 2, "three queries of two heads", "assert False")
+
+
+def raises_an_exception(session: Session, case: Case) -> None:
+    raise ZeroDivisionError("in the property")
+
+
+def made_property(function: PropertyFunction, **fields: object) -> Property:
+    """Return a property that is not registered."""
     model = properties()["NUM-1"][0]
-    found = replace(
-        model, name=getattr(check, "__name__", ""), check=check, domain=Domain(), requires=None, min_rejection_rate=0.5
-    )
-    return replace(found, **options)
+    made = replace(model, name=function.__name__, function=function, domain=Domain(), requires=None)
+    return replace(made, **{"min_rejection_rate": 0.5, **fields})
 
 
-def searched(prop: Property) -> Search:
-    claims = faults.complete.claims
-    domain = prop.within(claims, "float32")
+def searched(prop: Property, waivers: tuple[Waiver, ...] = ()) -> Search:
+    """Return a search for failures of a correct implementation, after its run."""
+    domain = prop.within(faults.complete.claims, "float32")
     assert isinstance(domain, Domain)
-    search = Search(faults.complete, prop, domain, "float32", "cpu", PROFILES["quick"], 0)
-    search.run(lambda: True)
-    assert search.failure is None
+    space = CaseSpace(domain, faults.complete.claims, "float32", "cpu", QUICK.limits.longest)
+    search = Search(faults.complete, prop, space, Budget.of(prop, QUICK.limits), seed=0, waivers=waivers)
+    search.run()
     return search
 
 
 def judged(prop: Property, monkeypatch: pytest.MonkeyPatch) -> Report:
+    """Return the report on a correct implementation where the property is the only one of NUM-1."""
     monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {"NUM-1": (prop,)})
     return check(faults.complete, "quick", clauses=["NUM-1"], dtypes=["float32"])
 
 
-def test_a_property_that_rejects_nothing_is_seen_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty, full = (made_property(check, must_reject=("zeros", "noise")) for check in (never_looks, looks))
-    told = "0 of 24 cases reject the known wrong answers zeros, noise: a share of 0.5 is the least"
-    assert searched(empty).sensitivity.found == told
-    assert searched(full).sensitivity.found == ""
-    report = judged(empty, monkeypatch)
+def test_property_that_rejects_no_known_bad_answer_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    insensitive, sensitive = (
+        made_property(function, must_reject=("zeros", "noise"))
+        for function in (asserts_nothing, compares_with_the_oracle)
+    )
+    assert searched(sensitive).sensitivity.problem == ""
+    problem = searched(insensitive).sensitivity.problem
+    assert problem == "only 0 of 24 cases reject the known-bad answers zeros, noise; at least 50% must"
+    report = judged(insensitive, monkeypatch)
     assert report.verdicts[0].status == "harness_error"
-    assert told in report.verdicts[0].message
+    assert problem in report.verdicts[0].message
     assert not report.conforms
-    assert "COULD NOT BE JUDGED" in summarise(report.verdicts)[0]
 
 
-def test_what_was_rejected_is_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = judged(made_property(looks, must_reject=("zeros", "noise")), monkeypatch)
-    rejected = report.verdicts[0].rejected
-    assert set(rejected) == {"zeros", "zeros tried", "noise", "noise tried"}
-    assert rejected["zeros"] == rejected["zeros tried"] >= 2
-    assert "self-test: 100% of " in summarise(report.verdicts)[-1]
+def test_rejections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judged(made_property(compares_with_the_oracle, must_reject=("zeros", "noise")), monkeypatch)
+    rejections = report.verdicts[0].rejections
+    assert set(rejections) == {"zeros", "noise"}
+    assert rejections["zeros"].rejected == rejections["zeros"].tried >= 2
 
 
-def test_a_share_that_is_too_small_for_its_floor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without a mask, the unmasked answer is right.
-    half = made_property(looks, must_reject=("unmasked", "zeros"), min_rejection_rate=0.99)
-    assert searched(half).sensitivity.rejected["zeros"] == searched(half).sensitivity.rejected["unmasked tried"]
-    assert not searched(half).sensitivity.rejected["unmasked"]
-    assert judged(half, monkeypatch).verdicts[0].status == "harness_error"
-    none = judged(replace(half, min_rejection_rate=0.5), monkeypatch).verdicts[0]
-    assert none.status == "harness_error"
-    assert "cases rejects the known wrong answer unmasked" in none.message
+def test_rejection_rate_below_the_least_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In cases without a mask, the answer "unmasked" is correct.
+    prop = made_property(compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.99)
+    rejections = searched(prop).sensitivity.rejections
+    assert rejections["unmasked"] == Rejections(0, rejections["zeros"].rejected)
+    assert judged(prop, monkeypatch).verdicts[0].status == "harness_error"
 
 
-def test_cases_that_say_nothing_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    every, some = searched(made_property(looks)), searched(made_property(looks_at_many_keys))
-    assert 0 < some.examples < every.examples
-    assert all(case.S > 2 for case in some.tried)
-    assert some.left_out == "there are few keys"
-    verdict = judged(made_property(needs_the_impossible), monkeypatch).verdicts[0]
-    assert (verdict.status, verdict.examples, verdict.message) == ("not_claimed", 0, "nothing is ever so")
+def test_a_single_known_bad_answer_that_is_never_rejected_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    prop = made_property(compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.5)
+    verdict = judged(prop, monkeypatch).verdicts[0]
+    assert verdict.status == "harness_error"
+    assert "rejects the known-bad answer unmasked" in verdict.message
 
 
-def test_limit_holds_in_each_phase() -> None:
-    assert searched(made_property(looks, max_cases=3)).examples <= 6
-
-
-def test_the_lowest_floor_is_one() -> None:
+def test_lowest_registered_rejection_rate_can_still_be_missed() -> None:
     lowest = min(prop.min_rejection_rate for members in properties().values() for prop in members)
-    assert searched(made_property(never_looks, must_reject=("zeros",), min_rejection_rate=lowest)).sensitivity.found
+    prop = made_property(asserts_nothing, must_reject=("zeros",), min_rejection_rate=lowest)
+    assert searched(prop).sensitivity.problem
+
+
+def test_discarded_cases_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    every, some = searched(made_property(compares_with_the_oracle)), searched(made_property(discards_few_keys))
+    assert 0 < len(some.cases) < len(every.cases)
+    assert all(case.S > 2 for case in some.cases)
+    assert some.discard_reason == "there are too few keys"
+    verdict = judged(made_property(discards_everything), monkeypatch).verdicts[0]
+    assert (verdict.status, verdict.examples, verdict.message) == ("not_claimed", 0, "this never holds")
+
+
+def test_max_cases_limits_both_phases() -> None:
+    assert len(searched(made_property(compares_with_the_oracle, max_cases=3)).cases) == 3 + 2
+
+
+def test_failure_is_shrunk() -> None:
+    result = searched(made_property(fails_for_three_queries)).result()
+    assert result.failure is not None
+    assert result.ends
+    session, violation = result.failure
+    assert (session.case.B, session.case.L, session.case.seed) == (1, 3, 0)
+    assert violation.message == "three queries of two heads"
+    assert 1 <= result.cases_to_failure <= len(result.cases)
+    assert not result.harness_error
+
+
+def test_waiver_that_covers_every_failure_ends_the_search() -> None:
+    waiver = Waiver(implementation="Complete", clause="NUM-1", reason="known")
+    result = searched(made_property(fails_for_three_queries), waivers=(waiver,)).result()
+    assert result.fully_waived
+    assert result.ends
+    assert result.failure is None
+    assert list(result.waived) == [waiver]
+
+
+def test_waiver_of_some_cases_leaves_the_others() -> None:
+    waiver = Waiver(implementation="Complete", clause="NUM-1", reason="known", where="L == 3")
+    result = searched(made_property(fails_for_three_queries), waivers=(waiver,)).result()
+    assert list(result.waived) == [waiver]
+    assert not result.fully_waived
+    assert result.failure is not None
+    assert result.failure[0].case.L > 3
+
+
+def test_exception_of_a_property_is_a_harness_error() -> None:
+    result = run_property(faults.complete, made_property(raises_an_exception), "float32", "cpu", QUICK)
+    assert "raises_an_exception: ZeroDivisionError('in the property')" in result.harness_error
+    assert "Traceback" in result.harness_error
+    assert result.ends
 
 
 @pytest.mark.parametrize(
-    ("claimed", "profile", "share"),
-    [({"float32", "float64"}, "default", 2), ({"float64"}, "default", 1), ({"float32", "float64"}, "quick", 1)],
+    ("fields", "reason"),
+    [
+        ({"needs": ("empty_row=nan|error",)}, "needs the claim empty_row=nan|error"),
+        ({"domain": Domain(dtypes=("float16", "bfloat16"))}, "applies to float16, bfloat16 only"),
+    ],
 )
-def test_float64_takes_half_of_the_cases_where_float32_has_all(claimed: set[str], profile: str, share: int) -> None:
-    claims = replace(faults.correct.claims, dtypes=claimed)
-    prop = made_property(never_looks, must_reject=())
-    counts = {}
-    for dtype in ("float32", "float64"):
-        domain = prop.within(claims, dtype)
-        assert isinstance(domain, Domain)
-        implementation = replace(faults.correct, claims=claims)
-        search = Search(implementation, prop, domain, dtype, "cpu", PROFILES[profile], 0)
-        search.run(lambda: False)
-        counts[dtype] = search.examples
-    assert counts["float64"] == pytest.approx(counts["float32"] / share, abs=1)
+def test_property_without_cases_is_not_applicable(fields: dict[str, object], reason: str) -> None:
+    prop = made_property(compares_with_the_oracle, **fields)
+    result = run_property(faults.complete, prop, "float32", "cpu", QUICK)
+    assert result == PropertyResult(prop=prop, not_applicable=reason)
+    assert not result.ends

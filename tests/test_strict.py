@@ -1,4 +1,4 @@
-"""Clauses that recommend: reported apart, and a failure in a strict run alone."""
+"""Strict runs: a SHOULD that fails is reported in any run, but only a strict one fails for it."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_is_recommended_counts_in_a_strict_run_alone(strict: bool) -> None:
+def test_a_should_is_required_only_in_a_strict_run(strict: bool) -> None:
     report = check(faults.correct, clauses=["MSK-10", "SHP-1"], dtypes=["float32"], strict=strict)
     shape, nan = report.verdicts
     assert (shape.status, nan.status, nan.level) == ("pass", "fail", "SHOULD")
     assert (shape.required, nan.required) == (True, strict)
     assert report.conforms is not strict
     outcome, line = summarise(report.verdicts)[:2]
-    assert ("DOES NOT CONFORM" if strict else "Correct: conforms (1 unmet SHOULD, 1 pass;") in outcome
-    assert line.strip().startswith("fail MSK-10" if strict else "unmet SHOULD MSK-10")
+    assert ("DOES NOT CONFORM" if strict else "Correct: conforms") in outcome
+    assert "MSK-10" in line
+    assert line.strip().startswith("fail" if strict else "SHOULD")
 
 
-def test_what_is_recommended_within_a_clause_that_is_required() -> None:
-    """MSK-8 asks for any declared policy, and recommends one."""
+def test_a_recommendation_within_a_required_clause() -> None:
+    """MSK-8 requires some declared policy, and recommends "zeros"."""
     uniform = faults.implementations["FillThatRunsOver"]
-    plain, strict = (
+    relaxed, strict = (
         check(uniform, clauses=["MSK-8"], dtypes=["float32"], strict=strict).verdicts[0] for strict in (False, True)
     )
-    assert (plain.status, plain.level, plain.conforms) == ("fail", "SHOULD", True)
-    assert plain.message == "the declared policy is 'uniform', but should be 'zeros'"
+    assert (relaxed.status, relaxed.level, relaxed.conforms) == ("fail", "SHOULD", True)
+    assert relaxed.message == "the declared policy is 'uniform', but should be 'zeros'"
     assert (strict.status, strict.conforms) == ("fail", False)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on MSK-10 for an implementation that fails it, a SHOULD."""
     options = ("--mha-impl", "loop", "-k", "MSK-10", "--mha-profile", "quick", "--mha-dtype", "float32")
     command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *options, *arguments]
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
 
 
-def test_strict_option_fails_the_run() -> None:
+def test_mha_strict_fails_a_run_under_pytest() -> None:
     relaxed, strict = run(), run("--mha-strict")
     assert relaxed.returncode == 0, relaxed.stdout
-    assert "loop: conforms (1 unmet SHOULD;" in relaxed.stdout
+    assert "loop: conforms" in relaxed.stdout
     assert strict.returncode == 1, strict.stdout
-    assert "seed 0, SHOULD as MUST" in strict.stdout
+    assert "SHOULD counts as MUST" in strict.stdout
     assert "MSK-10 (SHOULD): " in strict.stdout
-    assert "loop: DOES NOT CONFORM (1 fail;" in strict.stdout
+    assert "loop: DOES NOT CONFORM" in strict.stdout

@@ -27,7 +27,7 @@ SHARING = {
 class Case:
     """One example: a configuration, sizes, and how the tensors and the call are made.
 
-    Its repr omits fields that have their default; evaluated, it gives a case that makes the same tensors.
+    The same case always makes the same tensors. Its repr omits fields that have their default, and runs as code.
 
     n_heads, head_dim, bias: the configuration; `d_model` is n_heads * head_dim.
     B, L, S: the sizes: items in the batch, queries, keys.
@@ -36,7 +36,7 @@ class Case:
     causal: the `is_causal` flag of the call; alignment: of the causal mask where L != S.
     inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value are one tensor),
         "query_key" (query and key are), or "query_value" (query and value are).
-    layout: the memory layout of the inputs, see `mha.conformance.cases.layouts`; "mixed" gives each another one.
+    layout: the memory layout of the inputs, see `mha.conformance.cases.layouts`; "mixed" gives each a different one.
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights: whether the call asks for the weights.

@@ -68,7 +68,7 @@ def _expect_one_result(session: Session, case: Case) -> None:
     bound, base = session.expected(problem).output, session(problem).output
     for mode in ALL_MODES[1:]:
         output = session(problem, mode=mode).output
-        because = f"the result in the mode {case.mode!r}, here in the mode {mode!r}"
+        because = f"the mode {mode!r} should give the same result as {case.mode!r}"
         expect_agree(output, base, bounds=(bound, bound), because=because)
 
 

@@ -39,7 +39,7 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     """Expect other hidden keys or values to change no bit of the rows that they are hidden from.
 
     In each item, one query is drawn, and what is hidden from it is replaced by random or by huge numbers, first in the
-    key and then in the value. All rows of the item from which all of that is hidden must stay the same.
+    key and then in the value. Every row of the item that can see none of it must stay the same.
 
     hidden: boolean (B, L, S), which keys are hidden from which query. why: ends the message, as in "..., which are
         masked for this query".
@@ -122,9 +122,9 @@ def expect_result(actual: RecordedOutput, expected: Expected, because: str) -> N
 
 def expect_finite(actual: RecordedTensor, because: str) -> None:
     """Expect no NaN and no infinity."""
-    wrong = (~actual.tensor.isfinite()).nonzero()
-    if len(wrong):
-        element = actual[tuple(wrong[0].tolist())]
+    nonfinite = (~actual.tensor.isfinite()).nonzero()
+    if len(nonfinite):
+        element = actual[tuple(nonfinite[0].tolist())]
         raise Violation(
             f"{element.code} is {float(element.tensor)}, {because}",
             (f"assert {element.code}.isfinite(), {element.code}",),
