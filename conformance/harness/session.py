@@ -65,7 +65,7 @@ class Session:
         self._built: dict[tuple[Config, int], Instance] = {}
         self._modes: dict[int, bool] = {}
         self.margin, self.scripted = 0.0, True
-        torch.random.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
+        torch.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
         if case.device != "cpu":
             torch.manual_seed(case.seed)
 

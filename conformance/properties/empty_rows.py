@@ -14,8 +14,8 @@ from mha.conformance.cases.masks import EMPTY
 from mha.conformance.harness.assertions import assume, expect, expect_close, expect_raises
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.dropout import dropping
-from mha.conformance.properties.long_rows import FEW_QUERIES
+from mha.conformance.properties.domains import FEW_QUERIES
+from mha.conformance.properties.problems import with_dropout
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_finite, expect_gradients
 from mha.spec import Problem
@@ -69,7 +69,7 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
 )
 def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
     problem = case.problem()
-    answer, seen = session.expected(problem), session(dropping(problem, 0.5), seed=case.seed).output
+    answer, seen = session.expected(problem), session(with_dropout(problem, 0.5), seed=case.seed).output
     rows, all_empty = answer.empty.any(1).unsqueeze(-1), answer.empty.all(1).unsqueeze(-1)
     told = f"the policy {session.claims.empty_row!r} for a row with no allowed key, with p = 0.5"
     _expect_rows(all_empty, seen, answer.output, told)
