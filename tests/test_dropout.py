@@ -1,4 +1,4 @@
-"""The statistics of dropout: how often a right one is convicted, and how small an error is caught."""
+"""The statistics of dropout: how often a correct implementation fails, and how small an error is caught."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from mha.conformance.properties import dropout
-from mha.conformance.properties.dropout import FALSE_ALARM, LONGEST, PROBABILITIES, accepted
+from mha.conformance.properties import dropout_statistics
+from mha.conformance.properties.dropout_statistics import FALSE_ALARM, LARGE_LENGTH, PROBABILITIES, accepted_counts
 
-DRAWS = LONGEST**2
+DRAWS = LARGE_LENGTH**2
 
 
 def tails(low: int, high: int, trials: int, p: Fraction) -> tuple[Fraction, Fraction]:
@@ -23,40 +23,41 @@ def tails(low: int, high: int, trials: int, p: Fraction) -> tuple[Fraction, Frac
 @pytest.mark.parametrize("p", [Fraction(1, 2), Fraction(1, 10), Fraction(9, 10)])
 @pytest.mark.parametrize("trials", [100, 301])
 def test_accepted_counts_are_those_of_the_exact_binomial(trials: int, p: Fraction) -> None:
-    low, high = accepted(trials, float(p))
+    low, high = accepted_counts(trials, float(p))
     below, above = tails(low, high, trials, p)
     # 2^-40: what the logarithms of float64 lose.
     assert below + above <= Fraction(FALSE_ALARM) * (1 + Fraction(1, 1 << 40))
-    wider = tails(low + 1, high, trials, p)[0], tails(low, high - 1, trials, p)[1]
-    assert all(tail > Fraction(FALSE_ALARM) / 2 for tail in wider)
+    narrower = tails(low + 1, high, trials, p)[0], tails(low, high - 1, trials, p)[1]
+    assert all(tail > Fraction(FALSE_ALARM) / 2 for tail in narrower)
 
 
-def chance(low: int, high: int, p: float) -> float:
-    """Return the probability that a count of `DRAWS` is outside of the accepted ones."""
+def failure_rate(low: int, high: int, p: float) -> float:
+    """Return the probability that a count of `DRAWS` is outside the accepted range."""
     counts = torch.arange(DRAWS + 1, dtype=torch.float64)
     logs = torch.distributions.Binomial(DRAWS, torch.tensor(p, dtype=torch.float64)).log_prob(counts)
     return float(logs[:low].logsumexp(0).exp() + logs[high + 1 :].logsumexp(0).exp())
 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
-def test_right_dropout_is_convicted_once_in_many_runs(p: float) -> None:
-    assert chance(*accepted(DRAWS, p), p) <= FALSE_ALARM * (1 + 1e-6)
+def test_correct_dropout_fails_as_rarely_as_stated(p: float) -> None:
+    assert failure_rate(*accepted_counts(DRAWS, p), p) <= FALSE_ALARM * (1 + 1e-6)
 
 
 def smallest_error(p: float, power: float = 0.99) -> float:
-    """Return the smallest error of the probability, upwards, that is caught with this probability."""
+    """Return the smallest error of the probability, upwards, that is caught with probability `power`."""
     low, high = 0.0, 1.0 - p
     for _ in range(24):
         middle = (low + high) / 2
-        low, high = (low, middle) if chance(*accepted(DRAWS, p), p + middle) >= power else (middle, high)
+        caught = failure_rate(*accepted_counts(DRAWS, p), p + middle) >= power
+        low, high = (low, middle) if caught else (middle, high)
     return high
 
 
-# The docstring states the first, rounded to three places.
 @pytest.mark.parametrize(("p", "error"), [(0.5, 0.019), (0.1, 0.012), (0.9, 0.011)])
 def test_smallest_error_that_is_caught(p: float, error: float) -> None:
     assert round(smallest_error(p), 3) == error
 
 
 def test_docstring_states_the_power() -> None:
-    assert f"p = 0.5: a probability that is wrong by {smallest_error(0.5):.3f} is caught" in str(dropout.__doc__)
+    stated = f"p = 0.5: a probability that is off by {smallest_error(0.5):.3f} is caught with probability 0.99"
+    assert stated in str(dropout_statistics.__doc__)

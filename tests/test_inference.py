@@ -179,7 +179,7 @@ def test_class_with_another_formula_is_judged() -> None:
     adapter = inferred("mean_weights")[0].implementation
     (verdict,) = check(adapter, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
-    assert "scores scaled by 1/sqrt(d_k)" in verdict.message
+    assert "scaled by 1/sqrt(d_k)" in verdict.message
 
 
 @pytest.mark.parametrize("cls", [minimal.MinimalAttention, modular.ModularAttention, fused_qkv.FusedAttention])

@@ -226,7 +226,3 @@ def _takes_causal_flag(claims: Claims, flag: bool) -> bool:
 def _in_range(smallest: int, largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the smallest size, and those of `sizes` within the range, in order."""
     return tuple(sorted({smallest, *(size for size in sizes if smallest <= size <= largest)}))
-
-
-# Former names.
-EVERYDAY = MOST_VALUES

@@ -1,4 +1,4 @@
-"""CMP: what an attention may be combined with."""
+"""CMP: attention compiled, exported, transformed by torch.func, and under autocast."""
 
 from __future__ import annotations
 
@@ -22,24 +22,21 @@ from torch import Tensor, nn
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
+from mha.conformance.cases.masks import EMPTY
+from mha.conformance.cases.modes import MODES
+from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
-from mha.conformance.properties.dropout import dropping
+from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_backward
-from mha.spec import Weights
+from mha.conformance.properties.shared import expect_backward, expect_finite, expect_result, refuses
+from mha.spec import Problem, Weights, oracle
 
-MASKS = ("none", "padding", "queries")
-SMALL = Domain(masks=MASKS, causal=BOTH, values=MODERATE, layouts=DENSE, need_weights=(False,), max_length=17)
-EVALUATED = replace(SMALL, modes=("eval",))
-WRONGS = ("zeros", "mean", "noise")
-
-
-# A compilation takes seconds: one case with all that an everyday case has, and one without masks and causal flag;
-# no two sizes are equal, and lengths are multiples of 4: at others, Inductor of torch 2.13 may assert an alignment of
-# 16 bytes that a part of a tensor does not have, which is no fault of the attention.
-PLAIN = Domain(
+# A compilation takes seconds, so there is one case without mask and causal flag, and one with both. No two sizes are
+# equal, and lengths are multiples of 4: at others, Inductor of torch 2.13 may assert an alignment of 16 bytes that a
+# part of a tensor does not have, which is not a fault of the attention.
+ONE_UNMASKED = Domain(
     inputs=("cross",),
     values=("normal",),
     layouts=DENSE,
@@ -52,16 +49,15 @@ PLAIN = Domain(
     min_S=8,
     max_length=8,
 )
-FULL = replace(PLAIN, masks=("items", "bias"), inputs=("self",))
+ONE_MASKED = replace(ONE_UNMASKED, masks=("items", "bias"), inputs=("self",))
 
 
 @contextmanager
-def _generated_code_apart() -> Iterator[None]:
+def _generated_code_hidden() -> Iterator[None]:
     """Let the compiler write its modules where Hypothesis does not read them.
 
-    It draws constants of the modules that it takes for the user's own, so that later cases would depend on what was
-    compiled; what lies in a folder named "tests" it leaves out. The folder stays, as the compiler's own does: what it
-    learns there of the machine takes seconds.
+    Hypothesis draws constants from the user's own modules, so that later cases would depend on what was compiled; it
+    skips folders named "tests". The folder is kept, like the compiler's own: its probe of the machine takes seconds.
     """
     user = os.getuid() if hasattr(os, "getuid") else getuser()
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(gettempdir(), f"mha_conformance_{user}")
@@ -70,16 +66,15 @@ def _generated_code_apart() -> Iterator[None]:
 
 
 def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
-    """Compiled, it gives the results that it gives otherwise, and the right gradients.
+    """The compiled module gives the outputs of the plain one, and the gradients of the oracle.
 
-    generate: whether to generate code, if possible, which takes ten seconds; else the graph is captured alone.
+    generate: whether to generate code, if possible, which takes ten seconds; otherwise the graph is only captured.
     """
     problem = case.problem()
     if session.claims.dropout and case.mask != "none":  # none of it in evaluation
-        problem = dropping(problem, 0.5)
+        problem = with_dropout(problem, 0.5)
     bound, base = session.expected(problem).output, session(problem).output
-    able = find_spec("triton") if case.device == "cuda" else shutil.which("g++") or shutil.which("clang++")
-    backend = "inductor" if able and generate and case.dtype != "float64" else "aot_eager"
+    backend = "inductor" if generate and case.dtype != "float64" and _has_compiler(case.device) else "aot_eager"
     torch.compiler.reset()
     differentiable = session.claims.gradients and case.dtype in BOUNDED
 
@@ -90,46 +85,56 @@ def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
             f"torch.compile({{}}, backend={chosen!r}, fullgraph=True)",
         )
 
-    with _generated_code_apart():
-        # Inputs with a gradient are compiled anew: code is generated for these, if any, as both passes come of it.
+    with _generated_code_hidden():
+        # Inputs that require gradients are compiled once more: code is generated for them, since it has both passes.
         plain = "aot_eager" if differentiable else backend
-        seen = session(problem, via=compiled(plain), mode="no_grad").output
-        because = f"what it gives uncompiled, under no_grad (backend {plain!r})"
-        expect_agree(seen, base, bounds=(bound, bound), because=because)
+        output = session(problem, via=compiled(plain), mode="no_grad").output
+        because = f"the output in eager, against that compiled under no_grad (backend {plain!r})"
+        expect_agree(output, base, bounds=(bound, bound), because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
-            output = session.forward(leaves, via=compiled(backend))
-            because = f"what it gives uncompiled, with inputs that require gradients (backend {backend!r})"
-            expect_agree(session.unscripted(output.detach(), "compiled"), base, bounds=(bound, bound), because=because)
-            expect_backward(session, leaves, output, f"compiled (backend {backend!r})", session.built(problem))
+            recorded = session.forward(leaves, via=compiled(backend))
+            output = session.unscripted(recorded.detach(), "compiled")
+            because = f"the output in eager, against that compiled for gradients (backend {backend!r})"
+            expect_agree(output, base, bounds=(bound, bound), because=because)
+            expect_backward(session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem))
 
 
-@property_of("CMP-1", PLAIN, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1)
+def _has_compiler(device: str) -> bool:
+    """Return whether torch.compile can generate code for a device."""
+    if device == "cuda":
+        return find_spec("triton") is not None
+    return bool(shutil.which("g++") or shutil.which("clang++"))
+
+
+@property_of("CMP-1", ONE_UNMASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1)
 def compiled_agrees_with_eager(session: Session, case: Case) -> None:
+    """The module compiled by torch.compile agrees with eager, without masks."""
     _expect_compiled(session, case, generate=not session.claims.masks)
 
 
-@property_of("CMP-1", FULL, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
+@property_of("CMP-1", ONE_MASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
 def compiled_mask_agrees(session: Session, case: Case) -> None:
+    """The module compiled by torch.compile agrees with eager, with a mask and a causal flag."""
     _expect_compiled(session, replace(case, causal=session.claims.causal is not None), generate=True)
 
 
 class _Positional(nn.Module):
-    """An attention without options, as `torch.export` wants it."""
+    """An attention that takes tensors only, as `torch.export` needs it."""
 
     def __init__(self, attention: Any, is_causal: bool) -> None:
         super().__init__()
         self.attention, self.is_causal = attention, is_causal
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the output alone."""
+        """Return the output (B, L, D) without the weights."""
         output: Tensor = self.attention(query, key, value, mask=mask, is_causal=self.is_causal).output
         return output
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the terminal the graphs that the exporter prints of what it cannot export; its error says enough."""
+    """Keep from the terminal the graphs that the exporter prints if it fails; its error says enough."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -140,7 +145,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _expect_exported(session: Session, case: Case) -> None:
-    """The program that is captured gives the right results for sizes other than those it was captured with."""
+    """The exported program is within the bound for the sizes that it was captured with, and for others."""
     problem = case.problem()
     B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
     sizes: Any = ({0: B, 1: L}, {0: B, 1: S}, {0: B, 1: S}, None if problem.mask is None else {0: B, 2: L, 3: S})
@@ -158,19 +163,20 @@ def _expect_exported(session: Session, case: Case) -> None:
     for each in (problem, longer):
         with guarded("the exported program"):
             result = program.module()(each.query, each.key, each.value, each.mask)
-        seen = session.unscripted(result, "exported")
-        because = f"what the exported program should give for (B, L, S) = {(*each.query.shape[:2], each.key.shape[1])}"
-        expect_close(seen, session.expected(each).output, because=because)
+        output = session.unscripted(result, "exported")
+        because = f"the oracle's value, by the exported program for (B, L, S) = {each.shape[0], *each.shape[2:]}"
+        expect_close(output, session.expected(each).output, because=because)
 
 
-@property_of("CMP-2", PLAIN, needs="composes=export", requires="HED-1", must_reject=(), max_cases=1)
+@property_of("CMP-2", ONE_UNMASKED, needs="composes=export", requires="HED-1", must_reject=(), max_cases=1)
 def exported_program_agrees(session: Session, case: Case) -> None:
+    """A program captured by torch.export with dynamic B, L and S agrees, without masks."""
     _expect_exported(session, case)
 
 
 @property_of(
     "CMP-2",
-    replace(FULL, inputs=("cross",)),
+    replace(ONE_MASKED, inputs=("cross",)),
     needs="composes=export",
     requires="HED-1",
     must_reject=(),
@@ -178,20 +184,37 @@ def exported_program_agrees(session: Session, case: Case) -> None:
     number=2,
 )
 def exported_mask_agrees(session: Session, case: Case) -> None:
+    """A program captured by torch.export agrees, with a mask and a causal flag."""
     _expect_exported(session, replace(case, causal=session.claims.causal is not None))
 
 
-@property_of("CMP-3", replace(EVALUATED, dtypes=BOUNDED), needs="composes=func", requires="HED-1", max_cases=12)
+@property_of(
+    "CMP-3",
+    Domain(
+        masks=("none", "padding", "queries"),
+        causal=BOTH,
+        values=MODERATE,
+        layouts=DENSE,
+        need_weights=(False,),
+        max_length=17,
+        modes=("eval",),
+        dtypes=BOUNDED,
+    ),
+    needs="composes=func",
+    requires="HED-1",
+    max_cases=12,
+)
 def functional_transforms_agree(session: Session, case: Case) -> None:
+    """functional_call, vmap over two sets of weights, and grad of torch.func agree with the plain module."""
     problem = case.problem()
     module = session.built(problem).attention
-    assume(isinstance(module, nn.Module), "the attention is no torch.nn.Module")
+    assume(isinstance(module, nn.Module), "the attention is not a torch.nn.Module")
     assert isinstance(module, nn.Module)
     others = Weights.random(problem.config, case.seed + 1).to(problem.query.dtype, case.device)
     other = problem.change(weights=others)
     second = session.built(other).attention
     assert isinstance(second, nn.Module)
-    held, new = ({name: p.detach() for name, p in each.named_parameters()} for each in (module.eval(), second))
+    own, new = ({name: p.detach() for name, p in each.named_parameters()} for each in (module.eval(), second))
     options = {"mask": problem.mask, "is_causal": problem.is_causal}
 
     def call(parameters: dict[str, Tensor], query: Tensor) -> Tensor:
@@ -203,14 +226,51 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     with guarded("torch.func"):
         replaced = call(new, problem.query)
-        both = {name: torch.stack([held[name], new[name]]) for name in held}
+        both = {name: torch.stack([own[name], new[name]]) for name in own}
         many = torch.func.vmap(call, in_dims=(0, None))(both, problem.query)
-        slope = torch.func.grad(lambda query: (call(new, query) * upstream).sum())(problem.query)
-    answers = session.expected(problem).output, session.expected(other).output
-    because = "the oracle's value for other weights, given by functional_call"
-    expect_close(session.unscripted(replaced, "functional"), answers[1], because=because)
-    for index, answer in enumerate(answers):
-        because = "the oracle's value under vmap over two sets of weights"
-        expect_close(session.unscripted(many[index], f"many[{index}]"), answer, because=because)
-    right = session.expected_gradients(other, upstream)["query"]
-    expect_close(session.unscripted(slope, "slope"), right, because="the gradient, by torch.func.grad")
+        gradient = torch.func.grad(lambda query: (call(new, query) * upstream).sum())(problem.query)
+    expected = session.expected(problem).output, session.expected(other).output
+    because = "the oracle's value for other weights, passed by functional_call"
+    expect_close(session.unscripted(replaced, "functional"), expected[1], because=because)
+    for index, each in enumerate(expected):
+        because = "the oracle's value, under vmap over two sets of weights"
+        expect_close(session.unscripted(many[index], f"many[{index}]"), each, because=because)
+    slope = session.expected_gradients(other, upstream)["query"]
+    expect_close(session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad")
+
+
+@property_of(
+    "CMP-4",
+    AUTOCAST,
+    needs="composes=autocast",
+    requires="HED-1",
+    must_reject=("zeros", "mean", "noise"),
+    min_rejection_rate=0.3,
+)
+def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> None:
+    """Under autocast the result is within the bound of low precision, and every gradient is finite."""
+    problem = case.problem()
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    expected = oracle(problem, session.claims, autocast=AUTOCAST_DTYPE)
+    need_weights = case.need_weights and case.mask not in EMPTY  # MSK-8 tests whether empty rows depend on them
+    dtypes = AUTOCAST_DTYPE, problem.query.dtype
+    result = session(problem, mode="autocast", need_weights=need_weights, dtypes=dtypes)
+    expect_result(result, expected, "the oracle's value, with each product in bfloat16")
+    if session.claims.gradients and not bool(expected.empty.any()):
+        _expect_finite_gradients_under_autocast(session, problem)
+
+
+def _expect_finite_gradients_under_autocast(session: Session, problem: Problem) -> None:
+    """The output of a call under autocast can be differentiated, and every gradient is finite."""
+    leaves, instance = problem.map_inputs(leaf_of), session.built(problem)
+    called, session.scripted = instance.attention, False
+    with guarded("backward() of a call under autocast"):
+        with MODES["autocast"].enter(session.case.device):
+            output = called(leaves.query, leaves.key, leaves.value, mask=leaves.mask, is_causal=leaves.is_causal).output
+        output.float().sum().backward()
+    inputs = leaves.distinct().items()
+    gradients = [session.unscripted(x.grad, f"{name}.grad") for name, x in inputs if x.grad is not None]
+    if session.claims.weight_gradients:
+        gradients += session.weight_gradients(instance, problem.weights).values()
+    for gradient in gradients:
+        expect_finite(gradient, "after a call under autocast")

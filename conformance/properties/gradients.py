@@ -1,42 +1,49 @@
-"""GRD: gradients."""
+"""GRD: gradients; those of dropout and of long rows are in the modules for these."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, EVERYDAY, HALF, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, HALF, MODERATE, MOST_VALUES, WITH_GRADIENT, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FEW, FLOAT
 from mha.conformance.cases.reference import plain_formula
-from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal, expect_no_worse
+from mha.conformance.cases.transforms import with_dropout
+from mha.conformance.harness.assertions import (
+    assume,
+    expect,
+    expect_agree,
+    expect_close,
+    expect_equal,
+    expect_no_worse,
+)
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.accuracy import EVERYDAY_SIZES, MANY
-from mha.conformance.properties.dropout import dropping
+from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_finite, expect_gradients
 from mha.spec.problem import INPUTS
 
-MASKS = ("none", *BOOLEAN, *FLOAT)
-WRONGS = ("mean", "unmasked", "unscaled", "detached", "softmax_gradient_without_row_sum")
-# Of the regimes, those in which a gradient is neither lost nor out of range.
-STEADY = ("normal", "integers", "large", "offset", "duplicates", "heavy", "selection", "uniform")
+GRADIENT_DEFECTS = ("mean", "unmasked", "unscaled", "detached", "softmax_gradient_without_row_sum")
+# Distributions of values for which no gradient overflows or vanishes.
+REGULAR_VALUES = ("normal", "integers", "large", "offset", "duplicates", "heavy", "selection", "uniform")
 
 
 @property_of(
     "GRD-1",
-    Domain(masks=MASKS, causal=BOTH, values=EVERYDAY, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MOST_VALUES, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
-    must_reject=WRONGS,
+    must_reject=GRADIENT_DEFECTS,
     min_rejection_rate=0.3,
 )
 def gradients_are_within_the_bound(session: Session, case: Case) -> None:
-    expect_gradients(session, case.problem(), None, "as the formulas have it")
+    """The gradients of inputs, weights and mask are within the bound of the oracle's."""
+    expect_gradients(session, case.problem(), None, "by the oracle's formulas")
 
 
 @property_of(
@@ -44,25 +51,27 @@ def gradients_are_within_the_bound(session: Session, case: Case) -> None:
     replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
-    must_reject=WRONGS,
+    must_reject=GRADIENT_DEFECTS,
     min_rejection_rate=0.3,
     max_cases=4,
     number=2,
 )
 def gradients_of_everyday_sizes_are_within_the_bound(session: Session, case: Case) -> None:
-    expect_gradients(session, case.problem(), None, "as the formulas have it")
+    """The gradients for the sizes of everyday models are within the bound."""
+    expect_gradients(session, case.problem(), None, "by the oracle's formulas")
 
 
 @property_of(
     "GRD-1",
-    Domain(masks=MASKS, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF),
+    Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF),
     needs="gradients",
     requires="HED-1",
     must_reject=("nan_gradients", "noise"),
     number=3,
 )
 def half_gradients_are_within_the_bound(session: Session, case: Case) -> None:
-    expect_gradients(session, case.problem(), None, "as the formulas have it")
+    """The gradients in half precision are within the bound."""
+    expect_gradients(session, case.problem(), None, "by the oracle's formulas")
 
 
 @property_of(
@@ -75,12 +84,13 @@ def half_gradients_are_within_the_bound(session: Session, case: Case) -> None:
     number=4,
 )
 def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case: Case) -> None:
-    expect_gradients(session, case.problem(), None, "as the formulas have it")
+    """The gradients in half precision for the sizes of everyday models are within the bound."""
+    expect_gradients(session, case.problem(), None, "by the oracle's formulas")
 
 
 @property_of(
     "GRD-1",
-    replace(MANY, masks=COMMON, causal=BOTH, modes=WITH_GRADIENT, min_B=3, min_L=16),
+    replace(MANY_ELEMENTS_IN_HALF, masks=COMMON, causal=BOTH, modes=WITH_GRADIENT, min_B=3, min_L=16),
     needs="gradients",
     requires="HED-1",
     level="SHOULD",
@@ -88,17 +98,18 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case
     number=5,
 )
 def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None:
+    """The root mean square errors of the gradients are at most twice those of the plain formula in the same dtype."""
     problem = case.problem()
     assume(bool(session.expected(problem).empty.logical_not().all()), "a row is empty")
     upstream = session.upstream(problem)
-    seen, right = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    reported, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
     copied = problem.map_inputs(leaf_of)
     copied = copied.change(**{name: leaf_of(x) for name, x in problem.weights.named()})
     plain_formula(copied, problem.allowed(session.claims.causal)).backward(upstream)
     leaves = {name: getattr(copied, name) for name in INPUTS} | dict(copied.weights.named())
-    # Of the few numbers of a bias, the root mean square is a matter of luck.
-    for name in (name for name in leaves if name in seen and leaves[name].ndim > 1):
-        expect_no_worse(seen[name].code, seen[name].tensor, leaves[name].grad, right[name].mid)
+    # A bias has so few elements that their root mean square is a matter of luck.
+    for name in (name for name in leaves if name in reported and leaves[name].ndim > 1):
+        expect_no_worse(reported[name].code, reported[name].tensor, leaves[name].grad, expected[name].mid)
 
 
 @property_of(
@@ -110,12 +121,13 @@ def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None
     number=6,
 )
 def the_gradients_of_all_weights_are_told(session: Session, case: Case) -> None:
+    """An attention that claims weight gradients reports one for each of its weights."""
     problem = case.problem()
-    built = session.built(problem)
-    told = "it has no method weight_gradients (see mha.spec.Differentiable): give it one, or claim that it has none "
-    check = f"assert hasattr(attention_{built.number}, 'weight_gradients')"
-    expect(hasattr(built.attention, "weight_gradients"), f"{told}with weight_gradients=False", check)
-    session.gradients(problem, session.upstream(problem))  # which looks for each of them
+    instance = session.built(problem)
+    message = "it has no method weight_gradients (see mha.spec.Differentiable): add one, or claim that it has none "
+    assertion = f"assert hasattr(attention_{instance.number}, 'weight_gradients')"
+    expect(hasattr(instance.attention, "weight_gradients"), f"{message}with weight_gradients=False", assertion)
+    session.gradients(problem, session.upstream(problem))  # which requires each of them
 
 
 @property_of(
@@ -137,55 +149,58 @@ def the_gradients_of_all_weights_are_told(session: Session, case: Case) -> None:
     max_cases=12,
 )
 def gradcheck_passes(session: Session, case: Case) -> None:
+    """torch.autograd.gradcheck passes in float64."""
     assume(not session.claims.rounding.softmax_in_float32, "the softmax is declared to be in float32")
-    # One time in four with a row longer than a tile; each number takes two calls.
+    # One time in four a row is longer than a tile; each element takes two calls.
     problem = (replace(case, n_heads=1, head_dim=1, B=1, L=17, S=17) if case.seed % 4 == 3 else case).problem()
     if session.claims.dropout and case.mode == "train":
-        problem = dropping(problem, 0.5)
+        problem = with_dropout(problem, 0.5)
     drops = problem.config.dropout > 0
     session.built(problem)  # now, since a construction may draw random numbers
     inputs = [leaf_of(x) for x in (problem.query, problem.key, problem.value)]
     if case.inputs == "self":
         inputs = inputs[:1]
 
-    def output(*given: Tensor) -> Tensor:
-        parts = given * 3 if len(given) == 1 else given
+    def output(*leaves: Tensor) -> Tensor:
+        parts = leaves * 3 if len(leaves) == 1 else leaves
         with torch.random.fork_rng(enabled=drops):
             if drops:  # the same in each call
                 torch.manual_seed(case.seed)
             return session.forward(problem.change(**dict(zip(INPUTS, parts, strict=True))))
 
     with guarded("torch.autograd.gradcheck"):
-        right = torch.autograd.gradcheck(output, inputs, fast_mode=False, raise_exception=False)
-    expect(right, "torch.autograd.gradcheck fails: numerical and analytical Jacobians differ")
+        passes = torch.autograd.gradcheck(output, inputs, fast_mode=False, raise_exception=False)
+    expect(passes, "torch.autograd.gradcheck fails: numerical and analytical Jacobians differ")
 
 
 @property_of(
     "GRD-3",
-    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, values=EVERYDAY, inputs=("cross", "memory"), modes=WITH_GRADIENT),
+    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, values=MOST_VALUES, inputs=("cross", "memory"), modes=WITH_GRADIENT),
     needs="gradients",
     must_reject=("unmasked",),
 )
 def masked_keys_have_no_gradient(session: Session, case: Case) -> None:
+    """The gradient of a masked key or value is exactly 0."""
     problem = case.problem()
-    gone = (~problem.allowed(None)).all(1).all(1)
-    assume(bool(gone.any()), "no key is masked for every query")
-    seen = session.gradients(problem, session.upstream(problem))
-    for name in (name for name in ("key", "value") if name in seen):
+    masked = (~problem.allowed(None)).all(1).all(1)
+    assume(bool(masked.any()), "no key is masked for every query")
+    gradients = session.gradients(problem, session.upstream(problem))
+    for name in (name for name in ("key", "value") if name in gradients):
         for index in range(case.B):
-            keys = gone[index].nonzero().flatten()
+            keys = masked[index].nonzero().flatten()
             if len(keys):
                 because = f"keys {keys.tolist()} of item {index} are masked for every query and head"
-                expect_equal(seen[name][index, keys], 0.0, because=because)
+                expect_equal(gradients[name][index, keys], 0.0, because=because)
 
 
 @property_of(
     "GRD-4",
-    Domain(masks=("none", *EMPTY, *FEW, *FLOAT), causal=BOTH, values=STEADY, modes=WITH_GRADIENT),
+    Domain(masks=("none", *EMPTY, *FEW, *FLOAT), causal=BOTH, values=REGULAR_VALUES, modes=WITH_GRADIENT),
     needs="gradients",
     must_reject=("nan_gradients",),
 )
 def gradients_are_finite_where_outputs_are(session: Session, case: Case) -> None:
+    """The gradients are finite wherever the outputs are, beside empty rows too."""
     problem = case.problem()
     assume(case.dtype in BOUNDED or case.values in MODERATE, "a gradient may be out of the dtype's range")
     assume(
@@ -199,6 +214,68 @@ def gradients_are_finite_where_outputs_are(session: Session, case: Case) -> None
 
 
 @property_of(
+    "GRD-5",
+    Domain(
+        masks=COMMON,
+        causal=BOTH,
+        inputs=("cross",),
+        values=MODERATE,
+        modes=WITH_GRADIENT,
+        dtypes=BOUNDED,
+    ),
+    needs="gradients",
+    must_reject=("random_gradient_scale",),
+)
+def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
+    """Inputs that require a gradient have the same gradient, whichever others require one."""
+    problem = case.problem()
+    upstream = session.upstream(problem)
+    names = ("mask", *INPUTS) if problem.mask is not None and problem.mask.is_floating_point() else INPUTS
+    subset = [name for place, name in enumerate(names) if case.seed % (2 ** len(names) - 1) >> place & 1]
+    bounds = session.expected_gradients(problem, upstream)
+    every, some = session.gradients(problem, upstream), session.gradients(problem, upstream, subset)
+    assume(bool(some), "no input requires a gradient, and those of the weights are not reported")
+    for name, gradient in some.items():
+        because = f"with requires_grad on {' and '.join(subset) or 'the weights'} only, as on everything"
+        expect_agree(gradient, every[name], bounds=(bounds[name], bounds[name]), because=because)
+
+
+@property_of(
+    "GRD-5",
+    Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("nan_gradients", "detached"),
+    max_cases=12,
+    number=2,
+)
+def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
+    """Weights that require no gradient leave the gradients of the inputs as they are."""
+    problem = case.problem()
+    assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
+    upstream = session.upstream(problem)
+    expected = session.expected_gradients(problem, upstream)
+    # Also of only some inputs, as in the tuning of a prompt that is key and value.
+    some = [name for place, name in enumerate(INPUTS) if (case.seed % 7 + 1) >> place & 1]
+    wanted = {"cross": some, "memory": INPUTS[case.seed % 2 :]}.get(case.inputs, INPUTS)
+    for name, gradient in session.gradients(problem, upstream, wanted, frozen=True).items():
+        expect_close(gradient, expected[name], because="the gradient, with weights that require none")
+
+
+@property_of("GRD-5", Domain(masks=("none", *FEW), causal=BOTH, modes=("eval",)), needs="gradients", number=3)
+def recording_changes_no_output(session: Session, case: Case) -> None:
+    """The output is the same with inputs that require gradients, under no_grad and under inference_mode."""
+    problem = case.problem()
+    bound = session.expected(problem).output
+    recorded = problem.map_inputs(leaf_of)
+    base = session(recorded).output
+    for mode in ("no_grad", "inference"):
+        output = session(problem, mode=mode).output
+        because = f"the output in mode {mode!r} equals that of a call that records gradients"
+        expect_agree(output, base, bounds=(bound, bound), because=because)
+
+
+@property_of(
     "GRD-6",
     Domain(masks=FLOAT, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
@@ -206,11 +283,14 @@ def gradients_are_finite_where_outputs_are(session: Session, case: Case) -> None
     must_reject=("unmasked", "zeros", "unscaled"),
 )
 def an_additive_mask_has_the_right_gradient(session: Session, case: Case) -> None:
+    """An additive mask that requires a gradient gets the oracle's."""
     problem = case.problem()
     upstream = session.upstream(problem)
     gradient = session.gradients(problem, upstream)["mask"]
     expected = session.expected_gradients(problem, upstream)["mask"]
-    expect_close(gradient, expected, because="the gradient of the scores, summed over what the mask is broadcast to")
+    expect_close(
+        gradient, expected, because="the gradient of the scores, summed over the axes along which the mask is broadcast"
+    )
 
 
 @property_of(
@@ -221,11 +301,12 @@ def an_additive_mask_has_the_right_gradient(session: Session, case: Case) -> Non
     must_reject=("softmax_gradient_without_row_sum",),
 )
 def the_key_bias_has_no_gradient(session: Session, case: Case) -> None:
+    """The gradient of the key bias is 0 within the bound."""
     problem = case.problem()
     upstream = session.upstream(problem)
-    seen = session.gradients(problem, upstream)
+    gradient = session.gradients(problem, upstream)["b_k"]
     expected = session.expected_gradients(problem, upstream)["b_k"]
-    expect_close(seen["b_k"], expected, because="it adds the same to every score of a row, which the softmax cancels")
+    expect_close(gradient, expected, because="it adds the same to every score of a row, which the softmax cancels")
 
 
 @property_of(
@@ -236,8 +317,9 @@ def the_key_bias_has_no_gradient(session: Session, case: Case) -> None:
     number=2,
 )
 def the_gradients_of_a_row_sum_to_zero(session: Session, case: Case) -> None:
+    """The gradients of the scores of a row sum to 0 within the bound."""
     problem = case.problem()
     upstream = session.upstream(problem)
     gradient = session.gradients(problem, upstream)["mask"]
     bound = session.expected_gradients(problem, upstream)["mask"].sum(-1)
-    expect_close(gradient.row_sums(), bound, because="what all scores of a row share, the softmax cancels")
+    expect_close(gradient.row_sums(), bound, because="the softmax cancels what is added to all scores of a row")

@@ -1,4 +1,4 @@
-"""HED: heads are what a loop over heads computes."""
+"""HED: attention equals a loop over its heads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.spec.bounds import Ball
 
-PLAIN_WRONGS = ("mean", "zeros", "noise", "unscaled")
-MASKS = ("none", *BOOLEAN, *FLOAT)
+# Defects that show without a mask.
+DEFECTS_WITHOUT_MASK = ("mean", "zeros", "noise", "unscaled")
 
 
-@property_of("HED-1", Domain(masks=MASKS, causal=BOTH, min_heads=2), must_reject=PLAIN_WRONGS, min_rejection_rate=0.3)
+@property_of(
+    "HED-1",
+    Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, min_heads=2),
+    must_reject=DEFECTS_WITHOUT_MASK,
+    min_rejection_rate=0.3,
+)
 def result_is_that_of_the_loop_over_heads(session: Session, case: Case) -> None:
+    """The result equals the loop over heads, each with its own rows of W_q, W_k and W_v, concatenated before W_o."""
     problem = case.problem()
     expected = session.expected(problem).output
     expect_close(session(problem).output, expected, because=f"the loop over {case.n_heads} heads")
@@ -28,28 +34,30 @@ def result_is_that_of_the_loop_over_heads(session: Session, case: Case) -> None:
 
 @property_of("HED-2", Domain(masks=("none", *FEW), min_heads=2, min_S=2, values=MODERATE))
 def heads_are_independent(session: Session, case: Case) -> None:
+    """Changing one head's rows of W_q changes that head's context, and no other."""
     problem = passing_heads(case.problem())
     head = case.seed % case.n_heads
     own = slice(head * case.head_dim, (head + 1) * case.head_dim)
     w_q = problem.weights.w_q.clone()
     w_q[own] = -2 * w_q[own]
     changed = problem.change(w_q=w_q)
-    base, seen = session(problem).output, session(changed).output
+    base, output = session(problem).output, session(changed).output
     others = [column for column in range(case.config.d_model) if not own.start <= column < own.stop]
     because = f"only head {head}'s rows of W_q changed, and W_o is the identity"
-    answers = session.expected(problem).output, session.expected(changed).output
-    bound = partial(answers[0].__getitem__, (..., others))
-    expect_unchanged(session, seen[..., others], base[..., others], bound=bound, because=because)
-    must_move = (answers[0].mid - answers[1].mid).abs() > answers[0].rad + answers[1].rad
-    stuck = (must_move & (seen.tensor == base.tensor)).nonzero()
-    if len(stuck):
-        at = tuple(stuck[0].tolist())
-        message = f"{seen[at].code} did not change with head {head}'s own rows of W_q"
-        expect(False, message, f"assert {seen[at].code} != {base[at].code}")
+    before, after = session.expected(problem).output, session.expected(changed).output
+    bound = partial(before.__getitem__, (..., others))
+    expect_unchanged(session, output[..., others], base[..., others], bound=bound, because=because)
+    must_change = (before.mid - after.mid).abs() > before.rad + after.rad
+    unchanged = (must_change & (output.tensor == base.tensor)).nonzero()
+    if len(unchanged):
+        place = tuple(unchanged[0].tolist())
+        message = f"{output[place].code} did not change with head {head}'s own rows of W_q"
+        expect(False, message, f"assert {output[place].code} != {base[place].code}")
 
 
 @property_of("HED-3", Domain(masks=("none", "keys", "padding", "items"), min_heads=2))
 def order_of_heads_does_not_matter(session: Session, case: Case) -> None:
+    """Permuting the heads, rows of W_q, W_k, W_v and columns of W_o together, changes nothing."""
     problem = case.problem()
     order = torch.randperm(case.n_heads, generator=case.generator).tolist()
     rows = torch.cat([torch.arange(case.head_dim) + head * case.head_dim for head in order])
@@ -57,12 +65,18 @@ def order_of_heads_does_not_matter(session: Session, case: Case) -> None:
     moved = {name: tensor[rows] for name, tensor in weights.named() if not name.endswith("_o")}
     permuted = problem.change(**moved, w_o=weights.w_o[:, rows])
     bounds = session.expected(permuted).output, session.expected(problem).output
-    seen, expected = session(permuted).output, session(problem).output
-    expect_agree(seen, expected, bounds=bounds, because=f"what the heads give that are here in the order {order}")
+    output, expected = session(permuted).output, session(problem).output
+    expect_agree(output, expected, bounds=bounds, because=f"the output before the heads were put in the order {order}")
 
 
-@property_of("HED-4", Domain(masks=COMMON, causal=BOTH, max_heads=1), must_reject=PLAIN_WRONGS, min_rejection_rate=0.3)
+@property_of(
+    "HED-4",
+    Domain(masks=COMMON, causal=BOTH, max_heads=1),
+    must_reject=DEFECTS_WITHOUT_MASK,
+    min_rejection_rate=0.3,
+)
 def one_head_is_plain_attention(session: Session, case: Case) -> None:
+    """One head equals single-head attention followed by W_o."""
     problem = case.problem()
     expected = session.expected(problem).output
     expect_close(session(problem).output, expected, because="single-head attention followed by W_o")
@@ -70,10 +84,11 @@ def one_head_is_plain_attention(session: Session, case: Case) -> None:
 
 @property_of("HED-5", Domain(masks=("none", *FEW), min_heads=2))
 def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
+    """The output is the sum of the heads' contributions, each with the other heads' columns of W_o zero, plus b_o."""
     problem = case.problem()
-    base = session(problem).output
-    answer = session.expected(problem).output
-    total, reach = torch.zeros_like(answer.mid), answer.rad
+    output = session(problem).output
+    expected = session.expected(problem).output
+    total, reach = torch.zeros_like(expected.mid), expected.rad
     for head in range(case.n_heads):
         own = slice(head * case.head_dim, (head + 1) * case.head_dim)
         w_o = torch.zeros_like(problem.weights.w_o)
@@ -82,6 +97,5 @@ def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
         alone = problem.change(w_o=w_o, b_o=b_o)
         total = total + session(alone).output.tensor.double()
         reach = reach + session.expected(alone).output.rad
-    expect_close(
-        base, Ball(total, reach), because="the sum of what each head gives with the others' columns of W_o zero"
-    )
+    because = "the sum of the outputs of each head alone, with the other heads' columns of W_o zero"
+    expect_close(output, Ball(total, reach), because=because)

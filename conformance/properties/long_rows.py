@@ -1,4 +1,4 @@
-"""NUM-5: rows of many keys, of which some are compared with the oracle; their gradients (GRD-1), in half (NUM-3)."""
+"""NUM-5: rows of many keys, some of which are compared with the oracle; also their gradients, and half precision."""
 
 from __future__ import annotations
 
@@ -7,46 +7,35 @@ from dataclasses import replace
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, HALF, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOUNDED, HALF, MODERATE, WITH_GRADIENT
 from mha.conformance.cases.transforms import select_queries
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.accuracy import expect_no_worse_than_plain
+from mha.conformance.properties.domains import FEW_QUERIES, LONG_ROWS
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_gradients
+from mha.conformance.properties.shared import expect_gradients, expect_no_worse_than_plain
 
 SAMPLED_ROWS = 4
-LONG = Domain(
-    masks=("none", "padding", "blocks", "queries", "full", "key_bias", "query_bias", "full_bias"),
-    causal=BOTH,
-    values=MODERATE,
-    layouts=("contiguous", "sliced"),
-    inputs=("cross", "self"),
-    scale="long",
-    max_heads=3,
-    max_B=2,
-)
-
-FEW_QUERIES = replace(LONG, inputs=("cross",), causal=(False,))
 
 
 @property_of(
     "NUM-5",
-    replace(LONG, values=(*MODERATE, "large")),
+    replace(LONG_ROWS, values=(*MODERATE, "large")),
     requires="HED-1",
     must_reject=("mean", "zeros", "unscaled"),
-    max_cases=12,
+    max_cases=16,
 )
 def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
-    problem = _either_way(session, case).problem()
+    """Sampled rows of many keys are within the bound of the oracle."""
+    problem = _sometimes_transposed(session, case).problem()
     queries = problem.query.shape[1]
     rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values
     rows[-1] = queries - 1
-    seen, answer = session(problem), session.expected(select_queries(problem, rows, session.claims.causal))
+    result, expected = session(problem), session.expected(select_queries(problem, rows, session.claims.causal))
     because = f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys"
-    expect_close(seen.output[:, rows], answer.output, because=because)
-    if seen.weights is not None:
-        expect_close(seen.weights[:, :, rows], answer.weights, because=because)
+    expect_close(result.output[:, rows], expected.output, because=because)
+    if result.weights is not None:
+        expect_close(result.weights[:, :, rows], expected.weights, because=because)
 
 
 @property_of(
@@ -59,13 +48,14 @@ def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
     number=8,
 )
 def long_rows_have_gradients(session: Session, case: Case) -> None:
-    case = _either_way(session, replace(case, L=min(case.L, 2)))
-    expect_gradients(session, case.problem(), None, f"of {case.L} queries over {case.S} keys")
+    """The gradients of few queries on many keys are within the bound."""
+    case = _sometimes_transposed(session, replace(case, L=min(case.L, 2)))
+    expect_gradients(session, case.problem(), None, f"of {case.L} queries on {case.S} keys")
 
 
 @property_of(
     "GRD-1",
-    replace(LONG, masks=("none", "padding"), inputs=("self",), modes=WITH_GRADIENT, dtypes=BOUNDED),
+    replace(LONG_ROWS, masks=("none", "padding"), inputs=("self",), modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
     must_reject=("mean", "zeros", "detached"),
@@ -73,8 +63,9 @@ def long_rows_have_gradients(session: Session, case: Case) -> None:
     number=9,
 )
 def many_queries_on_many_keys_have_gradients(session: Session, case: Case) -> None:
+    """The gradients of many queries on many keys are within the bound."""
     case = replace(case, L=520, S=520, n_heads=1, causal=session.claims.causal is not None)
-    expect_gradients(session, case.problem(), None, "of 520 queries over 520 keys")
+    expect_gradients(session, case.problem(), None, "of 520 queries on 520 keys")
 
 
 @property_of(
@@ -86,9 +77,10 @@ def many_queries_on_many_keys_have_gradients(session: Session, case: Case) -> No
     number=2,
 )
 def long_rows_in_half_precision_are_no_worse_than_the_plain_formula(session: Session, case: Case) -> None:
+    """In half precision the root mean square error over long rows is at most twice that of the plain formula."""
     expect_no_worse_than_plain(session, replace(case, L=33))
 
 
-def _either_way(session: Session, case: Case) -> Case:
-    """Return the case, or, one time in four, that of many queries on few keys."""
+def _sometimes_transposed(session: Session, case: Case) -> Case:
+    """Return the case, or, one time in four, that of as many queries as it has keys, on few keys."""
     return replace(case, L=case.S, S=case.L, causal=session.claims.always_causal) if case.seed % 4 == 3 else case

@@ -8,7 +8,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.assertions import assume, expect_close, expect_unchanged
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.reference import plain_formula
+from mha.conformance.harness.assertions import assume, expect_close, expect_no_worse, expect_unchanged
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
@@ -129,3 +131,12 @@ def expect_finite(actual: RecordedTensor, because: str) -> None:
             f"{element.code} is {float(element.tensor)}, {because}",
             (f"assert {element.code}.isfinite(), {element.code}",),
         )
+
+
+def expect_no_worse_than_plain(session: Session, case: Case) -> None:
+    """The root mean square error of the output is at most twice that of the plain formula in the same dtype."""
+    problem = case.problem()
+    expected, output = session.expected(problem), session(problem).output
+    filled = (~expected.empty).all(1)
+    plain = plain_formula(problem, problem.allowed(session.claims.causal))
+    expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])

@@ -1,4 +1,4 @@
-"""STA: state and purity."""
+"""STA: state and purity; calls one after another (STA-3) are in a module of their own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from mha.conformance.harness.assertions import assume, expect, expect_agree, exp
 from mha.conformance.harness.global_state import changes_of_call, changes_of_first_call
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Instance, Session
-from mha.conformance.properties.autocast import LOW, UNDER_AUTOCAST
-from mha.conformance.properties.decoding import STEPS, Sequence
+from mha.conformance.properties.decoded_sequence import DecodedSequence
+from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE, DECODING
 from mha.conformance.properties.registry import property_of
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
@@ -29,21 +30,28 @@ from mha.spec.problem import INPUTS
 THREADS = 4
 
 
-def _module(built: Instance) -> nn.Module:
-    """Return the attention as a module; what is none has no state to speak of."""
-    attention = built.attention
-    assume(isinstance(attention, nn.Module), "the attention is no torch.nn.Module")
+def _module(instance: Instance) -> nn.Module:
+    """Return the attention as a module; discard the case if it is not one, as it has no state then."""
+    attention = instance.attention
+    assume(isinstance(attention, nn.Module), "the attention is not a torch.nn.Module")
     assert isinstance(attention, nn.Module)
     return attention
 
 
-def _state(built: Instance) -> dict[str, Tensor]:
-    attention = built.attention
-    held = attention.state_dict() if isinstance(attention, nn.Module) else {}
-    return {name: tensor.clone() for name, tensor in held.items() if isinstance(tensor, Tensor)}
+def _state(instance: Instance) -> dict[str, Tensor]:
+    """Return copies of the tensors in the state_dict, if the attention is a module."""
+    attention = instance.attention
+    state = attention.state_dict() if isinstance(attention, nn.Module) else {}
+    return {name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _given(problem: Problem) -> dict[str, Tensor]:
+    """Return the inputs of a problem by name, and its mask if there is one."""
+    return {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal, NaN being equal to NaN."""
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan() if a.is_floating_point() else a == b)).all())
 
 
@@ -51,52 +59,61 @@ def _same(a: Tensor, b: Tensor) -> bool:
     "STA-1", Domain(masks=("none", *BOOLEAN, *FLOAT, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), must_reject=()
 )
 def nothing_that_is_given_is_modified(session: Session, case: Case) -> None:
+    """A call modifies neither inputs nor mask nor weights."""
     problem = case.problem()
     assume(session.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
-    built = session.built(problem)
-    given = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
-    given |= {f"weights.{name}": tensor for name, tensor in problem.weights.named()}
-    before, held = {name: tensor.clone() for name, tensor in given.items()}, _state(built)
+    instance = session.built(problem)
+    given = _given(problem) | {f"weights.{name}": tensor for name, tensor in problem.weights.named()}
+    before, state = {name: tensor.clone() for name, tensor in given.items()}, _state(instance)
     session(problem)
     for name, tensor in given.items():
-        expect(_same(tensor, before[name]), f"the call changed its {name}")
-    for name, tensor in _state(built).items():
-        expect(_same(tensor, held.get(name, tensor)), f"the call changed the state {name!r} of the attention")
+        expect(_equal(tensor, before[name]), f"the call changed its {name}")
+    for name, tensor in _state(instance).items():
+        expect(_equal(tensor, state.get(name, tensor)), f"the call changed {name!r} in the state of the attention")
 
 
 @property_of("STA-2", Domain(masks=(*COMMON, *EMPTY), causal=BOTH, layouts=ALL_LAYOUTS), must_reject=())
 def outputs_share_no_memory(session: Session, case: Case) -> None:
+    """The result shares no memory with inputs or parameters, and a later call does not change it."""
     problem = case.problem()
     assume(session.claims.empty_row != "error" or case.mask not in EMPTY, "the declared policy is 'error'")
     first = session(problem)
     results = [first.output, *([first.weights] if first.weights else [])]
-    given = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
-    for seen in results:
-        for name, tensor in given.items():
-            shared = seen.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            number = seen.name.rpartition("_")[2]
-            check = f"assert {seen.code}.untyped_storage().data_ptr() != {name}_{number}.untyped_storage().data_ptr()"
-            expect(not shared, f"{seen.code} has its memory in common with the {name}", check)
     module = session.built(problem).attention
-    held = {x.untyped_storage().data_ptr() for x in module.parameters()} if isinstance(module, nn.Module) else set()
-    for seen in results:
-        shared = seen.tensor.numel() > 0 and seen.tensor.untyped_storage().data_ptr() in held
-        expect(not shared, f"{seen.code} has its memory in common with a parameter")
-    kept = [seen.tensor.clone() for seen in results]
+    for result in results:
+        _expect_own_memory(result, problem)
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    addresses = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    for result in results:
+        shared = result.tensor.numel() > 0 and result.tensor.untyped_storage().data_ptr() in addresses
+        expect(not shared, f"{result.code} shares its memory with a parameter")
+    copies = [result.tensor.clone() for result in results]
     session(problem.map_inputs(lambda x: x.flip(1) + 1))
-    for seen, old in zip(results, kept, strict=True):
-        expect(_same(seen.tensor, old), f"a later call changed {seen.code}")
+    for result, copied in zip(results, copies, strict=True):
+        expect(_equal(result.tensor, copied), f"a later call changed {result.code}")
+
+
+def _expect_own_memory(result: RecordedTensor, problem: Problem) -> None:
+    """A result shares no memory with inputs or mask."""
+    for name, tensor in _given(problem).items():
+        shared = result.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        given = f"{name}_{result.name.rpartition('_')[2]}"
+        assertion = f"assert {result.code}.untyped_storage().data_ptr() != {given}.untyped_storage().data_ptr()"
+        expect(not shared, f"{result.code} shares its memory with the {name}", assertion)
 
 
 def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], object]) -> Instance:
-    """Load the attention's saved state into another, which was used; half of the time both are part of a module."""
+    """Load the saved state of the problem's attention into another one, which is returned.
+
+    use: how both are called before. Half of the time each is part of another module.
+    """
     session.scripted = False
     other = problem.change(**{name: tensor + 1 for name, tensor in problem.weights.named()})
     fresh = _module(session.built(other))
     for each in (problem, other):
         use(each)
-    saved, both = io.BytesIO(), [_module(session.built(problem)), fresh]
-    source, target = map(nn.Sequential, both) if session.case.seed % 2 else both
+    saved, modules = io.BytesIO(), [_module(session.built(problem)), fresh]
+    source, target = map(nn.Sequential, modules) if session.case.seed % 2 else modules
     torch.save(source.state_dict(), saved)
     saved.seek(0)
     with guarded("load_state_dict"):
@@ -106,76 +123,82 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
 
 @property_of("STA-4", Domain(masks=COMMON, causal=BOTH, values=MODERATE), max_cases=20)
 def state_round_trips(session: Session, case: Case) -> None:
+    """A deep copy and a loaded state_dict give the same output, and a copy keeps its own weights."""
     problem = case.problem()
-    _module(built := session.built(problem))
+    instance = session.built(problem)
+    module = _module(instance)
     base, bound = session(problem).output, lambda: session.expected(problem).output
-    copied = session.derive(built, copy.deepcopy, "copy.deepcopy({})")
-    seen = session(problem, via=copied).output
-    expect_unchanged(session, seen, base, bound=bound, because="a deep copy is the same attention")
-    seen = session(problem, via=_reloaded(session, problem, session)).output
-    expect_unchanged(session, seen, base, bound=bound, because="the attention has the same state_dict")
+    copied = session.derive(instance, copy.deepcopy, "copy.deepcopy({})")
+    output = session(problem, via=copied).output
+    expect_unchanged(session, output, base, bound=bound, because="a deep copy is the same attention")
+    output = session(problem, via=_reloaded(session, problem, session)).output
+    expect_unchanged(session, output, base, bound=bound, because="the attention has the same state_dict")
     with torch.no_grad():
-        for parameter in _module(built).parameters():
+        for parameter in module.parameters():
             parameter.zero_()
-    seen = session(problem, via=copied).output
-    expect_unchanged(session, seen, base, bound=bound, because="only what it was copied from has changed since")
+    output = session(problem, via=copied).output
+    expect_unchanged(session, output, base, bound=bound, because="only the original of the copy has changed since")
 
 
 @property_of(
     "STA-4",
-    replace(UNDER_AUTOCAST, masks=("none",)),
+    replace(AUTOCAST, masks=("none",)),
     needs="composes=autocast",
     requires="HED-1",
     max_cases=5,
     number=2,
 )
 def what_is_loaded_counts_under_autocast(session: Session, case: Case) -> None:
+    """Under autocast the output is that of the weights that were loaded last."""
     problem = case.problem()
-    call = partial(session, mode="autocast", need_weights=False, dtypes=(LOW, problem.query.dtype))
+    call = partial(session, mode="autocast", need_weights=False, dtypes=(AUTOCAST_DTYPE, problem.query.dtype))
     with torch.set_grad_enabled(case.seed // 2 % 2 == 1):
-        seen = call(problem, via=_reloaded(session, problem, call)).output
-    right = oracle(problem, session.claims, autocast=LOW).output
-    expect_close(seen, right, because="the oracle's value for the weights as they are now, under autocast")
+        output = call(problem, via=_reloaded(session, problem, call)).output
+    expected = oracle(problem, session.claims, autocast=AUTOCAST_DTYPE).output
+    expect_close(output, expected, because="the oracle's value for the weights as they are now, under autocast")
 
 
-@property_of("STA-4", replace(STEPS, max_length=3), needs="decodes", requires="HED-1", max_cases=5, number=3)
+@property_of("STA-4", replace(DECODING, max_length=3), needs="decodes", requires="HED-1", max_cases=5, number=3)
 def what_is_loaded_counts_in_decoding(session: Session, case: Case) -> None:
+    """Decoding gives the output of the weights that were loaded last."""
     problem = case.problem()
-    loaded = _reloaded(session, problem, lambda other: Sequence(session, other).at(0))
-    sequence = Sequence(session, problem, loaded)
-    sequence.expect_one_pass(torch.cat([sequence.at(place) for place in range(case.L)], 1))
+    loaded = _reloaded(session, problem, lambda other: DecodedSequence(session, other).decode_position(0))
+    sequence = DecodedSequence(session, problem, loaded)
+    sequence.expect_one_pass(torch.cat([sequence.decode_position(position) for position in range(case.L)], 1))
 
 
 @property_of(
     "STA-5", Domain(masks=COMMON, causal=BOTH, values=("normal",), layouts=DENSE), must_reject=(), max_cases=30
 )
 def global_state_is_left_alone(session: Session, case: Case) -> None:
-    """Global state is left alone: default dtype, gradient mode, random state, thread count, flags, warnings filter."""
+    """A call does not change global state, nor does the first call of the process."""
     session.scripted = False
     changes = changes_of_call(session, case.problem())
     require_untouched(session.implementation)
     expect(not changes, f"the call changed {' and '.join(changes)}")
-    once = changes_of_first_call(session.implementation, case)
-    expect(not once, f"the first call of the process changed {' and '.join(once)}")
+    changes = changes_of_first_call(session.implementation, case)
+    expect(not changes, f"the first call of the process changed {' and '.join(changes)}")
 
 
 @property_of("STA-6", Domain(masks=COMMON, causal=BOTH, modes=("eval",)))
 def training_mode_matters_to_dropout_alone(session: Session, case: Case) -> None:
+    """Without dropout, train() and eval() give the same output, and training changes no state."""
     problem = case.problem()
-    built, bound = session.built(problem), session.expected(problem).output
-    held = _state(built)
+    instance, bound = session.built(problem), session.expected(problem).output
+    state = _state(instance)
     base = session(problem).output
-    seen = session(problem, mode="train").output
-    expect_agree(seen, base, bounds=(bound, bound), because="what evaluation gives; there is no dropout")
-    for name, tensor in _state(built).items():
-        # What a first call makes, such as a table of positions, is no change.
-        expect(_same(tensor, held.get(name, tensor)), f"a call in training mode changed the state {name!r}")
+    output = session(problem, mode="train").output
+    expect_agree(output, base, bounds=(bound, bound), because="the output in evaluation; there is no dropout")
+    for name, tensor in _state(instance).items():
+        # What a first call creates, such as a table of positions, is not a change.
+        expect(_equal(tensor, state.get(name, tensor)), f"a call in training mode changed {name!r} in the state")
 
 
 @property_of(
     "STA-7", Domain(masks=COMMON, causal=BOTH, values=MODERATE, modes=("eval", "no_grad"), min_L=2), max_cases=12
 )
 def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
+    """Calls from several threads on one module give the results of calls one by one."""
     problem = case.problem()
     problems = [problem.map_inputs(lambda x, shift=shift: x + shift) for shift in range(THREADS)]  # type: ignore[misc]  # loop
     bounds = [session.expected(each).output for each in problems]
@@ -189,6 +212,6 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     with guarded("a call from a thread"), ThreadPoolExecutor(THREADS) as pool:
         together = list(pool.map(call, problems * 4))
     for own, tensor in zip([*range(THREADS)] * 4, together, strict=True):
-        seen = session.unscripted(tensor, alone[own].code)
-        because = f"what the same call gives alone, here called from one of {THREADS} threads"
-        expect_agree(seen, alone[own], bounds=(bounds[own], bounds[own]), because=because)
+        output = session.unscripted(tensor, alone[own].code)
+        because = f"the output of the same call by itself; this one was from one of {THREADS} threads"
+        expect_agree(output, alone[own], bounds=(bounds[own], bounds[own]), because=because)

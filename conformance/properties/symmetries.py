@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, EVERYDAY, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import item, passing_heads, select_keys, zeroed
 from mha.conformance.harness.assertions import expect_agree, expect_close, expect_unchanged
@@ -22,65 +22,69 @@ SHARED = ("self", "memory", "query_key", "query_value")
 
 @property_of("EQV-1", Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, min_B=2, layouts=DENSE))
 def other_items_have_no_influence(session: Session, case: Case) -> None:
+    """The result for one item of a batch does not depend on the other items."""
     problem = case.problem()
     own = case.seed % case.B
     others = torch.arange(case.B) != own
-
     generator = case.generator
 
-    def renewed(x: torch.Tensor) -> torch.Tensor:
+    def with_other_items(x: torch.Tensor) -> torch.Tensor:
         fresh = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
         return torch.where(others.to(x.device).view(-1, 1, 1), fresh, x)
 
-    changed = problem.map_inputs(renewed)
-    base, seen = session(problem).output, session(changed).output
+    changed = problem.map_inputs(with_other_items)
+    base, output = session(problem).output, session(changed).output
     because = f"only items other than {own} changed"
     expect_unchanged(
-        session, seen[own], base[own], bound=lambda: session.expected(problem).output[own], because=because
+        session, output[own], base[own], bound=lambda: session.expected(problem).output[own], because=because
     )
 
 
 @property_of("EQV-1", Domain(masks=("none", *FEW, *FLOAT), causal=BOTH, min_B=2), number=2)
 def batch_size_does_not_matter(session: Session, case: Case) -> None:
+    """The result for one item does not depend on the size of its batch."""
     problem = case.problem()
     own = case.seed % case.B
     bound = session.expected(problem).output[own : own + 1]
     alone = session(item(problem, own)).output
     together = session(problem).output[own : own + 1]
-    expect_agree(alone, together, bounds=(bound, bound), because=f"what item {own} gives in a batch of {case.B}")
+    expect_agree(alone, together, bounds=(bound, bound), because=f"the output of item {own} in a batch of {case.B}")
 
 
 @property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, min_L=2))
 def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
+    """Permuting the queries permutes the outputs."""
     problem = case.problem()
     order = torch.randperm(case.L, generator=case.generator)
     mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, order]
     permuted = problem.change(query=problem.query[:, order], mask=mask)
     bound = session.expected(permuted).output
-    seen, expected = session(permuted).output, session(problem).output[:, order]
-    expect_agree(seen, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
+    output, expected = session(permuted).output, session(problem).output[:, order]
+    expect_agree(output, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
 
 
 @property_of("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2))
 def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
+    """Permuting keys, values and mask together changes nothing."""
     problem = case.problem()
     order = torch.randperm(case.S, generator=case.generator)
     mask = None if problem.mask is None else problem.mask[..., order]
     permuted = select_keys(problem, order).change(mask=mask)
     bound = session.expected(permuted).output
-    seen, expected = session(permuted).output, session(problem).output
-    expect_agree(seen, expected, bounds=(bound, bound), because="what the keys and values give in the old order")
+    output, expected = session(permuted).output, session(problem).output
+    expect_agree(output, expected, bounds=(bound, bound), because="the output for the keys in their old order")
 
 
-def _linear(problem: Problem) -> Problem:
-    """Take away the biases of value and output, so that the value path is linear."""
+def _with_linear_values(problem: Problem) -> Problem:
+    """Make the biases of value and output zero, so that the value path is linear."""
     return zeroed(problem, "b_v", "b_o")
 
 
 @property_of("EQV-4", Domain(masks=("none", *FEW), inputs=CROSS, layouts=DENSE, values=("normal", "integers")))
 def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
-    first = _linear(case.problem())
-    # Halves of small integers: their sum is exact in every dtype, so nothing but attention rounds.
+    """Adding two sets of values adds their outputs, once the value path has no bias."""
+    first = _with_linear_values(case.problem())
+    # Halves of small integers: their sum is exact in every dtype, so only attention rounds.
     drawn = torch.randint(-8, 9, (2, *first.value.shape), generator=case.generator) / 2
     values = drawn.to(first.value)
     parts = [first.change(value=value) for value in (values[0], values[1], values[0] + values[1])]
@@ -92,42 +96,46 @@ def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
 
 @property_of("EQV-5", Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE), must_reject=("zeros", "noise"))
 def zero_queries_give_the_mean(session: Session, case: Case) -> None:
+    """A query projection of zero gives the mean of the allowed values."""
     problem = zeroed(passing_heads(case.problem()), "w_q", "b_q")
-    answer = session.expected(problem)
+    expected = session.expected(problem)
     allowed = problem.allowed(session.claims.causal).double()
-    mean = (allowed @ answer.value.mid).transpose(1, 2).flatten(2)
+    mean = (allowed @ expected.value.mid).transpose(1, 2).flatten(2)
     count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
-    centre = (mean / count).where(count > 0, answer.output.mid)
-    expect_close(session(problem).output, Ball(centre, answer.output.rad), because="the mean of the allowed values")
+    centre = (mean / count).where(count > 0, expected.output.mid)
+    expect_close(session(problem).output, Ball(centre, expected.output.rad), because="the mean of the allowed values")
 
 
-@property_of("EQV-6", Domain(masks=("single",), values=EVERYDAY), must_reject=("unmasked", "mean", "noise"))
+@property_of("EQV-6", Domain(masks=("single",), values=MOST_VALUES), must_reject=("unmasked", "mean", "noise"))
 def one_allowed_key_gives_its_value(session: Session, case: Case) -> None:
+    """One allowed key gives the projected value of that key."""
     problem = passing_heads(case.problem())
-    answer = session.expected(problem)
+    expected = session.expected(problem)
     chosen = problem.allowed(None).double()
-    value = (chosen @ answer.value.mid).transpose(1, 2).flatten(2)
-    expect_close(session(problem).output, Ball(value, answer.output.rad), because="the value of the one allowed key")
+    value = (chosen @ expected.value.mid).transpose(1, 2).flatten(2)
+    expect_close(session(problem).output, Ball(value, expected.output.rad), because="the value of the one allowed key")
 
 
 @property_of("EQV-7", Domain(masks=COMMON, inputs=CROSS))
 def duplicated_keys_change_nothing(session: Session, case: Case) -> None:
+    """Duplicating every key and value changes nothing."""
     problem = case.problem()
     twice = torch.arange(case.S).repeat(2)
     mask = None if problem.mask is None else problem.mask[..., twice]
     doubled = select_keys(problem, twice).change(mask=mask)
     bounds = session.expected(doubled).output, session.expected(problem).output
-    seen, expected = session(doubled).output, session(problem).output
-    expect_agree(seen, expected, bounds=bounds, because="what each key and value gives once")
+    output, expected = session(doubled).output, session(problem).output
+    expect_agree(output, expected, bounds=bounds, because="the output for each key and value once")
 
 
 @property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs="cross_attention")
 def self_attention_is_cross_attention(session: Session, case: Case) -> None:
+    """One tensor given for several inputs gives what copies of it give."""
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
     bound = session.expected(problem).output
-    seen, expected = session(problem).output, session(problem.change(**copies)).output
-    expect_agree(seen, expected, bounds=(bound, bound), because="what copies of the shared inputs give")
+    output, expected = session(problem).output, session(problem.change(**copies)).output
+    expect_agree(output, expected, bounds=(bound, bound), because="the output for copies of the shared inputs")
 
 
 @property_of(
@@ -138,7 +146,7 @@ def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     number=2,
 )
 def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
-    """The first position asks all, as where a class token gathers a sequence, or all ask the first ones."""
+    """The query may be a part of the keys and values, or these a part of the query: a class token is the usual case."""
     problem = case.problem()
     part = (
         {"query": problem.key[:, :1].expand(-1, case.L, -1) if case.seed % 2 else problem.key[:, : case.L]}
@@ -146,12 +154,13 @@ def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
         else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
     )
     problem = problem.change(**part)
-    seen, answer = session(problem).output, session.expected(problem).output
-    expect_close(seen, answer, because=f"the oracle's value, where {' and '.join(part)} lie in the memory of the rest")
+    output, expected = session(problem).output, session.expected(problem).output
+    expect_close(output, expected, because=f"the oracle's value, with {' and '.join(part)} in the memory of the others")
 
 
 @property_of("EQV-9", Domain(inputs=CROSS, square=True, values=MODERATE), must_reject=("zeros", "mean"))
 def each_input_has_its_own_projection(session: Session, case: Case) -> None:
+    """Swapping two of the inputs changes the result as their own projections say."""
     problem = case.problem()
     pairs = (("query", "key"), ("key", "value"), ("query", "value"))
     one, other = pairs[case.seed % 3]
@@ -160,20 +169,21 @@ def each_input_has_its_own_projection(session: Session, case: Case) -> None:
     expect_close(session(swapped).output, expected, because=f"the result with {one} and {other} swapped")
 
 
-def _identities(problem: Problem, *roles: str) -> Problem:
-    """Make some of the projections the identity, without bias, and the outputs the heads' contexts."""
+def _with_identity(problem: Problem, *roles: str) -> Problem:
+    """Make these projections the identity, without bias, and the output the heads' contexts."""
     eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=problem.query.device)
     named = dict(problem.weights.named())
     biases = {name: named[name] * 0 for role in roles if (name := f"b_{role}") in named}
     return passing_heads(problem).change(**{f"w_{role}": eye for role in roles}, **biases)
 
 
-EXACT = Domain(values=("integers",), inputs=CROSS, layouts=DENSE)
+INTEGER_VALUES = Domain(values=("integers",), inputs=CROSS, layouts=DENSE)
 
 
-@property_of("EQV-5", replace(EXACT, min_S=2), must_reject=("zeros", "noise"), number=2)
+@property_of("EQV-5", replace(INTEGER_VALUES, min_S=2), must_reject=("zeros", "noise"), number=2)
 def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: Case) -> None:
-    problem = _identities(case.problem(), "v")
+    """The mean of a power of two of small integers comes without rounding."""
+    problem = _with_identity(case.problem(), "v")
     count = 1 << min(case.S.bit_length() - 1, 5)
     problem = select_keys(problem, torch.arange(count))
     problem = zeroed(problem, "w_q", "b_q")
@@ -182,30 +192,32 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
     _expect_exact(session, problem, exact, because)
 
 
-@property_of("EQV-6", EXACT, must_reject=("zeros", "noise", "mean"), number=2)
+@property_of("EQV-6", INTEGER_VALUES, must_reject=("zeros", "noise", "mean"), number=2)
 def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case) -> None:
-    problem = _identities(case.problem(), "q", "k", "v")
+    """A key whose score is far above all others gives its value without rounding."""
+    problem = _with_identity(case.problem(), "q", "k", "v")
     winner = torch.randint(case.S, (case.B,), generator=case.generator)
     chosen = (torch.arange(case.S) == winner.unsqueeze(1)).unsqueeze(-1).to(problem.key)
-    # Scores of 1024 or more, and 0: their exponentials differ by more than float64 holds. Where exact answers are not
-    # expected, less serves: the bound grows with the scores, and in half precision would soon say nothing.
+    # Scores of 1024 or more, and of 0: their exponentials differ by more than float64 can hold. Where results need not
+    # be exact, the scores are smaller: the bound grows with them, and in half precision would soon be of no use.
     far = 32 if _is_exact(session) else 4
     problem = problem.change(query=problem.query * 0 + far, key=problem.key * 0 + far * chosen)
     exact = problem.value[torch.arange(case.B), winner].unsqueeze(1).expand(-1, case.L, -1)
-    _expect_exact(session, problem, exact, "all other weights vanish beside its own")
+    _expect_exact(session, problem, exact, "the weights of all other keys vanish beside its own")
 
 
 def _is_exact(session: Session) -> bool:
-    """Whether answers that need no rounding are expected without any."""
+    """Return whether results that need no rounding must be exact."""
     return not (session.claims.retiles or session.claims.rounding.log_normaliser)
 
 
 def _expect_exact(session: Session, problem: Problem, exact: torch.Tensor, because: str) -> None:
-    seen = session(problem).output
+    """The output is exact if the implementation rounds nothing that needs no rounding, else within the bound."""
+    output = session(problem).output
     if _is_exact(session):
         # An exponential may give the smallest normal number for 0.
         least = units_of(exact.dtype).flush * problem.key.shape[1] * problem.value.double().abs().max()
-        right = Ball(exact.double(), torch.full_like(exact, float(least), dtype=torch.float64))
-        expect_close(seen, right, because=f"{because}, so nothing is rounded")
+        expected = Ball(exact.double(), torch.full_like(exact, float(least), dtype=torch.float64))
+        expect_close(output, expected, because=f"{because}, so nothing is rounded")
     else:
-        expect_close(seen, session.expected(problem).output, because=because)
+        expect_close(output, session.expected(problem).output, because=because)

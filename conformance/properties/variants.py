@@ -1,4 +1,4 @@
-"""GQA and XAT: what else an attention may be built as."""
+"""GQA and XAT: attention with fewer key/value heads, and with keys and values of other widths."""
 
 from __future__ import annotations
 
@@ -10,41 +10,31 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.transforms import grouped, with_config
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.accuracy import EVERYDAY_SIZES
-from mha.conformance.properties.dropout import DRAWN, SEEDED, expect_dropped
-from mha.conformance.properties.long_rows import FEW_QUERIES
+from mha.conformance.properties.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS, EVERYDAY_SIZES, FEW_QUERIES
+from mha.conformance.properties.dropout_statistics import expect_dropped_weights
+from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
-from mha.spec import Config, Problem, Weights
 
-WRONGS = ("zeros", "mean", "noise")
-
-
-def rebuilt(case: Case, config: Config) -> Problem:
-    """Return the case's problem with another configuration: weights of its own, and inputs as wide as it wants."""
-    problem = case.problem()
-    weights = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
-    generator = case.generator
-
-    def wide(x: Tensor, width: int) -> Tensor:
-        return x if x.shape[-1] == width else torch.randn(*x.shape[:2], width, generator=generator).to(x)
-
-    key = wide(problem.key, config.key_width)
-    value = (
-        key if problem.value is problem.key and config.kdim == config.vdim else wide(problem.value, config.value_width)
-    )
-    return problem.change(config=config, weights=weights, key=key, value=value)
-
-
+# Outputs that do not depend on the scores.
+SCORELESS_DEFECTS = ("zeros", "mean", "noise")
 VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, layouts=DENSE)
 
 
-def grouped(case: Case) -> Config:
-    """Return the case's configuration with fewer key/value heads."""
-    groups = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
-    return replace(case.config, n_kv_heads=groups[case.seed % len(groups)])
+@property_of(
+    "GQA-1",
+    replace(LIFETIME, min_heads=2),
+    needs=("grouped_query", "gradients"),
+    requires="HED-1",
+    must_reject=("noise", "nan_gradients"),
+    max_cases=6,
+)
+def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Case) -> None:
+    """One module with grouped heads is correct in inference, in training, and with new weights."""
+    expect_lifetime(session, with_config(case, grouped(case)))
 
 
 @property_of(
@@ -52,26 +42,27 @@ def grouped(case: Case) -> Config:
     replace(VARIANT, min_heads=2, masks=(*VARIANT.masks, *EMPTY)),
     needs="grouped_query",
     requires="HED-1",
-    must_reject=WRONGS,
+    must_reject=SCORELESS_DEFECTS,
     min_rejection_rate=0.3,
     number=2,
 )
 def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
+    """With fewer key/value heads the result equals repeating each of them for neighbouring query heads."""
     config = grouped(case)
-    problem = rebuilt(case, config)
+    problem = with_config(case, config)
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    seen, answer = session(problem), session.expected(problem)
-    because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each of which serves neighbours"
-    expect_result(seen, answer, because)
-    repeats, given = config.n_heads // config.kv_heads, problem.weights
+    result, expected = session(problem), session.expected(problem)
+    because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each shared by neighbouring heads"
+    expect_result(result, expected, because)
+    repeats, weights = config.n_heads // config.kv_heads, problem.weights
 
     def repeated(x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(0, (config.kv_heads, config.head_dim))
         return heads.repeat_interleave(repeats, 0).flatten(0, 1)
 
-    spread = {name: repeated(tensor) for name, tensor in given.named() if name in ("w_k", "w_v", "b_k", "b_v")}
-    same = session(problem.change(config=case.config, **spread)).output
-    expect_agree(seen.output, same, bounds=(answer.output, answer.output), because="each key/value head repeated")
+    spread = {name: repeated(tensor) for name, tensor in weights.named() if name in ("w_k", "w_v", "b_k", "b_v")}
+    plain, bounds = session(problem.change(config=case.config, **spread)).output, (expected.output, expected.output)
+    expect_agree(result.output, plain, bounds=bounds, because="the output with each key/value head repeated")
 
 
 @property_of(
@@ -79,15 +70,16 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
     EVERYDAY_SIZES,
     needs="grouped_query",
     requires="HED-1",
-    must_reject=WRONGS,
+    must_reject=SCORELESS_DEFECTS,
     min_rejection_rate=0.3,
     max_cases=5,
     number=3,
 )
 def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Case) -> None:
-    problem = rebuilt(case, grouped(case))
-    told = f"the oracle's value for {problem.config.n_kv_heads} key/value heads"
-    expect_result(session(problem), session.expected(problem), told)
+    """Grouped heads of the sizes of everyday models match the oracle."""
+    problem = with_config(case, grouped(case))
+    because = f"the oracle's value for {problem.config.n_kv_heads} key/value heads"
+    expect_result(session(problem), session.expected(problem), because)
 
 
 @property_of(
@@ -95,20 +87,21 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
     replace(FEW_QUERIES, min_heads=2),
     needs="grouped_query",
     requires="HED-1",
-    must_reject=WRONGS,
+    must_reject=SCORELESS_DEFECTS,
     min_rejection_rate=0.3,
     max_cases=4,
     number=4,
 )
 def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) -> None:
+    """Grouped heads match the oracle for rows of many keys."""
     wider = replace(case, n_heads=4, L=2)
-    problem = rebuilt(wider, replace(wider.config, n_kv_heads=2))  # with one for all, none can be mistaken
+    problem = with_config(wider, replace(wider.config, n_kv_heads=2))  # if all shared one, none could be mistaken
     expect_result(session(problem), session.expected(problem), f"the oracle's value for {case.S} keys")
 
 
 @property_of(
     "GQA-1",
-    replace(SEEDED, min_heads=2),
+    replace(DROPOUT_SEEDS, min_heads=2),
     needs=("grouped_query", "dropout"),
     requires="HED-1",
     must_reject=("zeros",),
@@ -116,17 +109,18 @@ def grouped_heads_on_long_rows_match_the_oracle(session: Session, case: Case) ->
     number=5,
 )
 def grouped_heads_drop(session: Session, case: Case) -> None:
-    problem = rebuilt(case, replace(grouped(case), dropout=0.5))
+    """Grouped heads drop in training, according to the seed, and not in evaluation."""
+    problem = with_config(case, replace(grouped(case), dropout=0.5))
     one, other = (session(problem, seed=seed).output for seed in (1, 2))
-    told = f"{other.code} is {one.code}, though p = 0.5 and the seed is another"
-    expect(not torch.equal(one.tensor, other.tensor), told, f"assert not {one.code}.equal({other.code})")
-    because = "the oracle's value: in evaluation nothing is dropped"
+    message = f"{other.code} equals {one.code}, though p = 0.5 and the seeds differ"
+    expect(not torch.equal(one.tensor, other.tensor), message, f"assert not {one.code}.equal({other.code})")
+    because = "the oracle's value: nothing is dropped in evaluation"
     expect_close(session(problem, mode="eval").output, session.expected(problem).output, because=because)
 
 
 @property_of(
     "GQA-1",
-    replace(DRAWN, min_heads=2),
+    replace(DROPOUT_PATTERNS, min_heads=2),
     needs=("grouped_query", "dropout=True"),
     requires="HED-1",
     must_reject=("zeros", "noise"),
@@ -134,8 +128,9 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
     number=6,
 )
 def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
+    """With grouped heads each weight is dropped on its own with probability p, and rescaled otherwise."""
     case = replace(case, L=17, S=17, head_dim=34)
-    expect_dropped(session, rebuilt(case, grouped(case)), 0.5, case.seed)
+    expect_dropped_weights(session, with_config(case, grouped(case)), 0.5, case.seed)
 
 
 @property_of(
@@ -148,7 +143,8 @@ def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
     number=7,
 )
 def grouped_heads_have_gradients(session: Session, case: Case) -> None:
-    problem = rebuilt(case, grouped(case))
+    """The gradients with grouped heads are within the bound."""
+    problem = with_config(case, grouped(case))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
 
@@ -158,14 +154,15 @@ def grouped_heads_have_gradients(session: Session, case: Case) -> None:
     replace(VARIANT, inputs=("cross",)),
     needs="kv_widths",
     requires="HED-1",
-    must_reject=WRONGS,
+    must_reject=SCORELESS_DEFECTS,
     min_rejection_rate=0.3,
 )
 def other_widths_match_the_oracle(session: Session, case: Case) -> None:
-    # One of the two is left at its default, one time in three each.
+    """kdim and vdim other than D work, and match the oracle."""
+    # Each of the two is left at its default one time in three.
     kdim = None if case.seed % 3 == 1 else 1 + case.seed % 7
     vdim = None if case.seed % 3 == 2 else 1 + case.seed // 7 % 7
-    problem = rebuilt(case, replace(case.config, kdim=kdim, vdim=vdim))
+    problem = with_config(case, replace(case.config, kdim=kdim, vdim=vdim))
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
     expect_result(session(problem), session.expected(problem), because)
 
@@ -179,5 +176,6 @@ def other_widths_match_the_oracle(session: Session, case: Case) -> None:
     number=2,
 )
 def other_widths_have_gradients(session: Session, case: Case) -> None:
-    problem = rebuilt(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
+    """The gradients with kdim and vdim other than D are within the bound."""
+    problem = with_config(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
     expect_gradients(session, problem, None, "with kdim and vdim other than d_model")

@@ -1,0 +1,50 @@
+"""A batch of sequences that a decoder takes position by position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.harness.assertions import expect, expect_close
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.session import Instance, Session
+from mha.spec import Problem
+
+
+class DecodedSequence:
+    """The positions of a problem, given to a decoder one after another; its cache is what the last step returned."""
+
+    def __init__(self, session: Session, problem: Problem, via: Instance | None = None) -> None:
+        session.scripted = False
+        self.decoder: Any = (via or session.built(problem)).attention.eval()
+        self.session, self.problem, self.cache = session, problem, None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Query, key and value of all positions, each (B, L, D)."""
+        return [self.problem.query, self.problem.key, self.problem.value]
+
+    def decode(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
+        """Decode one position of query, key and value, each (B, 1, D); return its output (B, 1, D).
+
+        active: boolean (B,), the items that have a position; all by default.
+        """
+        named = {} if active is None else {"active": active}
+        with torch.no_grad(), guarded("decode"):
+            output, self.cache = self.decoder.decode(*inputs, self.cache, **named)
+        shape = tuple(inputs[0].shape)
+        fits = isinstance(output, Tensor) and tuple(output.shape) == shape
+        actual = f"{getattr(output, 'shape', output)!r:.80}"
+        expect(fits, f"decode returned {actual}, but should return a tensor of shape {shape}")
+        return output  # type: ignore[no-any-return]  # it is a tensor
+
+    def decode_position(self, position: int) -> Tensor:
+        """Decode the inputs at a position; return its output (B, 1, D)."""
+        return self.decode([x[:, position : position + 1] for x in self.inputs])
+
+    def expect_one_pass(self, decoded: Tensor) -> None:
+        """The outputs (B, L, D) of all positions are those of one causal pass."""
+        result, expected = self.session.unscripted(decoded, "decoded"), self.session.expected(self.problem)
+        expect_close(result, expected.output, because="one causal pass over all positions")

@@ -1,0 +1,67 @@
+"""Domains that properties of several families share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mha.conformance.cases.domain import BOTH, DENSE, HALF, MODERATE, Domain
+from mha.conformance.cases.masks import COMMON
+
+# The sizes of everyday models.
+EVERYDAY_SIZES = Domain(
+    scale="wide",
+    masks=("none", "padding", "blocks", "full", "bias", "head_bias"),
+    causal=BOTH,
+    values=MODERATE,
+    inputs=("cross", "self"),
+)
+# Half precision, with so many elements that a root mean square over them is not a matter of luck.
+MANY_ELEMENTS_IN_HALF = Domain(dtypes=HALF, values=("normal",), min_heads=2, min_head_dim=8, min_B=2, min_L=8, min_S=8)
+LONG_ROWS = Domain(
+    masks=("none", "padding", "blocks", "queries", "full", "key_bias", "query_bias", "full_bias"),
+    causal=BOTH,
+    values=MODERATE,
+    layouts=("contiguous", "sliced"),
+    inputs=("cross", "self"),
+    scale="long",
+    max_heads=3,
+    max_B=2,
+)
+# Long rows in cross-attention, of 40 queries at most.
+FEW_QUERIES = replace(LONG_ROWS, inputs=("cross",), causal=(False,))
+# Training calls whose outputs show which weights were dropped; the properties choose the lengths themselves.
+DROPOUT_PATTERNS = Domain(
+    masks=COMMON,
+    causal=BOTH,
+    inputs=("cross", "self"),
+    values=("normal",),
+    layouts=DENSE,
+    modes=("train", "train_no_grad"),
+    max_heads=3,
+    max_B=2,
+)
+# Two seeds drop the same of 64 keys, or outputs, with probability 2^-64 only, even if all rows share a pattern.
+DROPOUT_SEEDS = Domain(values=("normal",), layouts=DENSE, modes=("train",), min_L=8, min_S=64, min_head_dim=8)
+# The dtype of the products under autocast, and calls in that mode.
+AUTOCAST_DTYPE = torch.bfloat16
+AUTOCAST = Domain(
+    masks=("none", "padding", "queries", "bias", "empty_item"),
+    causal=BOTH,
+    values=MODERATE,
+    layouts=DENSE,
+    modes=("eval",),
+    max_length=17,
+    dtypes=("float32",),
+)
+# Sequences that are decoded position by position.
+DECODING = Domain(
+    causal=(True,),
+    square=True,
+    values=MODERATE,
+    layouts=DENSE,
+    modes=("eval",),
+    need_weights=(False,),
+    max_length=65,
+)

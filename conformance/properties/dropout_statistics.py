@@ -1,0 +1,130 @@
+"""What is dropped, judged by its statistics; each test states how often it fails by chance.
+
+A test fails a correct implementation with probability `FALSE_ALARM` at most, and a run makes at most `TESTS` of them on
+an implementation, so that it fails a correct one with probability 1e-9 at most. The power, for `LARGE_LENGTH` squared
+weights and p = 0.5: a probability that is off by 0.019 is caught with probability 0.99.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.transforms import passing_heads, with_dropout, zeroed
+from mha.conformance.harness.assertions import expect, expect_equal
+from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.session import Session
+from mha.spec import Problem
+from mha.spec.bounds import Ball
+
+# 23 cases of 3 probabilities and 7 of one, 3 tests for each of up to 6 items times heads and 1 of all; 9 more; all in 4
+# dtypes and on 2 devices.
+TESTS = 4 * 2 * ((23 * 3 + 7) * (6 * 3 + 1) + 9)
+FALSE_ALARM = 1e-9 / TESTS
+# L = S where the share that is dropped is tested.
+LARGE_LENGTH = 256
+PROBABILITIES = (0.5, 0.1, 0.9)
+
+
+def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
+    """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
+
+    problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights.
+    """
+    problem = with_dropout(_showing_weights(problem), dropout)
+    batch, heads, _, length = problem.shape
+    output, expected = session(problem, seed=seed).output, session.expected(problem).output
+    allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
+    for item in range(batch):
+        for head in range(heads):
+            first, second = (slice(start, start + length) for start in (2 * head * length, (2 * head + 1) * length))
+            weights = output[item, slice(None), first]
+            expect_zero_or_rescaled(session, weights, expected[item, :, first], dropout, "the weight of key")
+            repeated = output[item, slice(None), second]
+            expect_equal(repeated, weights, because="a weight is dropped for all columns of its value, or for none")
+            expect_share(weights, allowed[item, head], dropout, ("queries", "keys"))
+            parts.append(weights)
+    count = int(allowed.all(0).all(0).sum())
+    if _chance_of_a_repeated_pattern(len(parts), count, dropout) <= FALSE_ALARM:
+        for one, other in combinations(parts, 2):
+            differ = not torch.equal(one.tensor == 0, other.tensor == 0)
+            assertion = f"assert not ({one.code} == 0).equal({other.code} == 0)"
+            expect(differ, f"with p = {dropout}, {one.code} and {other.code} drop the same weights", assertion)
+
+
+def expect_zero_or_rescaled(
+    session: Session, result: RecordedTensor, expected: Ball, dropout: float, what: str
+) -> None:
+    """Each element of a matrix is 0, or 1/(1 - p) times its value without dropout.
+
+    expected: the values without dropout. what: an element is called in the message, before its column.
+    """
+    values, factor = result.tensor.double(), 1 / (1 - dropout)
+    # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without dropout.
+    in_float32 = session.claims.rounding.softmax_in_float32
+    roundoff = torch.finfo(torch.float32 if in_float32 else result.tensor.dtype).eps / 2
+    reach = factor * (expected.rad + (factor + 2) * roundoff * expected.mid.abs())
+    violations = ((values != 0) & ~((values - factor * expected.mid).abs() <= reach)).nonzero()
+    if len(violations):
+        place = tuple(violations[0].tolist())
+        code, value, bound = result[place].code, factor * float(expected.mid[place]), float(reach[place])
+        message = f"{code}, {what} {place[1]} with p = {dropout}, is {float(values[place]):.6g}, but should be 0 or "
+        assertion = f"assert {code} == 0 or abs({code}.item() - {value!r}) <= {bound!r}, {code}"
+        expect(False, f"{message}{value:.6g}, 1/(1 - p) times its value without dropout", assertion)
+
+
+def expect_share(result: RecordedTensor, allowed: Tensor, dropout: float, names: tuple[str, str]) -> None:
+    """As many of the allowed elements are dropped as p says, and no two rows or columns drop the same.
+
+    allowed: boolean, in the shape of the matrix. names: what its rows are, and its columns.
+    """
+    dropped = (result.tensor == 0) & allowed
+    count, total = int(dropped.sum()), int(allowed.sum())
+    low, high = accepted_counts(total, dropout)
+    message = f"with p = {dropout}, {count} of {total} are dropped, but should be {low} to {high}: a correct "
+    masked = allowed.numel() - total
+    zeros = f"int(({result.code} == 0).sum())"
+    assertion = f"assert {low + masked} <= {zeros} <= {high + masked}, {zeros}"
+    expect(
+        low <= count <= high,
+        f"{message}implementation drops more or fewer with probability {FALSE_ALARM:.0e} only",
+        assertion,
+    )
+    for pattern, name, code in zip((dropped, dropped.T), names, (result.code, f"{result.code}.T"), strict=True):
+        rows, columns = pattern.shape
+        if not masked and _chance_of_a_repeated_pattern(rows, columns, dropout) <= FALSE_ALARM:
+            differ = len(pattern.unique(dim=0)) == rows
+            assertion = f"assert len(({code} == 0).unique(dim=0)) == {rows}"
+            expect(differ, f"with p = {dropout}, two {name} of {result.code} drop the same", assertion)
+
+
+@cache
+def accepted_counts(trials: int, p: float) -> tuple[int, int]:
+    """Return the range that a binomial variable leaves on either side with probability `FALSE_ALARM`/2 at most."""
+    counts = torch.arange(trials + 1, dtype=torch.float64)
+    logs = torch.distributions.Binomial(trials, torch.tensor(p, dtype=torch.float64)).log_prob(counts)
+    each = math.log(FALSE_ALARM / 2)
+    low = int((logs.logcumsumexp(0) <= each).sum())
+    return low, trials - int((logs.flip(0).logcumsumexp(0) <= each).sum())
+
+
+def _showing_weights(problem: Problem) -> Problem:
+    """Change a problem so that the output shows the weights twice, and these depend on the mask alone.
+
+    Queries are projected to zero, so that all allowed keys weigh the same. Each value has two columns of its own: in
+    the output, head h has S columns with its weight of each key, and then the same again.
+    """
+    batch, length, width = problem.value.shape
+    eye = torch.eye(length, width, dtype=problem.query.dtype, device=problem.query.device)
+    one_hot, w_v = eye.expand(batch, -1, -1).contiguous(), eye.repeat(2 * problem.config.kv_heads, 1)
+    problem = problem.map_inputs(lambda x: one_hot if x is problem.value else x)
+    return zeroed(passing_heads(problem), "w_q", "b_q", "b_v").change(w_v=w_v)
+
+
+def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:
+    """Return a bound on the probability that two of so many independent patterns of this size drop the same."""
+    return math.comb(patterns, 2) * (dropout**2 + (1 - dropout) ** 2) ** size

@@ -1,0 +1,53 @@
+"""The life of one module: inference, training, new weights, and inference again."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.layouts import leaf_of
+from mha.conformance.cases.masks import FEW
+from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.shared import expect_backward
+from mha.spec import Problem
+
+LIFETIME = Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED)
+
+
+def expect_lifetime(session: Session, problem: Problem) -> None:
+    """One module is correct in inference, in two steps of training, and after other weights took the place of its own.
+
+    The other weights are half of the first, written into the same parameters.
+    """
+    instance = session.built(problem)
+    module = instance.attention
+    for mode in ("inference", "no_grad"):
+        session(problem, mode=mode)
+    with_gradients = instance if isinstance(module, nn.Module) else None  # only a module's gradients can be cleared
+    for step in ("first", "second"):
+        if isinstance(module, nn.Module):
+            module.zero_grad()
+        leaves = problem.map_inputs(leaf_of)
+        expect_backward(
+            session, leaves, session.forward(leaves), f"in the {step} training step of one module", with_gradients
+        )
+    assume(isinstance(module, nn.Module), "the attention is not a torch.nn.Module")
+    assert isinstance(module, nn.Module)
+    halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
+    _copy_weights(session, session.built(halved).attention, module)
+    for mode in ("eval", "inference"):
+        output = session(problem, mode=mode, via=instance).output
+        expect_close(output, session.expected(halved).output, because="the oracle's value for the weights as they are")
+
+
+def _copy_weights(session: Session, source: object, module: nn.Module) -> None:
+    """Write the weights of one module into another."""
+    assert isinstance(source, nn.Module)
+    if session.claims.weight_gradients:
+        with torch.no_grad():
+            for parameter, new in zip(module.parameters(), source.parameters(), strict=True):
+                parameter.copy_(new)
+    else:  # the weights need not be parameters
+        module.load_state_dict(source.state_dict(), strict=False)

@@ -1,0 +1,120 @@
+"""STA-3: a call has no effect on the next one, nor on the backward pass of one before."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.layouts import leaf_of
+from mha.conformance.cases.masks import COMMON
+from mha.conformance.harness.assertions import assume, expect_unchanged
+from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.recording import RecordedOutput
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.shared import expect_backward, refuses
+from mha.spec import Problem
+from mha.spec.problem import INPUTS
+
+
+@property_of("STA-3", Domain(masks=COMMON, causal=BOTH))
+def calls_do_not_depend_on_calls_before(session: Session, case: Case) -> None:
+    """Two calls with the same inputs give the same bits, whatever calls are between them."""
+    problem = case.problem()
+    first, again = session(problem), session(problem)
+    _expect_unchanged(session, problem, again, first, "the call is the same")
+    generator = case.generator
+    between = [
+        problem.map_inputs(lambda x: x + torch.randn(x.shape, generator=generator).to(x)),
+        problem.map_inputs(lambda x: torch.cat([x, x.flip(1) + 1], 1)).change(mask=None),
+        problem.map_inputs(lambda x: x[:, :1]).change(mask=None),
+        problem.map_inputs(lambda x: x.repeat(2, 1, 1)).change(mask=None),
+        problem.change(mask=None),
+        problem.change(query=problem.query[..., :-1]),
+    ]
+    for other in between:
+        with suppress(Violation):  # the last one should raise; only the calls after it count
+            session(other)
+    _expect_unchanged(session, problem, session(problem), first, "the call is the same, with others between")
+    because = "the output of a new attention"
+    for other in between[:2]:
+        fresh = session.build(problem.config, problem.weights)
+        _expect_unchanged(session, other, session(other), session(other, via=fresh), because)
+
+
+def _expect_unchanged(
+    session: Session, problem: Problem, result: RecordedOutput, first: RecordedOutput, because: str
+) -> None:
+    """Output and weights, where both calls return them, are equal to the bit."""
+    expected = cache(partial(session.expected, problem))
+    expect_unchanged(session, result.output, first.output, bound=lambda: expected().output, because=because)
+    if result.weights is not None and first.weights is not None:
+        expect_unchanged(session, result.weights, first.weights, bound=lambda: expected().weights, because=because)
+
+
+@property_of("STA-3", Domain(masks=COMMON, causal=BOTH, layouts=DENSE), number=2)
+def tensors_may_change_between_calls(session: Session, case: Case) -> None:
+    """New numbers in the same tensors give what these numbers give in other tensors."""
+    problem, other = case.problem(), replace(case, seed=case.seed + 1).problem()
+    session.scripted = False  # a script names each tensor once, with its first numbers
+    session(problem)
+    for name in (*INPUTS, "mask"):
+        if getattr(problem, name) is not None:
+            getattr(problem, name).copy_(getattr(other, name))
+    fresh = session.build(problem.config, problem.weights)
+    copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
+    because = "the output of a new attention, which never saw the old numbers in these tensors"
+    _expect_unchanged(session, problem, session(problem), session(copied, via=fresh), because)
+
+
+@property_of(
+    "STA-3",
+    replace(LIFETIME, masks=COMMON),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("noise", "nan_gradients"),
+    max_cases=20,
+    number=3,
+)
+def calls_between_change_no_gradient(session: Session, case: Case) -> None:
+    """A call between an output and its backward pass changes no gradient."""
+    leaves = case.problem().map_inputs(leaf_of)
+    output = session.forward(leaves)
+    session.forward(leaves.map_inputs(lambda x: x.detach().flip(1) + 1))
+    expect_backward(session, leaves, output, "with another call before the backward pass")
+
+
+@property_of("STA-3", Domain(causal=(True,), inputs=("cross", "memory"), values=MODERATE), number=4)
+def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> None:
+    """A causal call is not affected by one before with as many queries on fewer keys."""
+    problem = case.problem()
+    longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    try:
+        expected = session(longer, via=session.build(problem.config, problem.weights)).output
+        session(problem)
+    except CallRaised:
+        assume(False, "L != S is refused, which CAU-3 allows")
+    because = "the output of a new attention, which never saw as many queries on fewer keys"
+    output = session(longer).output
+    expect_unchanged(session, output, expected, bound=lambda: session.expected(longer).output, because=because)
+
+
+@property_of(
+    "STA-3",
+    LIFETIME,
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("noise", "nan_gradients"),
+    max_cases=20,
+    number=5,
+)
+def one_module_serves_all_its_life(session: Session, case: Case) -> None:
+    """One module is correct in inference, in training, and with new weights."""
+    expect_lifetime(session, case.problem())
