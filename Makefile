@@ -48,7 +48,7 @@ lint: $(READY)
 	mkdir -p build/types/mha && for part in spec implementations conformance; do ln -sfn ../../../$$part build/types/mha/$$part; done
 	MYPYPATH=build/types $(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/lizard -l python -C 12 -L 40 -a 6 -w spec implementations conformance
+	$(BIN)/lizard -l python -C 12 -T nloc=40 -w spec implementations conformance
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -12,7 +12,7 @@ from mha.spec import Claims, Config, Output, Rounding, causal_mask, join_causal,
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
-def call(
+def call(  # noqa: PLR0913  the arguments of an attention
     module: nn.MultiheadAttention,
     /,
     query: Tensor,
@@ -28,7 +28,6 @@ def call(
     A mask (B, 1, 1, S) is `key_padding_mask` (B, S), and any other one is `attn_mask`. For the module, `is_causal` is a
     hint that `attn_mask` is the causal mask: where that is so, both are passed.
     """
-    # #lizard forgives(parameter_count): the arguments of an attention
     axis = 1 if module.batch_first and query.ndim == 3 else 0
     batch = query.shape[1 - axis] if query.ndim == 3 else 1
     lengths, padding = (query.shape[axis], key.shape[axis]), None

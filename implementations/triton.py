@@ -47,7 +47,6 @@ def store(base, positions, length, rows, D: tl.constexpr, BLOCK_D: tl.constexpr)
 @triton.jit
 def score(q, k, scale, mask, m_row, m_key, rows, keys, L, S, HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr):
     """Return the scores of a tile, -infinity where a query may not attend; mask: that of one head."""
-    # #lizard forgives(parameter_count): pointers, strides and sizes
     allowed = (rows < L)[:, None] & (keys < S)[None, :]
     if IS_CAUSAL:
         allowed = allowed & (rows[:, None] >= keys[None, :])
@@ -81,7 +80,6 @@ def forward_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Attend from one tile of queries of one head of one item, over all tiles of keys."""
-    # #lizard forgives(parameter_count): pointers, strides and sizes
     rows, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
@@ -112,7 +110,6 @@ def query_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient of one tile of queries over all tiles of keys."""
-    # #lizard forgives(parameter_count): pointers, strides and sizes
     rows, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     q_tile = load(q + item * L * D, rows, L, D, BLOCK_D, WIDE)
@@ -136,7 +133,6 @@ def key_kernel(
     HAS_MASK: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of one tile of keys and values over all tiles of queries."""
-    # #lizard forgives(parameter_count): pointers, strides and sizes
     keys, item = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.program_id(0).to(tl.int64)
     mask += (item // heads) * m_item + (item % heads) * m_head
     k_tile = load(k + item * S * D, keys, S, D, BLOCK_D, WIDE)

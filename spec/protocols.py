@@ -46,7 +46,6 @@ class Attention(Protocol):
         is_causal: whether to apply the causal mask as well. need_weights: whether to return the weights.
         Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause MSK-12).
         """
-        # #lizard forgives(parameter_count): the arguments of attention
         ...
 
     def train(self) -> Any:

@@ -42,7 +42,7 @@ def spec(
 
 
 @app.command(epilog="Example: mha check my_file.py:MyAttention")
-def check(
+def check(  # noqa: PLR0913  the options of the command
     targets: Annotated[
         list[str], typer.Argument(metavar="TARGET", help="A registered name, module:object, or file.py:Class.")
     ],
@@ -70,7 +70,6 @@ def check(
     A plain module class needs no adapter: how to build and call it is inferred. The exit status is 0 if every
     implementation conforms, 1 if one does not, and 2 if something could not be checked.
     """
-    # #lizard forgives(parameter_count): the options of the command
     from mha.conformance.cli.check import check_all
     from mha.conformance.settings import DEFAULT_DTYPES, Settings
 
@@ -134,7 +133,7 @@ def replay(
 
 
 @app.command(epilog='Example: mha waive MSK-8 --reason "rows are never empty"')
-def waive(
+def waive(  # noqa: PLR0913  the options of the command
     clause: Annotated[str, typer.Argument(help="The clause that fails.")],
     reason: Annotated[str, typer.Option(help="Why the failure is accepted.")],
     impl: Annotated[
@@ -153,7 +152,6 @@ def waive(
     file: Annotated[Path, typer.Option(metavar="FILE", help="The waiver file to add to.")] = Path("waivers.toml"),
 ) -> None:
     """Accept a failure of the last run by adding a waiver to a file."""
-    # #lizard forgives(parameter_count): the options of the command
     from mha.conformance.cli.waive import waive_failure
     from mha.conformance.waivers import Waiver
 
@@ -166,7 +164,7 @@ def waive(
 
 
 @app.command(epilog="Example: mha bench sdpa vectorized --shape encoder")
-def bench(
+def bench(  # noqa: PLR0913  the options of the command
     targets: Annotated[
         list[str], typer.Argument(metavar="TARGET", help="Implementations; the others are compared with the first.")
     ],
@@ -190,7 +188,6 @@ def bench(
     ] = None,
 ) -> None:
     """Time conforming implementations side by side."""
-    # #lizard forgives(parameter_count): the options of the command
     from mha.conformance.cli.bench import BenchOptions, run_benchmarks
 
     with _errors_in_one_line():
@@ -232,7 +229,7 @@ def init(
 
 
 @app.command(epilog="Example: mha faults --markdown kills.md")
-def faults(
+def faults(  # noqa: PLR0913  the options of the command
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Names of faults. Default: all of them.")
     ] = None,
@@ -246,7 +243,6 @@ def faults(
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the matrix as a picture.")] = None,
 ) -> None:
     """Run the self-test: check that every known fault is caught."""
-    # #lizard forgives(parameter_count): the options of the command
     from mha.conformance.cli.faults import self_test
 
     status = 0

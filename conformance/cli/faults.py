@@ -15,7 +15,7 @@ from mha.conformance.settings import PROFILES, validate_choice
 Form = Callable[[Collection[Kill]], str]
 
 
-def self_test(
+def self_test(  # noqa: PLR0913  the options of the command
     names: Sequence[str],
     seed: int,
     profile: str,
@@ -30,7 +30,6 @@ def self_test(
     Yields each line to print, and False with it if it reports a fault that is not caught. Raises ValueError for an
     unknown name or profile, and for a file that cannot be written, before anything is judged if possible.
     """
-    # #lizard forgives(parameter_count): the options of the command
     _validate_names(names)
     validate_choice("profile", [profile], PROFILES)
     files: dict[Form, Path | None] = {to_json: json, to_markdown: markdown, to_svg: svg}

@@ -20,7 +20,7 @@ from mha.implementations import Resolved, preflight
 from mha.spec import CLAUSES, Claims, Implementation
 
 
-def check(
+def check(  # noqa: PLR0913  the public options
     implementation: Implementation | Resolved,
     profile: str = "default",
     seed: int = 0,
@@ -40,7 +40,6 @@ def check(
     >>> check(resolve("sdpa")[0], "quick", clauses=["SHP-1"], dtypes=["float32"]).conforms
     True
     """
-    # #lizard forgives(parameter_count): the public options
     settings = Settings(
         profile=profile,
         seed=seed,

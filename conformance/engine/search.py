@@ -134,7 +134,6 @@ class Search:
         seed: int,
         waivers: Collection[Waiver] = (),
     ) -> None:
-        # #lizard forgives(parameter_count): what a search is made of, each used throughout
         self.implementation, self.prop, self.space, self.budget = implementation, prop, space, budget
         self.waivers = waivers
         key = f"{seed}:{prop.clause}:{prop.number}:{space.dtype}:{space.device}"

@@ -98,7 +98,6 @@ class Complete(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Bring the inputs to (B, N, width), attend, and return the output in the layout of the inputs."""
-        # #lizard forgives(parameter_count): the call of the contract
         if query.ndim == 2:
             batched = self.attend(query[None], key[None], value[None], mask, is_causal, need_weights)
             return Output(batched.output[0], batched.weights)
@@ -111,7 +110,6 @@ class Complete(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
     ) -> Output:
         """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they are requested."""
-        # #lizard forgives(parameter_count): the call of the contract
         validate_call(self.config, query, key, value, mask)
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
         allowed, bias = self.allow(mask, is_causal, q, k)

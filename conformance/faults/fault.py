@@ -56,7 +56,7 @@ class Fault:
         return str(vars(self.cls).get("source", ""))
 
 
-def fault(
+def fault(  # noqa: PLR0913  the fields of a declaration, by name
     clause: str,
     *,
     dtype: str = "float32",
@@ -73,7 +73,6 @@ def fault(
     claims: those of the base class by default. implementation: made of the class by default; it is also
     `faulty_<class>` in the module of the class, where the script of a failure imports it from.
     """
-    # #lizard forgives(parameter_count): the fields of a declaration, by name
     assert clause in CLAUSES, f"{clause} is not a clause of the contract"
     cell = partial(Fault, clause=clause, dtype=dtype, caught_by=caught_by, script_shows=script_shows)
     about = {"trigger": trigger, "source": source}

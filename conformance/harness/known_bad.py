@@ -54,7 +54,6 @@ class TextbookAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Return the output (B, L, D), and the weights (B, H, L, S) if they are asked for."""
-        # #lizard forgives(parameter_count): the signature of `mha.spec.Attention`
         if computable(query) is not query:
             inputs = (computable(x) for x in (query, key, value))
             mask = None if mask is None else computable(mask)

@@ -111,7 +111,6 @@ class Session:
         by default that of the problem. seed: set before the call. dtypes: those that the result may have, by default
         that of the query. Raises CallRaised, and Violation for a result that is not as the contract describes it.
         """
-        # #lizard forgives(parameter_count): the options of a call, each by name
         wants_weights = self.case.need_weights if need_weights is None else need_weights
         instance = via or self.built(problem)  # built as users build it, outside the modes of the call
         step = CallStep(len(self._done) + 1, instance.number, problem, wants_weights, mode or self.case.mode, seed)

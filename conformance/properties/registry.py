@@ -81,7 +81,7 @@ def is_claimed(claims: Claims, need: str) -> bool:
     return not several.isdisjoint(values.split("|"))
 
 
-def property_of(
+def property_of(  # noqa: PLR0913  the fields of a property, each by name
     clause: str,
     domain: Domain | None = None,
     *,
@@ -117,7 +117,6 @@ def property_of(
         assert known.name == new.name, f"{clause} already has a property number {number}: {known.name}"
         return function
 
-    # #lizard forgives(parameter_count): the fields of a property, each by name
     return register
 
 

@@ -30,7 +30,7 @@ OPTION_NAMES = {
 class Call(Protocol):
     """Calls a module or a kernel with a canonical mask, which it translates."""
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  the arguments of an attention
         self,
         target: Any,
         /,
@@ -46,7 +46,6 @@ class Call(Protocol):
 
         target: the module or kernel. The other arguments are those of `mha.spec.Attention`.
         """
-        # #lizard forgives(parameter_count): the arguments of an attention
         ...
 
 
@@ -154,7 +153,7 @@ class CallByName:
     batch_axis: int
     length_axis: int
 
-    def __call__(
+    def __call__(  # noqa: PLR0913  the arguments of an attention
         self,
         target: Any,
         /,
@@ -167,7 +166,6 @@ class CallByName:
         need_weights: bool,
     ) -> Output:
         """Call the target with its own names and its own format of masks."""
-        # #lizard forgives(parameter_count): the arguments of an attention
         names = self.signature
         if names.one_input and not (query is key is value):
             raise NotImplementedError(f"{self.label} takes one input: query, key and value must be one tensor")

@@ -112,7 +112,6 @@ class KernelAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Project, call the kernel, and project back; see `mha.spec.Attention`."""
-        # #lizard forgives(parameter_count): the arguments of an attention
         validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
         split = f"b l (h d) -> {self.layout}"
         heads = [

@@ -49,7 +49,7 @@ Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, Param
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
 
-def from_module(
+def from_module(  # noqa: PLR0913  the public options, each by name
     constructor: Callable[..., nn.Module],
     *,
     parameters: Parameters,
@@ -109,7 +109,6 @@ def from_module(
     >>> attention(x, x, x).output.shape
     torch.Size([5, 3, 6])
     """
-    # #lizard forgives(parameter_count): the public options, each by name
     target = constructor.func if isinstance(constructor, partial) else constructor
     label = name or str(getattr(target, "__name__", "module"))
     if not (inspect.isclass(target) and issubclass(target, nn.Module)):
@@ -195,7 +194,6 @@ class ModuleAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
-        # #lizard forgives(parameter_count): the arguments of an attention
         if mask is not None and self.adapter.mask_shape:
             mask = mask[(None,) * (4 - mask.ndim)]
             mask = mask.expand(-1, self.config.n_heads, -1, -1)  # raises for a number of heads that is not 1 or H

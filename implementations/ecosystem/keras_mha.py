@@ -21,7 +21,6 @@ class Keras(nn.Module):
         self.layer.build((None, None, d_model), (None, None, d_model))
 
     def forward(self, query, key, value, mask=None, is_causal=False, need_weights=False):
-        # #lizard forgives(parameter_count): the arguments of an attention
         options = {"use_causal_mask": is_causal, "return_attention_scores": need_weights, "training": self.training}
         return self.layer(query, value, key, attention_mask=mask, **options)
 

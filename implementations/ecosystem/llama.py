@@ -12,7 +12,6 @@ from mha.spec.claims import COMPUTE_DTYPES
 
 class Llama(LlamaAttention):
     def __init__(self, d_model, n_heads, n_kv_heads, bias, dropout, attn):
-        # #lizard forgives(parameter_count): the fields of Config, which are recognised by name
         sizes = {"hidden_size": d_model, "num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads}
         options = {"attention_bias": bias, "attention_dropout": dropout, "attn_implementation": attn}
         rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}  # an odd d_k is rejected otherwise
