@@ -95,7 +95,7 @@ def test_failure_is_described_and_gives_status_1(faulty: str) -> None:
 
 def test_script_of_a_failure_runs_alone_and_fails(faulty: str, tmp_path: Path) -> None:
     done = run("-k", "MSK-8", "--mha-impl", faulty, *QUICK)
-    indented = done.stdout.split("save this as a file and run it:")[1].split("=====")[0]
+    indented = done.stdout.split("run it:\n\n")[1].split("=====")[0]
     script = tmp_path / "script.py"
     script.write_text("\n".join(line.removeprefix("    ") for line in indented.splitlines()))
     imported = "from mha.conformance.faults.mask_edges import faulty_FiniteFill as"
@@ -117,7 +117,8 @@ def test_workers_give_the_same_verdicts() -> None:
     summaries = [done.stdout.split("judging: torch_mha")[-1].split("=====")[0] for done in (alone, shared)]
     assert summaries[0] == summaries[1]
     assert "torch_mha: conforms" in summaries[0]
-    assert "(1 pass, 1 waived;" in summaries[0]
+    assert "1 pass" in summaries[0]
+    assert "1 waived" in summaries[0]
 
 
 A_CLASS = "mha.spec:Config"
@@ -132,7 +133,7 @@ BAD_INPUT = {
     "a seed that is not a number": (("--mha-seed", "three"), "--mha-seed must be a whole number"),
     "a report in an unknown format": (
         ("--mha-report", "report.doc"),
-        "--mha-report must be the name of a .html or .json or .md file",
+        "--mha-report takes a file name that ends in .html, .json or .md",
     ),
     "a report in a missing folder": (("--mha-report", "no/such/report.json"), "there is no folder 'no/such' to write"),
     "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),
