@@ -56,9 +56,7 @@ def check(
         list[str] | None, typer.Option(metavar="NAME", help="cpu or cuda. Default: cpu. Repeatable.")
     ] = None,
     profile: Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")] = "default",
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of the cases; the same seed repeats the run.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases; the same seed repeats the run.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Require the clauses of level SHOULD too.")] = False,
     waivers: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Known failures to accept; see mha waive.")
@@ -232,9 +230,7 @@ def faults(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Names of faults. Default: all of them.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of the cases; the same seed repeats the run.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases; the same seed repeats the run.")] = 0,
     profile: Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")] = "default",
     every_clause: Annotated[
         bool, typer.Option("--every-clause", help="Check every clause, not only those that must catch the fault.")
