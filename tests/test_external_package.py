@@ -75,11 +75,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((source / "dist").glob("*.whl"))
 
 
+def run(*command: object, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with this PYTHONPATH instead of that of the tests."""
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(
+        [str(word) for word in command], cwd=folder, capture_output=True, text=True, timeout=300, env=environment
+    )
+
+
 def judge(python: Path | str, folder: Path, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
     """Run pytest in a folder."""
-    command = [str(python), "-m", "pytest", *arguments, *ONE_CLAUSE]
-    environment = os.environ | ({"PYTHONPATH": path} if path else {})
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    return run(python, "-m", "pytest", *arguments, *ONE_CLAUSE, folder=folder, path=path)
 
 
 def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: str, path: str = "") -> None:
@@ -106,7 +112,8 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
 
 def test_external_package_is_judged_from_a_checkout(package: Path, tmp_path: Path) -> None:
     pip(sys.executable, "install", package, "--target", tmp_path)
-    expect_verdicts(sys.executable, CHECKOUT, tmp_path / "report.json", "conformance", path=str(tmp_path))
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    expect_verdicts(sys.executable, CHECKOUT, tmp_path / "report.json", "conformance", path=path)
 
 
 NO_MODULE_TWICE = """\
@@ -134,11 +141,9 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
     expect_verdicts(python, folder, tmp_path / "report.json", "--pyargs", "mha.conformance")
     (tmp_path / "once.py").write_text(NO_MODULE_TWICE)
     arguments = ("--pyargs", "mha.conformance", "--mha-impl", "loop", *ONE_CLAUSE)
-    command = [str(python), str(tmp_path / "once.py"), *arguments]
-    once = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    once = run(python, tmp_path / "once.py", *arguments, folder=folder)
     assert once.returncode == 0, once.stdout + once.stderr
-    where = [str(python), "-c", "import mha.conformance; print(mha.conformance.__file__)"]
-    imported = subprocess.run(where, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    imported = run(python, "-c", "import mha.conformance; print(mha.conformance.__file__)", folder=folder)
     assert str(site) in imported.stdout
 
 

@@ -135,7 +135,7 @@ BAD_INPUT = {
         ("--mha-report", "report.doc"),
         "--mha-report takes a file name that ends in .html, .json or .md",
     ),
-    "a report in a missing folder": (("--mha-report", "no/such/report.json"), "there is no folder 'no/such' to write"),
+    "a report in a missing folder": (("--mha-report", "no/such/report.json"), "there is no folder 'no/such'"),
     "a missing waiver file": (("--mha-waivers", "nowhere.toml"), "the waiver file 'nowhere.toml' cannot be read"),
 }
 
