@@ -67,7 +67,7 @@ class Waiver:
             if not isinstance(getattr(self, name), str):
                 raise WaiverError(f"{name} must be a string, but is {getattr(self, name)!r}")
         if self.clause not in CLAUSES:
-            raise WaiverError(f"unknown clause {self.clause!r}; `mha spec` lists the clauses")
+            raise WaiverError(f"unknown clause {self.clause!r}; `mha spec` lists them")
         if not self.reason.strip():
             raise WaiverError("a waiver needs a reason: say why the failure is accepted")
         if self.where:

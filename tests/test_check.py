@@ -65,7 +65,7 @@ def test_plain_class_is_inferred_and_judged() -> None:
 
 def test_script_of_an_inferred_class_runs_alone_and_fails() -> None:
     _, output = run(PLAIN, *QUICK)
-    indented = output.split("save this as a file and run it:\n\n")[1].split("\n\nMultiHeadAttention: ")[0]
+    indented = output.split("run it:\n\n")[1].split("\n\nMultiHeadAttention: ")[0]
     script = "\n".join(line.removeprefix("    ") for line in indented.splitlines())
     with pytest.raises(AssertionError):
         exec(compile(script, "script", "exec"), {})

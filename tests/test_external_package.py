@@ -1,4 +1,4 @@
-"""A package is found where it lies; one that registers an implementation is judged, from a checkout and a wheel."""
+"""Implementations of other packages are judged, both from a checkout and from an installed wheel."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def attend(q, k, v, scale):
     return (q @ k.transpose(-1, -2) * scale).softmax(-1) @ v
 
 
-def right(q, k, v):
+def scaled(q, k, v):
     return attend(q, k, v, q.shape[-1] ** -0.5)
 
 
-def wrong(q, k, v):
+def unscaled(q, k, v):
     return attend(q, k, v, 1.0)
 
 
-implementation = from_kernel(right, name="my-attention", mask=None)
-mistake = from_kernel(wrong, name="my-mistake", mask=None)
+implementation = from_kernel(scaled, name="my-attention", mask=None)
+mistake = from_kernel(unscaled, name="my-mistake", mask=None)
 """
 
 
@@ -66,7 +66,7 @@ def pip(python: Path | str, *arguments: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the external package."""
+    """Return the wheel of a package that registers an implementation, a faulty one, and one that cannot be loaded."""
     source = tmp_path_factory.mktemp("my-attention")
     (source / "pyproject.toml").write_text(PROJECT)
     (source / "my_attention.py").write_text(MODULE)
@@ -75,15 +75,21 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((source / "dist").glob("*.whl"))
 
 
+def run(*command: object, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with this PYTHONPATH instead of that of the tests."""
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(
+        [str(word) for word in command], cwd=folder, capture_output=True, text=True, timeout=300, env=environment
+    )
+
+
 def judge(python: Path | str, folder: Path, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
     """Run pytest in a folder."""
-    command = [str(python), "-m", "pytest", *arguments, *ONE_CLAUSE]
-    environment = os.environ | ({"PYTHONPATH": path} if path else {})
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    return run(python, "-m", "pytest", *arguments, *ONE_CLAUSE, folder=folder, path=path)
 
 
 def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: str, path: str = "") -> None:
-    """The right implementation passes, the wrong one fails, and the broken plugin is told in each way of asking."""
+    """Expect that the correct implementation passes, the faulty one fails, and the broken plugin is reported."""
     passed = judge(python, folder, *arguments, "--mha-impl", "my-attention", path=path)
     assert passed.returncode == 0, passed.stdout + passed.stderr
     assert "my-attention: conforms (1 pass;" in passed.stdout
@@ -106,7 +112,8 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
 
 def test_external_package_is_judged_from_a_checkout(package: Path, tmp_path: Path) -> None:
     pip(sys.executable, "install", package, "--target", tmp_path)
-    expect_verdicts(sys.executable, CHECKOUT, tmp_path / "report.json", "conformance", path=str(tmp_path))
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    expect_verdicts(sys.executable, CHECKOUT, tmp_path / "report.json", "conformance", path=path)
 
 
 NO_MODULE_TWICE = """\
@@ -126,7 +133,7 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
-    # Everything but the two wheels comes from the environment of these tests.
+    # Everything except the two wheels comes from the environment of these tests.
     (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip(sys.executable, "install", *(tmp_path / "dist").glob("*.whl"), package, "--target", site)
     folder = tmp_path / "empty"
@@ -134,23 +141,13 @@ def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) 
     expect_verdicts(python, folder, tmp_path / "report.json", "--pyargs", "mha.conformance")
     (tmp_path / "once.py").write_text(NO_MODULE_TWICE)
     arguments = ("--pyargs", "mha.conformance", "--mha-impl", "loop", *ONE_CLAUSE)
-    command = [str(python), str(tmp_path / "once.py"), *arguments]
-    once = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    once = run(python, tmp_path / "once.py", *arguments, folder=folder)
     assert once.returncode == 0, once.stdout + once.stderr
-    assert (
-        str(site)
-        in subprocess.run(
-            [str(python), "-c", "import mha.conformance; print(mha.conformance.__file__)"],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            check=True,
-            timeout=60,
-        ).stdout
-    )
+    imported = run(python, "-c", "import mha.conformance; print(mha.conformance.__file__)", folder=folder)
+    assert str(site) in imported.stdout
 
 
-def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_package").mkdir()
     code = "from mha.conformance.faults.base import correct as implementation\n"
     (tmp_path / "a_package" / "neighbour.py").write_text(code)
@@ -160,5 +157,5 @@ def test_a_package_is_found_where_the_judge_is_called(tmp_path: Path, monkeypatc
         resolve(f"{file}:implementation")
     before = list(sys.path)
     monkeypatch.chdir(tmp_path)
-    (found,) = resolve("a_package.attention:implementation")
-    assert (found.implementation.name, sys.path) == ("Correct", before)
+    (resolved,) = resolve("a_package.attention:implementation")
+    assert (resolved.implementation.name, sys.path) == ("Correct", before)

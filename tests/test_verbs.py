@@ -51,7 +51,7 @@ def test_last_run_is_kept_reported_and_replayed() -> None:
     status, output = run("report")
     assert status == 1
     assert "FiniteFill   ✓  ✗1" in output
-    assert "1 of the 2 clauses" in output
+    assert "1 of 2 claimed clauses pass" in output
     status, output = run("replay")
     assert status == 1
     assert output.startswith("FAILS        MSK-8   FiniteFill, float32 on cpu: output_2[0, 0, 0] is -0.0798787")
@@ -95,7 +95,8 @@ def test_waiver_is_written_for_a_failure_and_applies() -> None:
     assert Path("waivers.toml").read_text() == written
     status, output = judge("--waivers", "waivers.toml")
     assert status == 0
-    assert "(1 pass, 1 waived;" in output
+    assert "1 pass" in output
+    assert "1 waived" in output
     Path("waivers.toml").write_text("# ours")
     assert run("waive", "MSK-8", *arguments) == (2, "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n")
 
@@ -179,7 +180,7 @@ def test_report_is_rendered_merged_and_compared() -> None:
     assert Path("all.html").read_text().startswith("<!doctype html>")
     status, output = run("report", "one.json", "all.json")
     assert status == 0
-    assert output.splitlines()[-1].startswith("10 verdicts, 5 ")
+    assert output.splitlines()[-1] == "unchanged: 5 of 10 verdicts"
     status, output = run("report", "other.json", "one.json")
     assert status == 1
     assert "new failures: 1" in output

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from mha.conformance.reports.files import LAST
+# That of `reports.files`, whose import would load the renderers of reports.
+LAST = Path(".mha") / "last.json"
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 

@@ -41,7 +41,7 @@ class Printer:
 
     def paragraph(self, text: str) -> None:
         """Print a paragraph."""
-        self._print(Text(text), "paragraph")
+        self._print(Text(text.rstrip("\n")), "paragraph")
 
     def line(self, text: str) -> None:
         """Print a line."""

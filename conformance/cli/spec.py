@@ -29,5 +29,5 @@ def contract_text(word: str | None, *, markdown: bool = False) -> str:
     if wanted in CLAUSES:
         return page(wanted, min(shutil.get_terminal_size().columns, WIDEST))
     near = get_close_matches(wanted, [*CLAUSES, *FAMILIES], n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "`mha spec` lists the clauses"
+    hint = f"did you mean {', '.join(near)}?" if near else "`mha spec` lists them"
     raise ValueError(f"{word!r} is neither a clause, such as MSK-1, nor a family, such as MSK; {hint}")
