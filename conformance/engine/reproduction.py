@@ -37,7 +37,7 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
     for step in session.steps:
         body += _lines(step, session, names)
     body += violation.assertion
-    used = (module for module in MODULES if any(f"{module}." in line for line in body))
+    used = [module for module in MODULES if any(f"{module}." in line for line in body)]
     lines = [
         f'"""{clause} ({known.level}): {known.statement}',
         "",
@@ -45,7 +45,7 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
         '"""',
         "",
         *(f"import {module}" for module in used),
-        "",
+        *[""] * bool(used),
         "import torch",
         "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
         "",

@@ -65,29 +65,28 @@ def expect_no_worse(code: str, result: Tensor, plain: Tensor, expected: Tensor) 
 
 def expect_close(result: RecordedTensor, expected: Ball, *, because: str) -> None:
     """Every element is within the radius of the expected ball, with NaN and infinity in the same places."""
-    expect_shape(result, tuple(expected.mid.shape))
-    value, actual = expected.mid, result.tensor.detach().double()
-    assume(not actual.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
-    error = (actual - value).abs()
-    ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
-    if bool((error <= expected.rad).all()):  # and then no number is NaN
-        result.note_margin(float(ratio.max()) if ratio.numel() else 0.0)
-        return
-    finite = actual.isfinite() & value.isfinite()
-    same = torch.where(finite, error <= expected.rad, (actual == value) | (actual.isnan() & value.isnan()))
-    same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
-    ratio = ratio.where(finite, 0.0)
-    if bool(same.all()):
-        result.note_margin(float(ratio.max()))
-        return
-    place = _place_of_largest(torch.where(finite, ratio, float("inf")).masked_fill(same, -1.0))
-    raise _outside_the_bound(result, expected, place, because)
+    place = _outside(result, expected)
+    if place is not None:
+        bound = float(expected.rad[place])
+        wording = f"{{}} within {bound:.3g} (the bound on rounding)"
+        message = _message(result, expected.mid, place, wording, because)
+        raise Violation(message, _bound_assertion(result[place].code, float(expected.mid[place]), bound))
 
 
-def expect_agree(result: RecordedTensor, expected: RecordedTensor, *, bounds: tuple[Ball, Ball], because: str) -> None:
-    """Two results differ by at most the sum of the bounds of both; neither is compared with the oracle."""
-    reach = bounds[0].rad + bounds[1].rad
-    expect_close(result, Ball(expected.tensor.detach().double(), reach), because=f"{because} ({expected.code})")
+def expect_agree(result: RecordedTensor, other: RecordedTensor, *, bounds: tuple[Ball, Ball], because: str) -> None:
+    """Two results differ by at most the sum of the bounds of both; neither is compared with the oracle.
+
+    because: what the other result is.
+    """
+    reach = Ball(other.tensor.detach().double(), bounds[0].rad + bounds[1].rad)
+    place = _outside(result, reach)
+    if place is not None:
+        bound, code = float(reach.rad[place]), result[place].code
+        message = (
+            f"{code} is {result.tensor[place].item():.9g}, but {other[place].code}, {because}, is "
+            f"{float(reach.mid[place]):.9g}; the two should agree within {bound:.3g} (the bounds on rounding of both)"
+        )
+        raise Violation(message, _bound_assertion(code, float(reach.mid[place]), bound))
 
 
 def expect_unchanged(
@@ -121,12 +120,31 @@ def _root_mean_square(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
 
 
-def _outside_the_bound(result: RecordedTensor, expected: Ball, place: tuple[int, ...], because: str) -> Violation:
-    value, bound, code = float(expected.mid[place]), float(expected.rad[place]), result[place].code
-    message = _message(result, expected.mid, place, f"{{}} within {bound:.3g} (the bound on rounding)", because)
+def _outside(result: RecordedTensor, expected: Ball) -> tuple[int, ...] | None:
+    """Return the place that is farthest outside the ball relative to its radius, or None, and note the margin."""
+    expect_shape(result, tuple(expected.mid.shape))
+    value, actual = expected.mid, result.tensor.detach().double()
+    assume(not actual.numel() or not bool(expected.rad.isinf().all()), "a step may overflow, so nothing is known")
+    error = (actual - value).abs()
+    ratio = (error / expected.rad).nan_to_num(nan=0.0, posinf=math.inf)
+    if bool((error <= expected.rad).all()):  # and then no number is NaN
+        result.note_margin(float(ratio.max()) if ratio.numel() else 0.0)
+        return None
+    finite = actual.isfinite() & value.isfinite()
+    same = torch.where(finite, error <= expected.rad, (actual == value) | (actual.isnan() & value.isnan()))
+    same |= expected.rad == float("inf")  # where a step may overflow, nothing is known
+    ratio = ratio.where(finite, 0.0)
+    if bool(same.all()):
+        result.note_margin(float(ratio.max()))
+        return None
+    return _place_of_largest(torch.where(finite, ratio, float("inf")).masked_fill(same, -1.0))
+
+
+def _bound_assertion(code: str, value: float, bound: float) -> tuple[str, ...]:
+    """Return the lines of script that compare an element with a value within a bound."""
     if math.isnan(value):
-        return Violation(message, (f"assert {code}.isnan(), {code}.item()",))
-    return Violation(message, (f"error = abs({code}.item() - {value!r})", f"assert error <= {bound!r}, error"))
+        return (f"assert {code}.isnan(), {code}.item()",)
+    return (f"error = abs({code}.item() - {value!r})", f"assert error <= {bound!r}, error")
 
 
 def _place_of_largest(error: Tensor) -> tuple[int, ...]:

@@ -89,13 +89,13 @@ def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
         # Inputs that require gradients are compiled once more: code is generated for them, since it has both passes.
         plain = "aot_eager" if differentiable else backend
         output = session(problem, via=compiled(plain), mode="no_grad").output
-        because = f"the output in eager, against that compiled under no_grad (backend {plain!r})"
+        because = f"the eager output (instead of compiled with the backend {plain!r}, under no_grad)"
         expect_agree(output, base, bounds=(bound, bound), because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
             recorded = session.forward(leaves, via=compiled(backend))
             output = session.unscripted(recorded.detach(), "compiled")
-            because = f"the output in eager, against that compiled for gradients (backend {backend!r})"
+            because = f"the eager output (instead of compiled with the backend {backend!r}, with gradients)"
             expect_agree(output, base, bounds=(bound, bound), because=because)
             expect_backward(session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem))
 

@@ -121,7 +121,7 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
     base, bound = session(problem).output, session.expected(problem).output
     for form in forms:
         output = session(problem.change(mask=form)).output
-        because = f"the result for the mask of shape {tuple(mask.shape)}, here of shape {tuple(form.shape)}"
+        because = f"the result for the mask of shape {tuple(mask.shape)} (instead of {tuple(form.shape)})"
         expect_agree(output, base, bounds=(bound, bound), because=because)
 
 

@@ -32,7 +32,7 @@ def asking_for_weights_changes_no_output(session: Session, case: Case) -> None:
     assume(not refuses(session, problem), ALWAYS_RAISES)
     bound = session.expected(problem).output
     without, with_weights = (session(problem, need_weights=need_weights).output for need_weights in (False, True))
-    because = f"the result with need_weights=True, in the mode {case.mode!r}"
+    because = f"the result with need_weights=True (instead of False) in the mode {case.mode!r}"
     expect_agree(without, with_weights, bounds=(bound, bound), because=because)
 
 
@@ -68,7 +68,7 @@ def _expect_one_result(session: Session, case: Case) -> None:
     bound, base = session.expected(problem).output, session(problem).output
     for mode in ALL_MODES[1:]:
         output = session(problem, mode=mode).output
-        because = f"the mode {mode!r} should give the same result as {case.mode!r}"
+        because = f"the result in the mode {case.mode!r} (instead of {mode!r})"
         expect_agree(output, base, bounds=(bound, bound), because=because)
 
 
@@ -88,7 +88,7 @@ def forms_of_one_mask_agree(session: Session, case: Case) -> None:
         base = session(boolean).output
         for form, same in _forms(session, boolean).items():
             output = session(same).output
-            because = f"the result for the boolean mask, here the same mask {form}"
+            because = f"the result for the boolean mask (instead of the same mask {form})"
             expect_agree(output, base, bounds=(bound, bound), because=because)
 
 

@@ -65,7 +65,7 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
             kept = unchanged[item].nonzero().flatten()
             positions = replaced[item].nonzero().flatten().tolist()
             if len(kept) and positions:
-                because = f"only {' and '.join(names)} of item {item} changed, at the positions {positions}, {why}"
+                because = f"only the {' and '.join(names)} of item {item} changed, at positions {positions}, {why}"
                 bound = partial(_rows_of, expected, item, kept)
                 expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
 

@@ -188,7 +188,9 @@ def training_mode_matters_to_dropout_alone(session: Session, case: Case) -> None
     state = _state(instance)
     base = session(problem).output
     output = session(problem, mode="train").output
-    expect_agree(output, base, bounds=(bound, bound), because="the output in evaluation; there is no dropout")
+    expect_agree(
+        output, base, bounds=(bound, bound), because="the output in evaluation (instead of in training without dropout)"
+    )
     for name, tensor in _state(instance).items():
         # What a first call creates, such as a table of positions, is not a change.
         expect(_equal(tensor, state.get(name, tensor)), f"a call in training mode changed {name!r} in the state")
@@ -213,5 +215,5 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
         together = list(pool.map(call, problems * 4))
     for own, tensor in zip([*range(THREADS)] * 4, together, strict=True):
         output = session.unscripted(tensor, alone[own].code)
-        because = f"the output of the same call by itself; this one was from one of {THREADS} threads"
+        because = f"the output of the same call by itself (instead of from one of {THREADS} threads)"
         expect_agree(output, alone[own], bounds=(bounds[own], bounds[own]), because=because)

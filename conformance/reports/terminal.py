@@ -27,7 +27,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = WIDTH, color: bool = Fal
     """Return the lines of the matrix and its legend; colour only repeats what the signs say.
 
     width: in columns; families that do not fit continue below. color: whether the terminal has colours; NO_COLOR
-    overrides it. plain: use ASCII signs only.
+    overrides it. plain: ASCII only.
     """
     rows = [
         (visible_name(name), {letters: cell_of(members) for letters, members in by_family(own).items()})
@@ -41,7 +41,8 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = WIDTH, color: bool = Fal
     for table in _tables(rows, width, plain):
         console.print(table)
     console.print(Text(f"{meanings}\n{NOTE}", style="dim"), highlight=False)
-    return [line.rstrip() for line in file.getvalue().splitlines()]
+    drawn = file.getvalue().replace("─", "-") if plain else file.getvalue()
+    return [line.rstrip() for line in drawn.splitlines()]
 
 
 def width_of(stream: TextIO) -> int:

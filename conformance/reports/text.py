@@ -13,6 +13,8 @@ from mha.spec.clauses import CLAUSES
 LONGEST_TEXT, LONGEST_NAME, LONGEST_SCRIPT, LONGEST_BRIEF = 4000, 80, 100_000, 200
 # In columns: of a line, unless the terminal is narrower, and of the labels of a description.
 WIDTH, LABEL_WIDTH = 110, 11
+# How a level reads beside a failure.
+LEVELS = {"MAY": "MAY, and claimed"}
 LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
@@ -46,22 +48,37 @@ def brief(verdict: Verdict) -> str:
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
     """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
     clause = CLAUSES[verdict.clause]
-    lines = [f"{clause.id} ({verdict.level}): {clause.title}", _wrapped(clause.statement, width, "    "), ""]
-    lines.append(_row("judged", f"{subject(verdict)}; {verdict.examples} cases tried", width))
+    lines = [f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", ""]
+    if verdict.message:
+        lines.append(_row("message", visible(verdict.message), width))
     if verdict.case:
         case = visible(verdict.case).replace("\n", " ")  # not wrapped, so that it can be copied
         lines.append(f"{'case':<{LABEL_WIDTH}}{case}")
+    tried = f"{verdict.examples} case{'s' * (verdict.examples != 1)} tried"
     rows = {
+        "sizes": _sizes(verdict.case or ""),
         "blocked by": verdict.blocked_by or "",
-        "message": visible(verdict.message),
+        "judged": f"{subject(verdict)}; {tried}",
+        "clause": clause.statement,
         "libraries": clause.differs,
         "source": clause.source,
     }
     lines += [_row(label, text, width) for label, text in rows.items() if text]
     if verdict.script:
-        lines += ["", "To reproduce it without the judge, save this script to a file and run it:", ""]
+        lines += ["", "To reproduce it without the judge, save this script, which has the names above, and run it:", ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
+
+
+def _sizes(code: str) -> str:
+    """Return the sizes of a case, those at their defaults too, which its repr leaves out; empty without a case."""
+    from mha.conformance.cases.parsing import read_case  # with torch, which the names in this module do not need
+
+    try:
+        case = read_case(code)
+    except ValueError:  # of a report that someone else wrote
+        return ""
+    return f"B={case.B}, L={case.L}, S={case.S}, d_model={case.config.d_model}, n_heads={case.n_heads}"
 
 
 def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False, width: int = WIDTH) -> list[str]:
