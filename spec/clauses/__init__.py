@@ -12,15 +12,18 @@ from mha.spec.clauses import (
     causal,
     composition,
     configuration,
+    decoding,
     dropout,
     gradients,
     heads,
     masks,
     paths,
     shapes,
+    sharding,
     softmax,
     state,
     symmetries,
+    variants,
 )
 from mha.spec.clauses.clause import Clause, Family, Level
 
@@ -52,6 +55,9 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         dropout.CLAUSES,
         state.CLAUSES,
         composition.CLAUSES,
+        decoding.CLAUSES,
+        variants.CLAUSES,
+        sharding.CLAUSES,
     )
 )
 

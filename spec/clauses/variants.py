@@ -1,0 +1,48 @@
+"""The GQA and XAT clauses: grouped heads, and keys and values of other widths."""
+
+from mha.spec.clauses.clause import Clause
+
+CLAUSES: tuple[Clause, ...] = (
+    Clause(
+        id="GQA-1",
+        level="MAY",
+        title="Grouped heads equal repeated heads",
+        statement=(
+            "With `n_kv_heads < n_heads`, the result equals repeating each key/value head `n_heads / n_kv_heads` times "
+            "in succession, and dropout works in the same way."
+        ),
+        why=(
+            "A checkpoint with grouped heads fixes which query heads share a key. Other pairings fit the same shapes, "
+            "so a pretrained model gives noise and nothing raises."
+        ),
+        source=(
+            "Ainslie et al. 2023; Shazeer 2019 for n_kv_heads = 1; F.scaled_dot_product_attention documentation "
+            "(`enable_gqa`)"
+        ),
+        differs=(
+            "With `enable_gqa=True`, F.scaled_dot_product_attention repeats each head in succession; without it, it "
+            "raises, except that a single key/value head broadcasts. Tiling the heads instead (0, 1, 0, 1) pairs them "
+            "differently: onnx/onnx#7274 proposes to replace a tile in the ONNX definition."
+        ),
+        violation=(
+            "`k.repeat(1, n_heads // n_kv_heads, 1, 1)`: it tiles two heads as 0, 1, 0, 1, where they must be repeated "
+            "as 0, 0, 1, 1."
+        ),
+    ),
+    Clause(
+        id="XAT-1",
+        level="MAY",
+        title="Key and value widths may differ",
+        statement="A `kdim` and a `vdim` that differ from D work, and match the oracle.",
+        why=(
+            "Text attends to images, and decoders attend to encoders of another width. Without this, an extra "
+            "projection is needed in front, and checkpoints that have none do not load."
+        ),
+        source="torch.nn.MultiheadAttention documentation (`kdim`, `vdim`)",
+        differs=(
+            "In torch.nn.MultiheadAttention these are widths of the inputs, and each head still has width d_k. In "
+            "Keras, `key_dim` and `value_dim` are widths of a head."
+        ),
+        violation="`nn.Linear(d_model, d_model)` for W_k whatever `kdim` is: a key of width `kdim` raises.",
+    ),
+)
