@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
+import tomllib
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -232,6 +231,13 @@ def test_all_built_in_implementations_are_found() -> None:
     assert files - {"triton"} <= {resolved.implementation.name for resolved in resolve("all")}
 
 
+def test_independence_is_checked_of_every_built_in_implementation() -> None:
+    settings = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = (each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == "independence")
+    entry_points = settings["project"]["entry-points"]["mha.implementations"].values()
+    assert set(contract["modules"]) == {target.partition(":")[0] for target in entry_points}
+
+
 def test_unavailable_implementation_is_not_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = {"lacking": "UnavailableError", "misread": "ImplementationError", "crashing": "RuntimeError"}
     for name, error in errors.items():
@@ -252,13 +258,3 @@ def test_file_may_warn_while_it_is_imported(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="old"):
         (resolved,) = resolve(f"{tmp_path}/warns.py:implementation")
     assert resolved.implementation.name == "loop"
-
-
-DOCUMENTED = ("adapters.calling", "adapters.kernel", "adapters.module", "discovery", "inference.projections")
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_examples_in_docstrings_run(name: str) -> None:
-    results = doctest.testmod(importlib.import_module(f"mha.implementations.{name}"))
-    assert results.attempted > 0
-    assert results.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 
 from mha.conformance.cli.app import app
 from mha.conformance.properties.registry import properties
-from mha.conformance.reports import contract
 from mha.conformance.reports.contract import REGENERATE, document, index, page
 from mha.spec.clauses import CLAUSES, FAMILIES, Clause
 
@@ -60,12 +58,6 @@ def test_page_fits_its_width(clause: Clause) -> None:
 def test_pages_and_index_fit_a_terminal() -> None:
     for text in (index(), *map(page, CLAUSES)):
         assert max(map(len, text.splitlines())) <= 80
-
-
-def test_examples() -> None:
-    results = doctest.testmod(contract)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 def test_families_match_the_clauses() -> None:

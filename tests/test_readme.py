@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from mha.conformance import settings
 from mha.conformance.cli.app import app
+from mha.conformance.faults.registry import FAULTS
 
+ROOT = Path(__file__).resolve().parent.parent
 # The three that fail, and another one.
 CLAUSES = ("SHP-6", "MSK-1", "MSK-8", "MSK-12")
 
@@ -34,3 +36,8 @@ def test_example_is_inferred_and_fails_as_shown(tmp_path: Path, monkeypatch: pyt
     assert "MyAttention: DOES NOT CONFORM (3 fail, 1 pass;" in several.output
     assert summary.startswith("MyAttention: DOES NOT CONFORM (")
     assert "3 fail" in summary
+
+
+def test_number_of_faults_is_that_of_the_gallery() -> None:
+    classes = {fault.cls for fault in FAULTS}
+    assert f"has {len(classes)} faulty implementations" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mha.implementations import from_module
 from mha.spec import Claims, Config, Implementation, Output, Rounding, Weights, causal_mask, validate_call
-from mha.spec.claims import COMPOSITIONS, DTYPES, EXTRAS
+from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
 
 # Where the weights of `Correct` are.
 PARAMETERS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"}
@@ -26,7 +26,7 @@ CLAIMS = Claims(
     decodes_ragged=True,
     composes=set(COMPOSITIONS),
     extras=set(EXTRAS),
-    dtypes=set(DTYPES),
+    dtypes=set(COMPUTE_DTYPES),
     rounding=Rounding(log_normaliser=False),
 )
 
