@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance import Verdict, check
-from mha.conformance.faults.complete import CLAIMS, Complete, Direct
+from mha.conformance.faults.base import CLAIMS, Complete, Direct
 from mha.implementations import from_kernel
 from mha.spec import Claims
 
