@@ -41,7 +41,7 @@ WITHOUT_KNOWN_BAD = {
     "compiled_mask_agrees": "a compilation takes seconds",
     "exported_program_agrees": "an export takes seconds",
     "exported_mask_agrees": "an export takes seconds",
-    "the_gradients_of_all_weights_are_told": "known-bad answers have a gradient for every weight",
+    "all_weight_gradients_are_reported": "known-bad answers have a gradient for every weight",
 }
 
 

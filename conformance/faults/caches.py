@@ -39,7 +39,12 @@ class AfterAnotherShape(Complete):
         return super().score(q, k) * (1.0 if first == now else 0.9)
 
 
-@fault("STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="a call after a backward pass")
+@fault(
+    "STA-3",
+    caught_by="one_module_is_correct_throughout_its_life",
+    script_shows=False,
+    trigger="a call after a backward pass",
+)
 class TrainedOnce(Complete):
     """After a backward pass, calls without gradients give smaller weights."""
 
@@ -126,7 +131,12 @@ class LastCallDifferentiated(Complete):
         return _LastValues.apply(weights, v.masked_fill(~allowed.any(2).unsqueeze(-1), 0.0), self)
 
 
-@fault("STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="a second step of training")
+@fault(
+    "STA-3",
+    caught_by="one_module_is_correct_throughout_its_life",
+    script_shows=False,
+    trigger="a second step of training",
+)
 class GraphKept(Complete):
     """W_o is prepared in the first call, and kept together with its autograd graph."""
 
@@ -140,7 +150,12 @@ class GraphKept(Complete):
         return F.linear(x, self.prepared, getattr(self, "b_o", None))
 
 
-@fault("STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="training after inference")
+@fault(
+    "STA-3",
+    caught_by="one_module_is_correct_throughout_its_life",
+    script_shows=False,
+    trigger="training after inference",
+)
 class PackedInInference(Complete):
     """Weights that were packed for inference are used in training too, as long as they are unchanged."""
 
@@ -204,7 +219,10 @@ class CopyForgets(Complete):
 
 
 @fault(
-    "STA-3", caught_by="one_module_serves_all_its_life", script_shows=False, trigger="a call after the weights changed"
+    "STA-3",
+    caught_by="one_module_is_correct_throughout_its_life",
+    script_shows=False,
+    trigger="a call after the weights changed",
 )
 @fault("STA-4", caught_by="state_round_trips", script_shows=False)
 class WeightsPacked(Complete):

@@ -98,7 +98,7 @@ class DecodingDrops(drops_in_evaluation(when=lambda module: module.decoding), De
     """Dropout is active in decoding steps, in evaluation too."""
 
 
-@fault("INC-1", caught_by="extra_keys_are_not_decoded_anew", script_shows=False, trigger="decoding with extra keys")
+@fault("INC-1", caught_by="extra_keys_count_once_in_decoding", script_shows=False, trigger="decoding with extra keys")
 class ExtraKeyDecodedAnew(Complete):
     """The extra keys are cached with the others, and added again in each step."""
 

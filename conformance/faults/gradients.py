@@ -62,7 +62,7 @@ class BackwardReadsAsDense(Complete):
         return projected + self.b_k if self.config.bias else projected
 
 
-@fault("GRD-1", caught_by="the_gradients_of_all_weights_are_told", script_shows=False)
+@fault("GRD-1", caught_by="all_weight_gradients_are_reported", script_shows=False)
 class GradientUntold(Complete):
     """`weight_gradients` leaves out the value projection."""
 
@@ -70,7 +70,7 @@ class GradientUntold(Complete):
         return {name: gradient for name, gradient in super().weight_gradients().items() if name != "w_v"}
 
 
-@fault("GRD-1", caught_by="the_gradients_of_all_weights_are_told")
+@fault("GRD-1", caught_by="all_weight_gradients_are_reported")
 class NoneTold(Complete):
     """Weight gradients are claimed, but there is no `weight_gradients`."""
 

@@ -197,7 +197,7 @@ class FiniteMaskForgotten(Complete):
         return allowed, bias * 0
 
 
-@fault("MSK-11", caught_by="the_lowest_number_is_no_infinity", trigger="the lowest number in a float mask")
+@fault("MSK-11", caught_by="the_lowest_number_is_not_infinity", trigger="the lowest number in a float mask")
 class LowestNumberAsInfinity(Complete):
     """The dtype's lowest number in a mask is read as -infinity."""
 

@@ -88,7 +88,7 @@ class KeyBiasDropped(bias_missing("k")):
     """The key bias is missing; without an extra key it cancels in the softmax."""
 
 
-@fault("PTH-5", caught_by="extra_keys_are_left_to_rows_without_others", trigger="empty rows and an extra key")
+@fault("PTH-5", caught_by="empty_rows_attend_to_extra_keys", trigger="empty rows and an extra key")
 class EmptyButForTheExtraKey(Complete):
     """A row whose own keys are all masked is zero, although it may attend to the extra key."""
 

@@ -62,7 +62,7 @@ def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
     max_cases=10,
     number=4,
 )
-def extra_keys_are_not_decoded_anew(session: Session, case: Case) -> None:
+def extra_keys_count_once_in_decoding(session: Session, case: Case) -> None:
     """Extra keys take part in each step from the first one on, and once."""
     keys = extra_keys(session.claims)
     _expect_decoded(session, case, with_extra(case.problem(), case, keys[case.seed // 2 % len(keys)]))

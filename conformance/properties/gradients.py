@@ -120,7 +120,7 @@ def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None
     must_reject=(),
     number=6,
 )
-def the_gradients_of_all_weights_are_told(session: Session, case: Case) -> None:
+def all_weight_gradients_are_reported(session: Session, case: Case) -> None:
     """An attention that claims weight gradients reports one for each of its weights."""
     problem = case.problem()
     instance = session.built(problem)
@@ -282,7 +282,7 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
     requires="HED-1",
     must_reject=("unmasked", "zeros", "unscaled"),
 )
-def an_additive_mask_has_the_right_gradient(session: Session, case: Case) -> None:
+def an_additive_mask_has_the_expected_gradient(session: Session, case: Case) -> None:
     """An additive mask that requires a gradient gets the oracle's."""
     problem = case.problem()
     upstream = session.upstream(problem)

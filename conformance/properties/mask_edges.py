@@ -191,7 +191,7 @@ def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
     must_reject=("zeros", "noise"),
     number=3,
 )
-def the_lowest_number_is_no_infinity(session: Session, case: Case) -> None:
+def the_lowest_number_is_not_infinity(session: Session, case: Case) -> None:
     """A row of the dtype's lowest number is not an empty row: where every value is 1, its context is 1."""
     problem = passing_heads(case.problem())
     assert problem.weights.b_v is not None

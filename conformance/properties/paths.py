@@ -146,7 +146,7 @@ def extras_match_the_oracle(session: Session, case: Case) -> None:
     max_cases=12,
     number=2,
 )
-def extra_keys_are_left_to_rows_without_others(session: Session, case: Case) -> None:
+def empty_rows_attend_to_extra_keys(session: Session, case: Case) -> None:
     """The same where a mask leaves some rows only the extra keys, or none."""
     _expect_extras(session, case)
 

@@ -181,7 +181,7 @@ def global_state_is_left_alone(session: Session, case: Case) -> None:
 
 
 @property_of("STA-6", Domain(masks=COMMON, causal=BOTH, modes=("eval",)))
-def training_mode_matters_to_dropout_alone(session: Session, case: Case) -> None:
+def training_mode_matters_to_dropout_only(session: Session, case: Case) -> None:
     """Without dropout, train() and eval() give the same output, and training changes no state."""
     problem = case.problem()
     instance, bound = session.built(problem), session.expected(problem).output

@@ -115,6 +115,6 @@ def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> No
     max_cases=20,
     number=5,
 )
-def one_module_serves_all_its_life(session: Session, case: Case) -> None:
+def one_module_is_correct_throughout_its_life(session: Session, case: Case) -> None:
     """One module is correct in inference, in training, and with new weights."""
     expect_lifetime(session, case.problem())
