@@ -67,7 +67,7 @@ def test_a_blocked_verdict_names_its_cause_and_is_not_shrunk(wrong_shape: Report
 def test_the_root_cause_comes_first_in_a_summary(wrong_shape: Report) -> None:
     first, *rest = summarise(reversed(wrong_shape.verdicts))
     assert "ExtraDimension: DOES NOT CONFORM" in first
-    assert "7 blocked, 3 fail, 1 pass" in first
+    assert "3 fail, 7 blocked, 1 pass" in first
     assert "fail SHP-1 (float32 cpu): output_" in rest[0]
     blocked = " ".join(line.strip() for line in rest)
     assert "blocked by SHP-1" in blocked

@@ -36,7 +36,7 @@ class Selection:
         """Return the lines that name what is judged, and how."""
         settings = self.settings
         packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-        strict = ", strict" if settings.strict else ""
+        strict = ", strict: a SHOULD counts as a MUST" if settings.strict else ""
         return [
             f"judging: {', '.join(self.implementations) or 'nothing'}",
             f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; "
