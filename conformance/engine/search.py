@@ -104,8 +104,7 @@ def run_property(
 
 @dataclass(frozen=True)
 class Budget:
-    """How many cases a search may try: of the boundary cases at most so many, and of these and of the random cases one
-    in `every`."""
+    """How many cases a search may try: boundary cases, random ones, and of both only one in `every`."""
 
     boundary: int
     examples: int
