@@ -83,6 +83,10 @@ class Report:
     targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it. strict: whether
     SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
     implementations that could not be loaded, and why. started: in UTC. host: the machine.
+
+    >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
+    >>> report.conforms, report.failing, Report.from_json(report.to_json()) == report
+    (False, 'nothing was judged', True)
     """
 
     verdicts: tuple[Verdict, ...]

@@ -30,6 +30,9 @@ class Inference:
     """How a plain class was understood.
 
     lines: the report to print. declaration: the code that declares the same.
+
+    >>> resolve("sdpa")[0].inference is None  # it is declared
+    True
     """
 
     lines: tuple[str, ...]
@@ -42,6 +45,10 @@ class Resolved:
 
     target: what `resolve` was given, and takes again; for an implementation that "all" named, its registered name.
     inference: how a plain class was understood; None for a declared implementation.
+
+    >>> resolved = resolve("sdpa")[0]
+    >>> resolved.implementation.name, resolved.target
+    ('sdpa', 'sdpa')
     """
 
     implementation: Implementation
@@ -55,6 +62,9 @@ class Registered:
 
     name, target: of the entry point. implementation: None if it could not be loaded. error: why not. broken: whether
     that is a failure, rather than something optional that is missing. inference: as of `Resolved`.
+
+    >>> [entry.target for entry in discover() if entry.name == "sdpa"]
+    ['mha.implementations.sdpa:implementation']
     """
 
     name: str

@@ -2,11 +2,21 @@
 
 
 class ImplementationError(ValueError):
-    """An implementation cannot be found, loaded or adapted; the message says what was expected and what to do."""
+    """An implementation cannot be found, loaded or adapted; the message says what was expected and what to do.
+
+    >>> from mha.implementations import resolve
+    >>> resolve("no_such_file.py:Attention")
+    Traceback (most recent call last):
+    mha.implementations.errors.ImplementationError: there is no file 'no_such_file.py'
+    """
 
 
 class UnavailableError(ImplementationError):
     """An implementation lacks something optional, such as a package or a device; raised while it is imported.
 
     `mha list` shows the message, and a run of all implementations leaves it out without failing.
+
+    >>> raise UnavailableError("needs triton: pip install 'mha-conformance[triton]'")
+    Traceback (most recent call last):
+    mha.implementations.errors.UnavailableError: needs triton: pip install 'mha-conformance[triton]'
     """

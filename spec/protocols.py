@@ -27,7 +27,14 @@ class Output(NamedTuple):
 
 
 class Attention(Protocol):
-    """An attention with its weights loaded, in training or evaluation mode like a `torch.nn.Module`."""
+    """An attention with its weights loaded, in training or evaluation mode like a `torch.nn.Module`.
+
+    >>> class MeanOfValues(torch.nn.Module):
+    ...     def forward(self, query, key, value, *, mask=None, is_causal=False, need_weights=False):
+    ...         return Output(value.mean(1, keepdim=True).expand_as(query))
+    >>> MeanOfValues()(torch.ones(2, 5, 6), torch.ones(2, 3, 6), torch.ones(2, 3, 6)).output.shape
+    torch.Size([2, 5, 6])
+    """
 
     def __call__(
         self,
@@ -58,7 +65,16 @@ class Attention(Protocol):
 
 
 class Decoder(Attention, Protocol):
-    """An attention that also decodes one position at a time, with a cache of earlier keys and values (clause INC-1)."""
+    """An attention that also decodes one position at a time, with a cache of earlier keys and values (clause INC-1).
+
+    >>> class MeanOfValues(torch.nn.Module):
+    ...     def decode(self, query, key, value, cache=None, active=None):
+    ...         cache = value if cache is None else torch.cat([cache, value], 1)
+    ...         return cache.mean(1, keepdim=True), cache
+    >>> output, cache = MeanOfValues().decode(*[torch.ones(2, 1, 6)] * 3)
+    >>> output.shape
+    torch.Size([2, 1, 6])
+    """
 
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
@@ -74,7 +90,16 @@ class Decoder(Attention, Protocol):
 
 
 class Differentiable(Attention, Protocol):
-    """An attention that gives access to the gradients of its weights."""
+    """An attention that gives access to the gradients of its weights.
+
+    >>> class Projection(torch.nn.Linear):
+    ...     def weight_gradients(self):
+    ...         return {"w_o": self.weight.grad}
+    >>> layer = Projection(2, 2)
+    >>> layer(torch.ones(1, 3, 2)).sum().backward()
+    >>> layer.weight_gradients()["w_o"].tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    """
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients that `backward` accumulated, with the names and shapes of `Weights`; zeros if none."""
