@@ -36,7 +36,7 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
     """Changing position j changes no output at i < j."""
     problem = case.problem()
     later = (~_causal_mask(session, problem)).expand(case.B, -1, -1)
-    expect_unread(session, problem, later, case.generator, "which come after this query")
+    expect_unread(session, problem, later, case.generator, "which come after")
 
 
 @property_of(
@@ -61,7 +61,7 @@ def later_positions_have_no_influence_beside_the_lowest_number(session: Session,
     later = (~_causal_mask(session, problem)).expand(case.B, -1, -1)
     mask = problem.query.new_zeros(1, 1, 1, problem.key.shape[1])
     mask[..., : 1 + case.seed % (mask.shape[-1] - 1)] = torch.finfo(mask.dtype).min
-    expect_unread(session, problem.change(mask=mask), later, case.generator, "which come after this query")
+    expect_unread(session, problem.change(mask=mask), later, case.generator, "which come after")
 
 
 @property_of("CAU-2", Domain(causal=CAUSAL, square=True), needs="masks")

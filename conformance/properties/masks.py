@@ -40,7 +40,7 @@ def masked_keys_have_no_influence(session: Session, case: Case) -> None:
     """Replacing a masked key and value with any finite numbers changes no output."""
     problem = case.problem()
     hidden = ~problem.allowed(None).any(1)
-    expect_unread(session, problem, hidden, case.generator, "which are masked for this query")
+    expect_unread(session, problem, hidden, case.generator, "which are masked for")
 
 
 @property_of(
@@ -175,7 +175,7 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
         hidden = torch.arange(keys, device=problem.query.device) == position
         masked = as_claimed(session.claims, problem, ~hidden.view(1, 1, 1, keys))
         rows = hidden.expand(case.B, problem.query.shape[1], keys)
-        expect_unread(session, masked, rows, case.generator, "the only masked key")
+        expect_unread(session, masked, rows, case.generator, "the only key that is masked for")
 
 
 @property_of(

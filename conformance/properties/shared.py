@@ -43,8 +43,8 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     In each item, one query is drawn, and what is hidden from it is replaced by random or by huge numbers, first in the
     key and then in the value. Every row of the item that can see none of it must stay the same.
 
-    hidden: boolean (B, L, S), which keys are hidden from which query. why: ends the message, as in "..., which are
-        masked for this query".
+    hidden: boolean (B, L, S), which keys are hidden from which query. why: how these
+        keys are hidden, before the queries are named, as in "which are masked for".
     """
     batch, queries, _ = hidden.shape
     rows = torch.randint(queries, (batch,), generator=generator)
@@ -65,7 +65,8 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
             kept = unchanged[item].nonzero().flatten()
             positions = replaced[item].nonzero().flatten().tolist()
             if len(kept) and positions:
-                because = f"only the {' and '.join(names)} of item {item} changed, at positions {positions}, {why}"
+                because = f"only the {' and '.join(names)} of item {item} changed, at positions {positions}, {why} "
+                because += f"{'query' if len(kept) == 1 else 'queries'} {', '.join(map(str, kept.tolist()))}"
                 bound = partial(_rows_of, expected, item, kept)
                 expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
 
