@@ -33,6 +33,10 @@ class Rejections:
     rejected: int
     tried: int
 
+    def __add__(self, other: Rejections) -> Rejections:
+        """Return the counts of both together."""
+        return Rejections(self.rejected + other.rejected, self.tried + other.tried)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 import torch
@@ -63,7 +63,7 @@ class Settings:
     clauses: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     devices: tuple[str, ...] = ("cpu",)
-    waivers: tuple[Waiver, ...] = field(default=())
+    waivers: tuple[Waiver, ...] = ()
     strict: bool = False
 
     def __post_init__(self) -> None:

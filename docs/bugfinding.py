@@ -109,8 +109,7 @@ def cases_to_failure(way: Way, fault: Fault, prop: Property, seed: int) -> tuple
     with threads(1):
         if way.grid:
             return _first_of_grid(search)
-        # No known-bad answers: only the cases are of interest.
-        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]
+        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]  # only the cases matter here
         search.run()
     return (search.cases_to_failure if search.failure else inf), len(search.cases)
 

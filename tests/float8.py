@@ -14,8 +14,8 @@ FLOAT8 = dtypes.DtypeTraits(name="float8_e4m3fn", compute="float32", narrow=True
 # Before other modules read it.
 dtypes.TRAITS = {**dtypes.TRAITS, FLOAT8.name: FLOAT8}
 
-from mha.conformance import check  # noqa: E402
-from mha.spec import Claims, Config, Output, Weights  # noqa: E402
+from mha.conformance import check  # noqa: E402  the row comes first
+from mha.spec import Claims, Config, Output, Weights  # noqa: E402  the row comes first
 
 
 class StoredInFloat8(nn.Module):

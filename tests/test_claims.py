@@ -183,4 +183,4 @@ def test_contradictions_are_rejected(claims: dict[str, Any]) -> None:
 def test_roundings_without_a_bound_are_rejected(rounding: dict[str, int]) -> None:
     (name,) = rounding
     with pytest.raises(ValueError, match=f"Rounding.{name} must be"):
-        Rounding(**rounding)  # type: ignore[arg-type]
+        Rounding(**rounding)  # type: ignore[arg-type]  # one field of several types

@@ -89,7 +89,7 @@ def test_text_that_is_not_a_report_is_refused(text: str, message: str) -> None:
 
 
 def test_help_lists_every_format() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # of a group, which it is
     help_of = {(name, p.name): getattr(p, "help", "") for name, c in commands.items() for p in c.params}
     parser = pytest.Parser(_ispytest=True)
     pytest_plugin.pytest_addoption(parser)

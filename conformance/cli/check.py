@@ -17,14 +17,12 @@ from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations
 from mha.conformance.reports.summary import status_of
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import brief, describe, summarise, visible_name
+from mha.conformance.reports.text import WIDTH, brief, describe, summarise, visible_name
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
 
-# In columns.
-WIDTH = 110
 # Where every clause is judged, these are only counted.
 QUIET = ("pass", "not_claimed", "blocked")
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from time import perf_counter
-from typing import Any
 
 from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
@@ -214,10 +213,9 @@ def _with_expired(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
 
 def _rejections(results: Sequence[PropertyResult]) -> dict[str, Rejections]:
     """Return how often the cases of all properties rejected each known-bad answer."""
-    total: dict[str, Any] = {}
+    total: dict[str, Rejections] = {}
     for name, count in (each for result in results for each in result.rejections.items()):
-        before = total.get(name, Rejections(0, 0))
-        total[name] = Rejections(before.rejected + count.rejected, before.tried + count.tried)
+        total[name] = total.get(name, Rejections(0, 0)) + count
     return dict(sorted(total.items()))
 
 

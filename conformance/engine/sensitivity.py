@@ -48,11 +48,11 @@ class Sensitivity:
     @property
     def problem(self) -> str:
         """Why the cases prove too little; empty if they prove enough."""
-        rejected, tried = self._totals
-        rate = self.prop.min_rejection_rate
-        if tried and _chance(range(rejected + 1), tried, rate) <= IMPROBABLE:
+        total, rate = sum(self.rejections.values(), Rejections(0, 0)), self.prop.min_rejection_rate
+        if total.tried and _chance(range(total.rejected + 1), total.tried, rate) <= IMPROBABLE:
             defects = ", ".join(self.prop.must_reject)
-            return f"only {rejected} of {tried} cases reject the known-bad answers {defects}; at least {rate:.0%} must"
+            counts = f"only {total.rejected} of {total.tried} cases"
+            return f"{counts} reject the known-bad answers {defects}; at least {rate:.0%} must"
         harmless = () if self.claims.masks or self.claims.causal else ("unmasked",)
         for defect, count in self.missed.items():
             if defect not in harmless and (1 - rate / 2) ** count <= IMPROBABLE:
@@ -71,19 +71,13 @@ class Sensitivity:
 
     def _count(self, defect: str, rejected: bool | None) -> None:
         if rejected is not None:
-            before = self.rejections.get(defect, Rejections(0, 0))
-            self.rejections[defect] = Rejections(before.rejected + rejected, before.tried + 1)
-
-    @property
-    def _totals(self) -> tuple[int, int]:
-        counts = self.rejections.values()
-        return sum(count.rejected for count in counts), sum(count.tried for count in counts)
+            self.rejections[defect] = self.rejections.get(defect, Rejections(0, 0)) + Rejections(int(rejected), 1)
 
     @property
     def _is_clear(self) -> bool:
         """Whether so many rejections would be unlikely at the least rate."""
-        rejected, tried = self._totals
-        return _chance(range(rejected, tried + 1), tried, self.prop.min_rejection_rate) <= UNLIKELY
+        total = sum(self.rejections.values(), Rejections(0, 0))
+        return _chance(range(total.rejected, total.tried + 1), total.tried, self.prop.min_rejection_rate) <= UNLIKELY
 
 
 def _chance(counts: range, tried: int, rate: float) -> float:

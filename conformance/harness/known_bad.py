@@ -41,7 +41,6 @@ class TextbookAttention(nn.Module):
         self.claims, self.config, self.generator = claims, config, generator
         for name, tensor in weights.named():
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
-        self.names = [name for name, _ in weights.named()]
 
     def forward(
         self,
@@ -82,8 +81,7 @@ class TextbookAttention(nn.Module):
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""
-        named = dict(self.named_parameters())
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name in self.names for p in (named[name],)}
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}
 
     def scale(self) -> float:
         """Return what the scores are multiplied by."""
@@ -98,8 +96,8 @@ class TextbookAttention(nn.Module):
 
     def linear(self, x: Tensor, role: str) -> Tensor:
         """Multiply by W_role and add b_role, if there is one."""
-        held = {name: computable(parameter) for name, parameter in self.named_parameters()}
-        return F.linear(x, held[f"w_{role}"], held.get(f"b_{role}"))
+        bias = getattr(self, f"b_{role}", None)
+        return F.linear(x, computable(getattr(self, f"w_{role}")), None if bias is None else computable(bias))
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scores (B, H, L, S), without mask."""

@@ -33,12 +33,13 @@ def listing() -> dict[str, tuple[Listed, ...]]:
 def _listed(file: Path) -> list[Listed]:
     """Return the properties that a module registers by the decorator `property_of`."""
     listed = []
-    for function in ast.parse(file.read_text(encoding="utf-8")).body:
-        for decorator in getattr(function, "decorator_list", ()):
+    nodes = ast.parse(file.read_text(encoding="utf-8")).body
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+        for decorator in function.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "property_of":
                 given: dict[str | None, Any] = {word.arg: word.value for word in decorator.keywords}
                 clause = ast.literal_eval(decorator.args[0])
                 number = ast.literal_eval(given.get("number", ast.Constant(1)))
                 level = ast.literal_eval(given.get("level", ast.Constant(None)))
-                listed.append(Listed(clause, number, level, file.stem, function.name))  # type: ignore[attr-defined]
+                listed.append(Listed(clause, number, level, file.stem, function.name))
     return listed

@@ -65,10 +65,16 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
             kept = unchanged[item].nonzero().flatten()
             positions = replaced[item].nonzero().flatten().tolist()
             if len(kept) and positions:
-                because = f"only the {' and '.join(names)} of item {item} changed, at positions {positions}, {why} "
-                because += f"{'query' if len(kept) == 1 else 'queries'} {', '.join(map(str, kept.tolist()))}"
+                where = f"the {' and '.join(names)} of item {item} changed, at positions {_first_few(positions)}"
+                rows_named = f"{'query' if len(kept) == 1 else 'queries'} {_first_few(kept.tolist())}"
+                because = f"only {where}, {why} {rows_named}"
                 bound = partial(_rows_of, expected, item, kept)
                 expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
+
+
+def _first_few(places: list[int], most: int = 4) -> str:
+    """Return the first places as text, and "..." for more."""
+    return ", ".join([*map(str, places[:most]), *["..."] * (len(places) > most)])
 
 
 def _rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:

@@ -14,14 +14,14 @@ from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import summarise
+from mha.conformance.reports.text import WIDTH, summarise
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.spec import CLAUSES
 
 ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-# In columns; longer lines are hard to read.
-NARROWEST, WIDEST = 60, 110
+# In columns; a narrower matrix is hard to read.
+NARROWEST = 60
 
 
 def finish(session: pytest.Session, reporter: Any) -> None:
@@ -59,7 +59,7 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
 def summary(config: pytest.Config) -> list[str]:
     """Return the lines that end a run: what was judged, the matrix, and the failures."""
     chosen, report, terminal = config.stash[SELECTION], config.stash[REPORT], config.get_terminal_writer()
-    width = max(NARROWEST, min(terminal.fullwidth, WIDEST))
+    width = max(NARROWEST, min(terminal.fullwidth, WIDTH))
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
     summaries = summarise(report.verdicts, incomplete=report.incomplete)

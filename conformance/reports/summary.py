@@ -111,5 +111,4 @@ def count_statuses(verdicts: Iterable[Verdict]) -> str:
 
 def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:
     """Return how often the cases rejected a known-bad answer, over all clauses and all known-bad answers."""
-    counts = [count for verdict in verdicts for count in verdict.rejections.values()]
-    return Rejections(sum(count.rejected for count in counts), sum(count.tried for count in counts))
+    return sum((count for verdict in verdicts for count in verdict.rejections.values()), Rejections(0, 0))
