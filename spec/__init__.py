@@ -23,6 +23,7 @@ __all__ = [
     "Output",
     "Problem",
     "Rounding",
+    "Sizes",
     "Weights",
     "causal_mask",
     "gradients",
@@ -35,7 +36,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mha.spec.backward import gradients, sum_shared
-    from mha.spec.claims import Claims, Rounding
+    from mha.spec.claims import Claims, Rounding, Sizes
     from mha.spec.clauses import CLAUSES, Clause, Level
     from mha.spec.config import Config
     from mha.spec.forward import Expected, oracle
@@ -48,7 +49,7 @@ else:
     # No module has the name of one of these: its import would hide the name.
     _MODULES = {
         "backward": ("gradients", "sum_shared"),
-        "claims": ("Claims", "Rounding"),
+        "claims": ("Claims", "Rounding", "Sizes"),
         "clauses": ("CLAUSES", "Clause", "Level"),
         "config": ("Config",),
         "forward": ("Expected", "oracle"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
@@ -19,6 +21,9 @@ COMPOSITIONS = ("compile", "export", "func", "autocast")
 # 32 ulp; a coarser exponential would show in every result.
 LARGEST_EXP_ERROR = 64
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
+RANKS = (1, 2, 3, 4)
+# All projections have a bias, none has one, or those that are named.
+BIASES = (True, False, *("".join(roles) for count in (1, 2, 3) for roles in combinations("qkvo", count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +62,85 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that an implementation takes, such as those of a kernel. It is not called with others.
+
+    n_heads, head_dims: the numbers of heads and the widths of a head; None for any.
+    length_multiple: L and S are multiples of this. max_length: the longest L and S; None for any.
+
+    Raises ValueError for a size that is not positive, and if no length is left.
+
+    >>> kernel = Sizes(head_dims={64, 128}, length_multiple=16, max_length=2048)
+    >>> kernel.refused(n_heads=4, head_dim=32, lengths=(16, 32))
+    'the claims have head_dim 64 or 128, not 32'
+    """
+
+    n_heads: Collection[int] | None = None
+    head_dims: Collection[int] | None = None
+    length_multiple: int = 1
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
+        for name in ("n_heads", "head_dims"):
+            sizes = getattr(self, name)
+            if sizes is not None:
+                positive = isinstance(sizes, Collection) and all(isinstance(size, int) and size > 0 for size in sizes)
+                if not sizes or not positive:
+                    raise ValueError(f"Sizes.{name} must be a set of positive integers, but is {sizes!r}")
+                object.__setattr__(self, name, frozenset(sizes))
+        if not self.length_multiple > 0:
+            raise ValueError(f"Sizes.length_multiple must be positive, but is {self.length_multiple!r}")
+        if self.max_length is not None and self.max_length < self.length_multiple:
+            raise ValueError(
+                f"Sizes.max_length must be at least length_multiple ({self.length_multiple}), but is {self.max_length}"
+            )
+
+    def refused(self, *, n_heads: int, head_dim: int, lengths: tuple[int, int]) -> str:
+        """Return why a call of these sizes is not claimed; empty if it is. lengths: L and S."""
+        for name, size, claimed in (("n_heads", n_heads, self.n_heads), ("head_dim", head_dim, self.head_dims)):
+            if claimed is not None and size not in claimed:
+                return f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
+        for length in lengths:
+            if length % self.length_multiple:
+                return f"the claims have lengths that are multiples of {self.length_multiple}, not {length}"
+            if self.max_length is not None and length > self.max_length:
+                return f"the claims have lengths up to {self.max_length}, not {length}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
     """What an implementation claims. A clause that needs more is reported as not claimed.
 
     Inputs:
-        cross_attention: key and value may differ from query, and S from L.
+        cross_attention: key and value may differ from query, and S from L. "memory": but key and value are one tensor.
         masks: the forms of mask that it takes: "bool" (True = may attend) and "float" (added to the scores).
+        mask_ranks: the numbers of dimensions that a mask may have. 4, (B, H, L, S), is one of them; with fewer
+            dimensions, a mask is broadcast.
         per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, between heads,
             between queries. An implementation that claims neither of the last two takes padding masks only.
         always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
         causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
         dtypes, devices: the dtypes and devices that it supports.
+        sizes: the numbers of heads, head widths and lengths that it takes; see `Sizes`.
 
     Results:
         empty_row: the result of a query without an allowed key (clause MSK-8).
         returns_weights: it returns per-head weights on request.
+        scale: what the scores are multiplied by, if not 1/sqrt(d_k); 1.0 for scores that are not scaled.
         gradients: its outputs can be differentiated.
+        second_gradients: so can its gradients (clause GRD-9).
         weight_gradients: it gives the gradients of its weights, as a `mha.spec.Differentiable`.
         rounding: where it rounds; see `Rounding`.
         retiles: its order of summation depends on the sizes or numbers of the problem. Equal bits and exact special
             cases are then not required; results within twice the bound are.
 
     Configurations:
-        bias: the values of `Config.bias` that it can be built with.
-        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output.
+        bias: the values of `Config.bias` that it can be built with: True, False, or the projections that have a bias,
+            such as "qvo".
+        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output, "both" to both.
+        own_head_dim: `Config.d_head` may be given, so `n_heads` need not divide `d_model`.
         grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
         kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
         extras: "bias_kv", "zero_key" and "length_first", which are fields of `Config`, and "unbatched", which means
@@ -100,8 +160,9 @@ class Claims:
     ValueError: Claims.causal must be one of 'top_left', 'bottom_right', None, but is 'left'
     """
 
-    cross_attention: bool = True
+    cross_attention: bool | Literal["memory"] = True
     masks: Collection[str] = frozenset({"bool"})
+    mask_ranks: Collection[int] = frozenset(RANKS)
     per_item_mask: bool = True
     per_head_mask: bool = True
     per_query_mask: bool = True
@@ -109,9 +170,12 @@ class Claims:
     causal: Alignment | None = "top_left"
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
-    bias: Collection[bool] = frozenset({True, False})
-    dropout: bool | Literal["output"] = False
+    scale: float | None = None
+    bias: Collection[bool | str] = frozenset({True, False})
+    dropout: bool | Literal["output", "both"] = False
+    own_head_dim: bool = False
     gradients: bool = True
+    second_gradients: bool = False
     weight_gradients: bool = True
     grouped_query: bool = False
     kv_widths: bool = False
@@ -122,13 +186,15 @@ class Claims:
     retiles: bool = False
     dtypes: Collection[str] = frozenset({"float64", "float32"})
     devices: Collection[str] = frozenset({"cpu", "cuda"})
+    sizes: Sizes = field(default_factory=Sizes)
     rounding: Rounding = field(default_factory=Rounding)
 
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for an unknown value or a contradiction."""
         sets: dict[str, tuple[Any, ...]] = {
             "masks": MASK_FORMS,
-            "bias": (True, False),
+            "mask_ranks": RANKS,
+            "bias": BIASES,
             "dtypes": DTYPES,
             "devices": DEVICES,
             "composes": COMPOSITIONS,
@@ -144,10 +210,17 @@ class Claims:
             raise ValueError("Claims.always_causal needs an alignment, but Claims.causal is None")
         if self.decodes_ragged and not self.decodes:
             raise ValueError("Claims.decodes_ragged needs Claims.decodes, but that is False")
+        if 4 not in self.mask_ranks:
+            raise ValueError(f"Claims.mask_ranks must contain 4, but is {set(self.mask_ranks)}")
+        if self.second_gradients and not self.gradients:
+            raise ValueError("Claims.second_gradients needs Claims.gradients, but that is False")
+        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale)):
+            raise ValueError(f"Claims.scale must be a finite float or None, but is {self.scale!r}")
         choices = {
+            "cross_attention": (True, False, "memory"),
             "causal": (*get_args(Alignment), None),
             "empty_row": get_args(EmptyRow),
-            "dropout": (False, True, "output"),
+            "dropout": (False, True, "output", "both"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

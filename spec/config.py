@@ -15,12 +15,13 @@ class Config:
     n_heads: number of query heads.
     n_kv_heads: number of key/value heads; None means `n_heads`.
     kdim, vdim: widths of key and value; None means `d_model`.
-    bias: whether the four projections have a bias vector.
+    bias: whether the four projections have a bias vector, or which of them have one, such as "qvo".
     dropout: probability, in [0, 1], of dropping a weight in training.
     bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, are appended to those of the input, visible to
         every query.
     zero_key: a key and value of zeros are appended after those, visible to every query.
     length_first: tensors are (length, batch, width) instead of (batch, length, width).
+    d_head: width of one head; None means d_model / n_heads.
 
     >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
     >>> config.head_dim, config.kv_heads, config.key_width, config.value_width
@@ -32,16 +33,26 @@ class Config:
     n_kv_heads: int | None = None
     kdim: int | None = None
     vdim: int | None = None
-    bias: bool = True
+    bias: bool | str = True
     dropout: float = 0.0
     bias_kv: bool = False
     zero_key: bool = False
     length_first: bool = False
+    d_head: int | None = None
 
     @property
     def head_dim(self) -> int:
         """Width of one head, d_k; meaningful only for a valid configuration."""
-        return self.d_model // self.n_heads
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def inner_width(self) -> int:
+        """Width of all heads side by side, n_heads * d_k: `d_model`, unless `d_head` is given."""
+        return self.d_model if self.d_head is None else self.n_heads * self.d_head
+
+    def has_bias(self, role: str) -> bool:
+        """Return whether a projection ("q", "k", "v" or "o") has a bias."""
+        return role in self.bias if isinstance(self.bias, str) else self.bias
 
     @property
     def kv_heads(self) -> int:
@@ -76,11 +87,12 @@ class Config:
             "n_kv_heads": self.kv_heads,
             "kdim": self.key_width,
             "vdim": self.value_width,
+            "d_head": 1 if self.d_head is None else self.d_head,
         }
         for name, size in sizes.items():
             if size <= 0:
                 raise ValueError(f"{name} must be positive, but is {size}")
-        if self.d_model % self.n_heads:
+        if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads})")
         if self.n_heads % self.kv_heads:
             raise ValueError(f"n_heads ({self.n_heads}) must be divisible by n_kv_heads ({self.kv_heads})")

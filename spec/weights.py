@@ -14,9 +14,10 @@ from mha.spec.config import Config
 class Weights:
     """The four projections, in the convention of `torch.nn.Linear`: y = x @ w.T + b, with w of shape (out, in).
 
-    w_q: (D, D); w_k: (n_kv_heads * d_k, kdim); w_v: (n_kv_heads * d_k, vdim); w_o: (D, D). Head i uses the rows
-        i*d_k to (i+1)*d_k - 1 of w_q, w_k and w_v, and the same columns of w_o (clause HED-1).
-    b_q, b_k, b_v, b_o: one vector each, as long as the first dimension of its matrix; all None without biases.
+    w_q: (H * d_k, D); w_k: (n_kv_heads * d_k, kdim); w_v: (n_kv_heads * d_k, vdim); w_o: (D, H * d_k). Head i uses the
+        rows i*d_k to (i+1)*d_k - 1 of w_q, w_k and w_v, and the same columns of w_o (clause HED-1).
+    b_q, b_k, b_v, b_o: one vector each, as long as the first dimension of its matrix; None for a projection without
+        a bias.
     extra_k, extra_v: (n_kv_heads * d_k,), the projected key and value that `Config.bias_kv` appends, or None.
 
     >>> weights = Weights.random(Config(d_model=6, n_heads=2, kdim=5, bias=False), seed=0)
@@ -45,7 +46,8 @@ class Weights:
         """
         generator = torch.Generator().manual_seed(seed)
         width = max(config.d_model, 0)
-        kv_width = width if config.n_kv_heads is None else config.n_kv_heads * config.head_dim
+        inner_width = max(config.inner_width, 0)
+        kv_width = inner_width if config.n_kv_heads is None else config.n_kv_heads * config.head_dim
 
         def matrix(rows: int, columns: int) -> Tensor:
             drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
@@ -56,14 +58,14 @@ class Weights:
             return drawn.to(dtype) if present else None
 
         return Weights(
-            w_q=matrix(width, width),
+            w_q=matrix(inner_width, width),
             w_k=matrix(kv_width, max(config.key_width, 0)),
             w_v=matrix(kv_width, max(config.value_width, 0)),
-            w_o=matrix(width, width),
-            b_q=vector(width, config.bias),
-            b_k=vector(kv_width, config.bias),
-            b_v=vector(kv_width, config.bias),
-            b_o=vector(width, config.bias),
+            w_o=matrix(width, inner_width),
+            b_q=vector(inner_width, config.has_bias("q")),
+            b_k=vector(kv_width, config.has_bias("k")),
+            b_v=vector(kv_width, config.has_bias("v")),
+            b_o=vector(width, config.has_bias("o")),
             extra_k=vector(kv_width, config.bias_kv),
             extra_v=vector(kv_width, config.bias_kv),
         )

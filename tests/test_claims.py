@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +19,7 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
 from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.properties.registry import properties
-from mha.spec import Attention, Claims, Config, Output, Rounding, Weights
+from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
 
 SELF_ONLY = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
 TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False)
@@ -184,3 +187,20 @@ def test_roundings_without_a_bound_are_rejected(rounding: dict[str, int]) -> Non
     (name,) = rounding
     with pytest.raises(ValueError, match=f"Rounding.{name} must be"):
         Rounding(**rounding)  # type: ignore[arg-type]  # one field of several types
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        (lambda: Claims(mask_ranks={2}), "must contain 4"),
+        (lambda: Claims(scale=math.inf), "must be a finite float"),
+        (lambda: Claims(bias={"vq"}), "must be a set of True, False, 'q'"),
+        (lambda: Claims(second_gradients=True, gradients=False), "needs Claims.gradients"),
+        (lambda: Sizes(head_dims={0}), "must be a set of positive integers"),
+        (lambda: Sizes(n_heads=()), "must be a set of positive integers"),
+        (lambda: Sizes(length_multiple=16, max_length=8), "must be at least length_multiple"),
+    ],
+)
+def test_contradictory_claims_are_refused(claims: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        claims()
