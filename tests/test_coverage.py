@@ -109,6 +109,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "per_item_mask": (False, "MSK-2"),
     "per_head_mask": (False, "MSK-2"),
     "per_query_mask": (False, "MSK-2"),
+    "joint_masks": (False, "MSK-1"),
     "always_causal": (True, "EQV-2"),
     "causal": ("bottom_right", "CAU-3"),
     "empty_row": ("nan", "MSK-8"),
