@@ -226,3 +226,11 @@ class Claims:
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
+
+    def scale_for(self, head_dim: int) -> float:
+        """Return what the scores are multiplied by: `scale`, or 1/sqrt(d_k).
+
+        >>> Claims().scale_for(16), Claims(scale=1.0).scale_for(16)
+        (0.25, 1.0)
+        """
+        return head_dim**-0.5 if self.scale is None else self.scale

@@ -207,6 +207,7 @@ def test_nothing_is_known_where_a_projection_overflows() -> None:
     expected = oracle(problem, Claims())
     assert expected.weights.rad.isinf().all()
     assert expected.output.rad.isinf().all()
+    assert expected.sums.rad.isinf().all()
 
 
 @pytest.mark.parametrize("empty_row", ["zeros", "nan", "uniform"])
