@@ -56,6 +56,7 @@ def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
     """The judge itself accepts a miss where the cases are few."""
     dtype = prop.domain.dtypes[0] if prop.domain.dtypes else "float32"
     claims = replace(CLAIMS, dropout="output") if "dropout=output" in prop.needs else CLAIMS
+    claims = replace(claims, own_head_dim=True) if "own_head_dim" in prop.needs else claims
     complete = faults.implementation_of(faults.Complete, claims)
     domain = prop.within(claims, dtype)
     assert isinstance(domain, Domain)
@@ -112,8 +113,10 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "causal": ("bottom_right", "CAU-3"),
     "empty_row": ("nan", "MSK-8"),
     "returns_weights": (False, "SMX-2"),
+    "scale": (1.0, "SMX-6"),
     "bias": ({False}, "SMX-3"),
     "dropout": (False, "DRP-1"),
+    "own_head_dim": (True, "CFG-1"),
     "gradients": (False, "GRD-1"),
     "weight_gradients": (False, "GRD-7"),
     "grouped_query": (False, "GQA-1"),
