@@ -66,6 +66,7 @@ def full_space(prop: Property, profile: Profile) -> CaseSpace:
     """Return the space of a property for an implementation that claims whatever the property needs."""
     dtype = (prop.domain.dtypes or ("float32",))[0]
     claims = replace(complete.claims, dropout="output") if "dropout=output" in prop.needs else complete.claims
+    claims = replace(claims, own_head_dim=True) if "own_head_dim" in prop.needs else claims
     domain = prop.within(claims, dtype)
     assert isinstance(domain, Domain)
     return CaseSpace(domain, claims, dtype, "cpu", profile.long_rows if domain.scale == "long" else profile.longest)
