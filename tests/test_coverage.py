@@ -86,9 +86,9 @@ REJECTED_BY = {
 }
 
 
-@pytest.mark.parametrize("dropout", [True, "output"])
-def test_known_bad_answer_without_a_defect_conforms(dropout: Any) -> None:
-    claims = replace(CLAIMS, dropout=dropout, composes=(), extras=())
+@pytest.mark.parametrize("claimed", [{"dropout": True}, {"dropout": "output"}, {"scale": 1.0}], ids=str)
+def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
+    claims = replace(CLAIMS, composes=(), extras=(), **claimed)
     report = check(KnownBad("correct", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 

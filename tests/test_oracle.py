@@ -101,9 +101,12 @@ def test_no_keys(config: Config, empty_row: Any) -> None:
     assert_solved(make(config, (2, 3, 0)), Claims(empty_row=empty_row))
 
 
-@pytest.mark.parametrize("values", VALUES)
-def test_values(values: str) -> None:
-    assert_solved(make(PLAIN, (1, 2, 7), values), Claims())
+@pytest.mark.parametrize(
+    ("values", "config"),
+    [*((values, config) for values in VALUES for config in ("plain", "narrow-heads")), ("selection", "wide-heads")],
+)
+def test_values(values: str, config: str) -> None:
+    assert_solved(make(CONFIGS[config], (1, 2, 7), values), Claims())
 
 
 @pytest.mark.parametrize("sizes", LENGTHS, ids=str)
