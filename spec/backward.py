@@ -134,7 +134,7 @@ def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
 
 
 def _split(joined: Ball, config: Config) -> Ball:
-    """Split (B, L, D) into (B, H, L, d_k)."""
+    """Split (B, L, H * d_k) into (B, H, L, d_k)."""
     heads = config.n_heads, config.head_dim
     return Ball(*(part.unflatten(-1, heads).transpose(1, 2) for part in (joined.mid, joined.rad)))
 

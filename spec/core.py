@@ -17,14 +17,14 @@ tiles, or split and joined by a running or split maximum. The largest score of a
 have been read, is subtracted before the exponential. What is stored, and how accurate the exponential is, `Rounding`
 declares. The bound is then a theorem. No constant in it is tuned.
 
-What is equal on paper may round differently. The bound covers both of these forms, by the larger error of each step:
+What is equal on paper may round differently. Keys may have their bias or not: it adds tau q.b_k to every score of a
+row, so that k'_j gives the same weights, and the bound of each step is the larger one of both. (Extra keys have no
+bias; beside them it changes the weights.) These forms are assumed not to occur:
 
-- Keys have their bias, or not. It adds tau q.b_k to every score of a row, so k'_j gives the same weights. Extra keys
-  have no bias, so that beside them it must be added.
-
-The rest is assumed. The weights are used as they are given: two projections are not multiplied into one, such as
-W_q^T W_k, nor is the scale multiplied into W_q. Values have their bias: it is neither added to the context nor
-multiplied by W_o. Scores are masked before the softmax, not the weights after it.
+- Projections that are multiplied by one another, such as W_q^T W_k or W_o W_v, or by the scale.
+- A value bias that is left out of the values, and added to the contexts or, times W_o, to b_o.
+- Weights that are masked after the softmax and normalised again.
+- Outputs of single heads that are stored before they are added up.
 
 Sources: Vaswani et al. 2017, equation 1; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002,
 chapters 2 and 3; midpoint-radius arithmetic as in Arb (Johansson 2017). The derivation of E, w, T1, T2 and T3 is ours.

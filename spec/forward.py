@@ -24,7 +24,7 @@ from mha.spec.problem import Problem
 class Expected:
     """What a correct implementation returns, and the steps on the way there, in float64 with bounds.
 
-    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, D), the contexts o of all heads, side by side.
+    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all heads, side by side.
     query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
     bare_key: the key without its bias, where an implementation may leave that out, or None; see `mha.spec.core`.
     With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them too.
