@@ -231,5 +231,13 @@ class Claims:
             raise ValueError(f"Claims.mask_ranks must contain 4, but is {set(self.mask_ranks)}")
         if self.second_gradients and not self.gradients:
             raise ValueError("Claims.second_gradients needs Claims.gradients, but that is False")
-        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale)):
-            raise ValueError(f"Claims.scale must be a finite float or None, but is {self.scale!r}")
+        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):
+            raise ValueError(f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}")
+
+    def scale_for(self, head_dim: int) -> float:
+        """Return what the scores are multiplied by: `scale`, or 1/sqrt(d_k).
+
+        >>> Claims().scale_for(16), Claims(scale=1.0).scale_for(16)
+        (0.25, 1.0)
+        """
+        return head_dim**-0.5 if self.scale is None else self.scale
