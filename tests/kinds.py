@@ -104,12 +104,13 @@ class Subject:
 
     name: str
     claims: Claims
+    cls: type[ClaimedOnly] = ClaimedOnly
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ClaimedOnly:
         """Build the module, which knows what is claimed."""
         if config.bias not in self.claims.bias:
             raise NotImplementedError(f"not claimed: bias={config.bias!r}")
-        module = ClaimedOnly(config, weights.to(dtype, device))
+        module = self.cls(config, weights.to(dtype, device))
         module.claims = self.claims
         return module
 

@@ -145,7 +145,7 @@ def test_problems_in_low_precision_are_solved_in_float64(dtype: torch.dtype, val
     assert_solved(make(PLAIN, (1, 3, 5), values, dtype, mask=additive((3, 5)).to(dtype)), Claims())
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.3, 1 / 15, -0.5, 0.0, 40.0])
+@pytest.mark.parametrize("scale", [1.0, 0.3, 1 / 15, -0.5, 40.0])
 @pytest.mark.parametrize("config", ["plain", "wide-heads", "bias-qvo"])
 def test_claimed_scale(config: str, scale: float) -> None:
     assert_solved(make(CONFIGS[config], (1, 2, 3)), Claims(scale=scale))
