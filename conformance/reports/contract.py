@@ -6,7 +6,7 @@ import re
 import textwrap
 
 from mha.conformance.properties.listing import Listed, listing
-from mha.spec.clauses import CLAUSES, FAMILIES, Clause
+from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 REGENERATE = "mha spec --markdown > spec/CONTRACT.md"
 NO_DIFFERENCE = "No differences are known."
@@ -50,6 +50,8 @@ The levels are those of RFC 2119.
 
 - **MUST**: a violation fails the run. **SHOULD**: a violation is reported, but fails only a strict run. **MAY**: the
   capability is optional, and the clause applies to implementations that claim it.
+- **Answers**: {KINDS["answers"]} **Refusals**: {KINDS["refusals"]} **Conduct**:
+  {KINDS["conduct"]} Reports count these kinds of clause separately.
 - **Equal**, "the same" and "changes nothing" mean bit for bit where the operations are the same, and within the bound
   elsewhere.
 - **Within the bound** means no further from the exact result than rounding explains. The bound is derived for each
@@ -79,18 +81,18 @@ def page(clause_id: str, width: int = WIDTH) -> str:
 
 
 def index(family: str | None = None, width: int = WIDTH) -> str:
-    """Return one line per clause (id, level, title), grouped by family; of one family only, if given.
+    """Return one line per clause (id, level, kind, title), grouped by family; of one family only, if given.
 
     >>> print(index("INC"))
     INC: Incremental decoding
     Decoding with a cache of keys and values that grows token by token.
-        INC-1   MAY     Cached decoding equals one causal pass
+        INC-1   MAY     answers   Cached decoding equals one causal pass
     """
     blocks = []
     for letters, kind in FAMILIES.items():
         if family in (None, letters):
             members = [clause for clause in CLAUSES.values() if clause.family == letters]
-            lines = [f"    {clause.id:<8}{clause.level:<8}{clause.title}" for clause in members]
+            lines = [f"    {clause.id:<8}{clause.level:<8}{clause.kind:<10}{clause.title}" for clause in members]
             blocks.append("\n".join([f"{letters}: {kind.title}", _fill(kind.about, width, ""), *lines]))
     return "\n\n".join(blocks)
 
@@ -118,6 +120,7 @@ def _entry(clause: Clause) -> str:
 def _sections(clause: Clause) -> dict[str, str]:
     """Return the texts that explain a clause, by heading."""
     return {
+        "Kind": f"{clause.kind.capitalize()}: {KINDS[clause.kind]}",
         "Why it matters": clause.why,
         "Example of a violation": clause.violation,
         "How libraries differ": clause.differs or NO_DIFFERENCE,

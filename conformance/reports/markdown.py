@@ -6,18 +6,27 @@ import html
 import re
 from collections.abc import Iterator
 
-from mha.conformance.reports.summary import by_family, cell_of, count_clauses, is_failure, legend, outcome, status_of
+from mha.conformance.reports.summary import (
+    by_family,
+    cell_of,
+    is_failure,
+    legend,
+    outcome,
+    severity,
+    status_of,
+    tally,
+)
 from mha.conformance.reports.text import LONGEST_NAME, brief, subject, visible, visible_name
 from mha.conformance.results import Report, Verdict
-from mha.spec.clauses import CLAUSES
+from mha.spec.clauses import CLAUSES, KINDS
 
 # A comment on GitHub holds 65,536 characters.
 MOST_FAILURES, LONGEST_CASE = 40, 300
 
 
 def to_markdown(report: Report) -> str:
-    """Return a table of implementations and families, and each failure with its minimal case."""
-    failures = [verdict for verdict in report.verdicts if is_failure(verdict)]
+    """Return a table of implementations and families, and each failure with its minimal case, the most severe first."""
+    failures = sorted((verdict for verdict in report.verdicts if is_failure(verdict)), key=severity)
     lines = ["## Multi-head attention conformance report", "", _facts(report), "", *_matrix(report), ""]
     for verdict in failures[:MOST_FAILURES]:
         lines += _details(verdict)
@@ -37,14 +46,18 @@ def _matrix(report: Report) -> Iterator[str]:
     rows = {name: by_family(own) for name, own in report.by_implementation.items()}
     families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
     signs = set()
-    yield "| | outcome | clauses passed | " + " | ".join(families) + " |"
-    yield "|---|---|---|" + "---|" * len(families)
+    yield "| | " + " | ".join(["outcome", "judged", *KINDS, "SHOULD", *families]) + " |"
+    yield "|" + "---|" * (4 + len(KINDS) + len(families))
     for name, own in report.by_implementation.items():
         cells = [cell_of(rows[name][letters]) if letters in rows[name] else None for letters in families]
         signs |= {cell.sign for cell in cells if cell}
-        passing, claimed = count_clauses(own)
-        start = [f"`{_code(visible_name(name))}`", outcome(own), f"{passing} of {claimed}"]
+        counted = tally(own)
+        counts = [f"{counted.judged} of {counted.clauses}", *(str(counted.must.get(kind, "-")) for kind in KINDS)]
+        start = [f"`{_code(visible_name(name))}`", outcome(own), *counts, counted.recommended or "-"]
         yield "| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |"
+    yield ""
+    kinds = "; ".join(f"{kind}: {meaning.removesuffix('.')}" for kind, meaning in KINDS.items())
+    yield f"Clauses that pass, of those judged. {kinds.capitalize()}."
     yield ""
     yield ", ".join(legend(signs)) + "; a number counts clauses."
 
