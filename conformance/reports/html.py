@@ -85,7 +85,10 @@ def _by_name(report: Report) -> dict[str, list[Verdict]]:
 
 
 def _outcome(report: Report, by_name: ByName) -> str:
-    count = f"{sum(conforms(own) for own in by_name.values())} of {len(by_name)} implementations conform"
+    conforming = [own for own in by_name.values() if conforms(own)]
+    count = f"{len(conforming)} of {len(by_name)} implementations conform"
+    if partly := sum(tally(own).few_judged for own in conforming):
+        count += f", {partly} of them as far as judged"
     sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
     sentences += [f"{visible_name(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items()]
     return " ".join(sentences)
@@ -106,8 +109,7 @@ def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
         "sign": "✓" if conforms(own) else "✗",
         "outcome": outcome(own),
         "judged": f"{counted.judged} of {counted.clauses}",
-        "counts": [counted.must.get(kind, "") for kind in KINDS],
-        "recommended": counted.recommended,
+        "counts": [(counted.must.get(kind, ""), counted.should.get(kind, "")) for kind in KINDS],
         "rejected": f"{counts.rejected / counts.tried:.0%} of {counts.tried}" if counts.tried else "",
         "examples": sum(verdict.examples for verdict in own),
         "seconds": f"{sum(verdict.seconds for verdict in own):.0f}",
@@ -217,7 +219,7 @@ def _position(margin: float) -> str:
 
 
 def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
-    """Return the clauses that each implementation does not claim, by the reason."""
+    """Return the clauses that each implementation does not claim, by the reason, the most frequent first."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for name, own in by_name.items():
         for verdict in own:
@@ -226,4 +228,4 @@ def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
                 clauses = reasons.setdefault(visible(verdict.message), [])
                 if verdict.clause not in clauses:
                     clauses.append(verdict.clause)
-    return grouped
+    return {name: dict(sorted(each.items(), key=lambda entry: -len(entry[1]))) for name, each in grouped.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mha.conformance.reports.summary import (
     by_family,
@@ -42,24 +42,30 @@ def _facts(report: Report) -> str:
 
 
 def _matrix(report: Report) -> Iterator[str]:
-    """Yield the lines of the table, and its legend."""
+    """Yield the lines of the table, and what its columns and signs mean."""
     rows = {name: by_family(own) for name, own in report.by_implementation.items()}
     families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
+    yield "| | " + " | ".join(["outcome", "judged", *KINDS, *families]) + " |"
+    yield "|" + "---|" * (3 + len(KINDS) + len(families))
     signs = set()
-    yield "| | " + " | ".join(["outcome", "judged", *KINDS, "SHOULD", *families]) + " |"
-    yield "|" + "---|" * (4 + len(KINDS) + len(families))
     for name, own in report.by_implementation.items():
-        cells = [cell_of(rows[name][letters]) if letters in rows[name] else None for letters in families]
-        signs |= {cell.sign for cell in cells if cell}
-        counted = tally(own)
-        counts = [f"{counted.judged} of {counted.clauses}", *(str(counted.must.get(kind, "-")) for kind in KINDS)]
-        start = [f"`{_code(visible_name(name))}`", outcome(own), *counts, counted.recommended or "-"]
-        yield "| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |"
+        cells = {letters: cell_of(members) for letters, members in rows[name].items()}
+        signs |= {cell.sign for cell in cells.values()}
+        texts = (cells[letters].text if letters in cells else "" for letters in families)
+        yield f"| `{_code(visible_name(name))}` | " + " | ".join([outcome(own), *_counts(own), *texts]) + " |"
     yield ""
-    kinds = "; ".join(f"{kind}: {meaning.removesuffix('.')}" for kind, meaning in KINDS.items())
-    yield f"Clauses that pass, of those judged. {kinds.capitalize()}."
+    kinds = ", ".join(f"{kind} ({meaning.removesuffix('.')})" for kind, meaning in KINDS.items())
+    yield f"Clauses that pass, of those judged, by kind: {kinds}."
     yield ""
     yield ", ".join(legend(signs)) + "; a number counts clauses."
+
+
+def _counts(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return how many clauses were judged, and for each kind how many pass."""
+    counted = tally(verdicts)
+    required = [str(counted.must.get(kind, "-")) for kind in KINDS]
+    recommended = [f" (SHOULD {counted.should[kind]})" if kind in counted.should else "" for kind in KINDS]
+    return [f"{counted.judged} of {counted.clauses}", *map(str.__add__, required, recommended)]
 
 
 def _details(verdict: Verdict) -> list[str]:

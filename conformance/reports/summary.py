@@ -99,8 +99,7 @@ def outcome(verdicts: Collection[Verdict]) -> str:
         return "NOTHING WAS JUDGED"
     if not conforms(verdicts):
         return f"DOES NOT CONFORM in {' and '.join(_failing_kinds(verdicts))}"
-    counted = tally(verdicts)
-    words = "conforms" if 2 * counted.judged >= counted.clauses else "conforms as far as judged"
+    words = "conforms as far as judged" if tally(verdicts).few_judged else "conforms"
     return f"{words}, with waivers" if "waived" in statuses else words
 
 
@@ -145,14 +144,15 @@ class Tally:
         return self.judged + sum(self.unjudged.values())
 
     @property
-    def recommended(self) -> str:
-        """What `should` counts, as in "answers 4 of 5, refusals 3 of 3"."""
-        return ", ".join(f"{kind} {count}" for kind, count in self.should.items())
+    def few_judged(self) -> bool:
+        """Whether fewer than half of the clauses were judged."""
+        return 2 * self.judged < self.clauses
 
     def __str__(self) -> str:
-        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5"."""
+        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5, conduct 1 of 1"."""
         parts = [f"{kind} {count}" for kind, count in self.must.items()]
-        return "; ".join([*parts, f"SHOULD: {self.recommended}"] if self.should else parts)
+        recommended = ", ".join(f"{kind} {count}" for kind, count in self.should.items())
+        return "; ".join([*parts, f"SHOULD: {recommended}"] if recommended else parts)
 
 
 def tally(verdicts: Iterable[Verdict]) -> Tally:

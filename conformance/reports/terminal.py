@@ -6,14 +6,14 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TextIO
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mha.conformance.reports.summary import PLAIN, Cell, Count, by_family, cell_of, legend, tally
+from mha.conformance.reports.summary import PLAIN, Cell, by_family, cell_of, legend, tally
 from mha.conformance.reports.text import WIDTH, visible_name
 from mha.conformance.results import Verdict, by_implementation
 from mha.spec.clauses import FAMILIES, KINDS
@@ -37,8 +37,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = WIDTH, color: bool = Fal
     for name, own in by_implementation(verdicts).items():
         cells = {letters: cell_of(members) for letters, members in by_family(own).items()}
         signs |= {cell.sign for cell in cells.values()}
-        counts = {kind: _counted(count) for kind, count in tally(own).must.items()}
-        rows.append((visible_name(name), counts | {letters: _styled(cell, plain) for letters, cell in cells.items()}))
+        rows.append((visible_name(name), _counts(own) | _signs(cells, plain)))
     meanings = "   ".join(_plain(entry) if plain else entry for entry in legend(signs))
     colored = color and "NO_COLOR" not in os.environ
     file = io.StringIO()
@@ -50,7 +49,7 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = WIDTH, color: bool = Fal
     return [line.rstrip() for line in drawn.splitlines()]
 
 
-def width_of(stream: TextIO) -> int:
+def width_of(stream: IO[str]) -> int:
     """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or pipe."""
     return min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
 
@@ -90,12 +89,15 @@ def _parts(headings: Sequence[str], width: int) -> Iterator[list[str]]:
         yield part
 
 
-def _counted(count: Count) -> Text:
-    return Text(f"{count.passing}/{count.judged}", style="green" if count.passing == count.judged else "bold")
+def _counts(verdicts: Iterable[Verdict]) -> dict[str, Text]:
+    """Return how many required clauses of each kind pass, of those judged."""
+    counts = tally(verdicts).must.items()
+    return {kind: Text(f"{c.passing}/{c.judged}", "green" if c.passing == c.judged else "bold") for kind, c in counts}
 
 
-def _styled(cell: Cell, plain: bool) -> Text:
-    return Text(_plain(cell.text) if plain else cell.text, style=STYLES.get(cell.sign, ""))
+def _signs(cells: Mapping[str, Cell], plain: bool) -> dict[str, Text]:
+    shown = {letters: _plain(cell.text) if plain else cell.text for letters, cell in cells.items()}
+    return {letters: Text(text, STYLES.get(cells[letters].sign, "")) for letters, text in shown.items()}
 
 
 def _plain(text: str) -> str:

@@ -102,12 +102,16 @@ def summarise(
 def _headline(verdicts: Sequence[Verdict], incomplete: bool) -> str:
     whole = f"INCOMPLETE, so far: {outcome(verdicts)}" if incomplete else outcome(verdicts)
     examples, margin, counted = sum(v.examples for v in verdicts), max(v.margin for v in verdicts), tally(verdicts)
+    name = visible_name(verdicts[0].implementation)
+    if not counted.judged:
+        return f"{name}: {whole}"
     judged = f"{counted.judged} of {counted.clauses}" if counted.unjudged else str(counted.judged)
-    evidence = f"{judged} clauses judged on {examples} cases; largest error/bound {margin:.2f}"
+    clauses, cases = "clause" + "s" * (counted.clauses != 1), "case" + "s" * (examples != 1)
+    evidence = f"{judged} {clauses} judged on {examples} {cases}; largest error/bound {margin:.2f}"
     if (known_bad := total_rejections(verdicts)).tried:
         share = known_bad.rejected / known_bad.tried
         evidence += f"; self-test: {share:.0%} of {known_bad.tried} known-bad answers rejected"
-    return f"{visible_name(verdicts[0].implementation)}: {whole} ({evidence})"
+    return f"{name}: {whole} ({evidence})"
 
 
 def _failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
