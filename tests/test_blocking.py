@@ -70,8 +70,9 @@ def test_the_root_cause_comes_first_in_a_summary(wrong_shape: Report) -> None:
     first, *rest = summarise(reversed(wrong_shape.verdicts))
     assert "ExtraDimension: DOES NOT CONFORM in answers" in first
     assert "fail SHP-1 (float32 cpu): output_" in rest[0]
-    assert rest[-2] == "    blocked by SHP-1 (7 clauses): STA-2, DRP-1, GRD-1, NUM-1, CAU-2, MSK-1, SMX-2"
-    assert rest[-1] == "    answers 0 of 9; refusals 1 of 1; conduct 0 of 1"
+    assert rest[-3] == "    blocked by SHP-1: STA-2, DRP-1, GRD-1, NUM-1, CAU-2, MSK-1, SMX-2"
+    assert rest[-2] == "    not judged: blocked by SHP-1 (7)"
+    assert rest[-1] == "    answers 0 of 3; refusals 1 of 1"
 
 
 def test_a_wrong_shape_of_some_calls_blocks_the_clauses_that_make_them() -> None:

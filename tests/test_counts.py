@@ -55,6 +55,14 @@ def test_outcome_names_the_kinds_that_fail() -> None:
     assert outcome([bad[0], explained]) == "DOES NOT CONFORM in refusals"
 
 
+def test_blocked_clauses_were_not_judged() -> None:
+    """No answer of theirs is known to be incorrect."""
+    cause = verdict("x", "STA-1", "fail")
+    blocked = [verdict("x", clause, "blocked", blocked_by="STA") for clause in ("SHP-1", "NUM-1")]
+    counted = tally([cause, *blocked, verdict("x", "CAU-1", "not_claimed")])
+    assert (str(counted), counted.unjudged) == ("conduct 0 of 1", {"blocked by STA": 2, "causal": 1})
+
+
 def test_outcome_over_a_minority_says_so() -> None:
     unclaimed = [verdict("x", clause, "not_claimed") for clause in ("CAU-1", "CAU-2", "DRP-1")]
     assert outcome([verdict("x", "SHP-1"), *unclaimed[:1]]) == "conforms"

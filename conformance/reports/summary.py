@@ -23,6 +23,7 @@ SIGNS = {
     "pass": ("✓", "passes"),
     "not claimed": ("-", "not claimed"),
 }
+UNJUDGED = ("not_claimed", "blocked")
 # Why a clause was not judged, as `Domain.within`, `Property.within` and the judge put it.
 MISSING_CLAIM = re.compile(r"needs the claim (\w+)")
 OTHER_DTYPES = re.compile(r"applies to .* only")
@@ -126,7 +127,7 @@ class Tally:
     """The clauses of an implementation, each counted once for all dtypes and devices, by its worst verdict.
 
     must, should: those that were judged, by kind; a MAY that is claimed counts as a MUST. unjudged: how many were not
-    judged, by the reason, the most frequent first.
+    judged, since they are not claimed or blocked, by the reason, the most frequent first.
     """
 
     must: dict[Kind, Count]
@@ -167,8 +168,8 @@ def tally(verdicts: Iterable[Verdict]) -> Tally:
     for verdict in verdicts:
         by_clause.setdefault(verdict.clause, []).append(verdict)
     worst = [min(own, key=severity) for own in by_clause.values()]  # "not claimed" is the least severe
-    judged = [verdict for verdict in worst if verdict.status != "not_claimed"]
-    reasons = Counter(_reason(by_clause[verdict.clause]) for verdict in worst if verdict.status == "not_claimed")
+    judged = [verdict for verdict in worst if verdict.status not in UNJUDGED]
+    reasons = Counter(_reason(v, by_clause[v.clause]) for v in worst if v.status in UNJUDGED)
     return Tally(
         must=_counts(verdict for verdict in judged if verdict.level != "SHOULD"),
         should=_counts(verdict for verdict in judged if verdict.level == "SHOULD"),
@@ -184,8 +185,10 @@ def _counts(verdicts: Iterable[Verdict]) -> dict[Kind, Count]:
     return {kind: Count(sum(each), len(each)) for kind, each in passes.items() if each}
 
 
-def _reason(verdicts: Collection[Verdict]) -> str:
+def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
     """Return in a word or two why a clause was not judged: the claim that is missing, where it is one."""
+    if worst.blocked_by:
+        return f"blocked by {worst.blocked_by}"
     messages = [verdict.message for verdict in verdicts]
     first = next((text for text in messages if not UNCLAIMED_DTYPE.search(text)), messages[0]).partition("; ")[0]
     if claim := MISSING_CLAIM.match(first):

@@ -133,8 +133,7 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
         if verdict.status == "blocked":
             grouped.setdefault(verdict.blocked_by or "", []).append(verdict.clause)
     for cause, clauses in grouped.items():
-        distinct = list(dict.fromkeys(clauses))
-        yield f"blocked by {cause} ({len(distinct)} clause{'s' * (len(distinct) != 1)}): {', '.join(distinct)}"
+        yield f"blocked by {cause}: {', '.join(dict.fromkeys(clauses))}"
 
 
 def _totals(verdicts: Sequence[Verdict], width: int) -> Iterator[str]:
