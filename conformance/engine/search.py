@@ -255,11 +255,12 @@ class Search:
         return None
 
     def _worth_shrinking(self) -> bool:
-        """Look for a failed precondition; a failure that it explains, or that another family names, is not shrunk."""
+        """Look for a failed precondition; a failure that it explains is not shrunk, nor one that every call shows."""
         assert self.failure is not None
         space = self.space
         self.blocked_by = failed_precondition(self.implementation, self.prop, space.dtype, space.device)
-        return self.blocked_by is None and not self.failure[1].family
+        every_call = self.failure[1].family and len(self.cases) == 1
+        return self.blocked_by is None and not every_call
 
 
 def is_allowed_refusal(prop: Property, case: Case, violation: Violation) -> bool:

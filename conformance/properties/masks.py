@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -322,5 +323,15 @@ def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> Non
     dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
     for dtype in sorted(dtypes, key=str):
         mask = torch.ones(problem.shape, dtype=dtype, device=problem.query.device)
-        because = f"a mask of dtype {dtype} is not claimed, so its meaning would be a guess"
+        because = f"a mask of dtype {dtype} is not claimed: {_advice(dtype, session.claims.masks)}"
         expect_raises(partial(session, problem.change(mask=mask)), because=because)
+
+
+def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
+    """Return what to do about a mask that is accepted though its dtype is not claimed."""
+    if dtype is torch.bool:
+        return 'claim masks={"bool", "float"} if True means that a query may attend to the key, and otherwise refuse it'
+    if dtype.is_floating_point:
+        return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
+    forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
+    return f"refuse it, so that callers convert it to {forms} themselves"
