@@ -14,7 +14,7 @@ from mha.conformance.benchmarks.workloads import Workload
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.cases.transforms import select_queries
 from mha.conformance.harness.assertions import expect_no_worse
-from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded, require_plain
 from mha.spec import Implementation, Problem
 from mha.spec.problem import INPUTS
@@ -158,7 +158,7 @@ def memory_shortage(implementation: Implementation, workload: Workload) -> str:
         return ""
     try:
         eighth, sixteenth = (_peak_of_part(implementation, workload, part) for part in (8, 16))
-    except Violation:  # the whole length will show it too
+    except (Violation, AdapterError):  # the whole length will show it too
         return ""
     # One part grows with the square of the length, the rest with the length.
     square = max(0, 128 * (eighth - 2 * sixteenth))

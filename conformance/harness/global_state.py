@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.harness.errors import CALL, Violation
+from mha.conformance.harness.errors import CALL, AdapterError, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import attributed
 from mha.conformance.harness.session import Session
@@ -94,7 +94,7 @@ def observe_first_call(implementation: Implementation, case: Case) -> None:
     key = id(implementation), case.dtype, case.device
     if key not in _first_calls:
         _first_calls[key] = implementation, []
-        with preserved(), suppress(Violation):  # what a call raises is for the properties to find
+        with preserved(), suppress(Violation, AdapterError):  # what a call raises is for the properties to find
             _first_calls[key] = implementation, changes_of_call(Session(implementation, case), case.problem())
             require_untouched(implementation)
 
