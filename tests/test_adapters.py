@@ -218,7 +218,7 @@ def test_call_that_no_adapter_can_express_is_not_judged() -> None:
     adapted = from_module(RefusesNothing, parameters=faults.PARAMETERS, mask_numbers=True)
     case = Case(n_heads=2, head_dim=2, L=2, S=2)
     (*_, unclaimed) = properties()["MSK-12"]
-    with pytest.raises(Discard, match="takes boolean masks as numbers, which a mask of .* is not"):
+    with pytest.raises(Discard, match=r"takes boolean masks as numbers, which a mask of .* is not"):
         unclaimed.function(Session(adapted, case), case)
 
 

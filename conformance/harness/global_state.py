@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 
@@ -49,10 +50,41 @@ class GlobalState:
             for name, value in self.values.items()
             if now.values[name] != value
         ]
-        # A filter for warnings of a module that was not loaded before says nothing about any other warning: torch
-        # imports SymPy, which adds one, in the first call of flex_attention.
+        # A filter for warnings of a module that was not loaded before says nothing about any other warning.
         filters = [each for each in now.filters if each in self.filters or each[2].__module__ in self.modules]
-        return changed if filters == self.filters else [*changed, "the warnings filter"]
+        imported = warnings.filters.imported if isinstance(warnings.filters, WatchedFilters) else []
+        kept = ([each for each in both if each not in imported] for both in (filters, self.filters))
+        return changed if next(kept) == next(kept) else [*changed, "the warnings filter"]
+
+
+class WatchedFilters(list[Any]):
+    """The filters of warnings; those that are added while a module is imported are `imported`.
+
+    An import may add some wherever it stands: torch imports SymPy in the first call of flex_attention.
+    """
+
+    def __init__(self, filters: Iterable[Any]) -> None:
+        super().__init__(filters)
+        self.imported: list[Any] = []
+        self._outside = sys._getframe(1)
+
+    def insert(self, index: SupportsIndex, each: Any) -> None:
+        """Add a filter, as `warnings.filterwarnings` does."""
+        self._note(each)
+        super().insert(index, each)
+
+    def append(self, each: Any) -> None:
+        """Add a filter, as `warnings.filterwarnings` does with append=True."""
+        self._note(each)
+        super().append(each)
+
+    def _note(self, each: Any) -> None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame is not self._outside:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                self.imported.append(each)
+                return
+            frame = frame.f_back
 
 
 @contextmanager
@@ -75,6 +107,7 @@ def changes_of_call(session: Session, problem: Problem) -> list[str]:
         torch.set_flush_denormal(False)
         # Warnings decide nothing. A plain "ignore" filter would hide that the call adds the same.
         warnings.filterwarnings("ignore", message=".*")
+        warnings.filters = WatchedFilters(warnings.filters)
         before = GlobalState.read()
         with attributed(CALL):
             called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
