@@ -20,13 +20,15 @@ from mha.conformance.cases.strategies import drawn_cases, simpler_cases
 from mha.conformance.engine.preconditions import BASIC, FailedPrecondition, failed_precondition, plain_cases
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, Violation
-from mha.conformance.harness.global_state import observe_first_call, preserved
+from mha.conformance.harness.global_state import observe_first_call
+from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
 from mha.conformance.settings import Profile, Settings
 from mha.conformance.waivers import Waiver
+from mha.implementations.torch_state import preserved
 from mha.spec import Implementation
 
 FLAKY = "; the same case did not fail every time, so a call depends on earlier calls"
@@ -94,7 +96,7 @@ def run_property(
         waivers=waivers,
     )
     try:
-        with threads(1), preserved():
+        with threads(1), judging(implementation):
             observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
     except AdapterError as error:

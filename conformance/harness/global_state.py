@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -18,15 +17,9 @@ from mha.conformance.harness.errors import CALL, AdapterError, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import attributed
 from mha.conformance.harness.session import Session
+from mha.implementations.pristine import as_found
+from mha.implementations.torch_state import SETTINGS, preserved, settings
 from mha.spec import Implementation, Problem
-
-
-class Setting(NamedTuple):
-    """A part of the global state: how it is read, and how it is set; shown: whether its value fits in a message."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-    shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class GlobalState:
     @staticmethod
     def read() -> GlobalState:
         """Return the state as it is now."""
-        return GlobalState(_values(), list(warnings.filters), frozenset(sys.modules))
+        return GlobalState(settings(), list(warnings.filters), frozenset(sys.modules))
 
     def changes(self) -> list[str]:
         """Return a description of each change since this state was read."""
@@ -87,19 +80,6 @@ class WatchedFilters(list[Any]):
             frame = frame.f_back
 
 
-@contextmanager
-def preserved() -> Iterator[None]:
-    """Put global state back at the end of the block, so that no case depends on those before it."""
-    before = _values()
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        for name, value in before.items():
-            if SETTINGS[name].read() != value:
-                SETTINGS[name].write(value)
-
-
 def changes_of_call(session: Session, problem: Problem) -> list[str]:
     """Call the attention of a problem once; return what it changed, which is put back. Raises CallRaised."""
     called = session.built(problem).attention  # a construction may draw random numbers
@@ -108,10 +88,11 @@ def changes_of_call(session: Session, problem: Problem) -> list[str]:
         # Warnings decide nothing. A plain "ignore" filter would hide that the call adds the same.
         warnings.filterwarnings("ignore", message=".*")
         warnings.filters = WatchedFilters(warnings.filters)
-        before = GlobalState.read()
-        with attributed(CALL):
-            called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
-        return before.changes()
+        with as_found():
+            before = GlobalState.read()
+            with attributed(CALL):
+                called(problem.query, problem.key, problem.value, mask=problem.mask, is_causal=problem.is_causal)
+            return before.changes()
 
 
 # By implementation, dtype and device: what the first call changed. The implementation is kept alive so that its id is
@@ -136,51 +117,3 @@ def changes_of_first_call(implementation: Implementation, case: Case) -> list[st
     """Return what the first call in this dtype and on this device changed; nothing if it was not observed."""
     _, changes = _first_calls.get((id(implementation), case.dtype, case.device), (implementation, []))
     return changes
-
-
-def _values() -> dict[str, Any]:
-    return {name: setting.read() for name, setting in SETTINGS.items()}
-
-
-def _set_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device == torch.device("cpu") else device)
-
-
-def _subnormals() -> str:
-    return "kept" if (torch.full((1,), 1e-39, dtype=torch.float32, device="cpu") * 1).item() else "flushed to 0"
-
-
-def _sdpa_backends() -> tuple[bool, bool, bool]:
-    cuda = torch.backends.cuda
-    return cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
-
-
-def _set_sdpa_backends(enabled: tuple[bool, bool, bool]) -> None:
-    cuda = torch.backends.cuda
-    for enable, value in zip(
-        (cuda.enable_flash_sdp, cuda.enable_math_sdp, cuda.enable_mem_efficient_sdp), enabled, strict=True
-    ):
-        enable(value)
-
-
-SETTINGS = {
-    "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
-    "the default device": Setting(torch.get_default_device, _set_default_device),
-    "the gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-    "torch's random state": Setting(
-        lambda: torch.get_rng_state().numpy().tobytes(),
-        lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
-        shown=False,
-    ),
-    "Python's random state": Setting(random.getstate, random.setstate, shown=False),
-    "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
-    "the handling of subnormal numbers": Setting(
-        _subnormals, lambda handling: torch.set_flush_denormal(handling != "kept")
-    ),
-    "the deterministic flag": Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    "the precision of float32 products": Setting(
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    ),
-    "anomaly detection": Setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "the SDPA backends": Setting(_sdpa_backends, _set_sdpa_backends),
-}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
 from mha.implementations.errors import ImplementationError
+from mha.implementations.pristine import as_found
 from mha.spec import Weights
 
 # Exceptions that stop a run and never come from the implementation: Ctrl-C; the pytest plugin adds pytest's own.
@@ -29,7 +30,8 @@ def attributed(what: str) -> Iterator[None]:
     what: the step that raises it.
     """
     try:
-        yield
+        with as_found():
+            yield
     except ImplementationError as error:
         first_line = next(iter(str(error).splitlines()), "")
         raise AdapterError(f"the adapter cannot do {what}: {first_line}", error) from error

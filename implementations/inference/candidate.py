@@ -16,6 +16,7 @@ from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.inference.probes import CONFIG, OWN_HEAD_DIM, Formula, Probe, most_biases, probes
 from mha.implementations.inference.projections import ParameterMap
+from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
 
@@ -96,7 +97,7 @@ class Candidate:
 
     def call(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
         """Build the module and call it in evaluation mode; if that raises, return None and set `problem`."""
-        with torch.no_grad():
+        with torch.no_grad(), as_found():
             try:
                 attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
                 return attention.eval()(*inputs, **options)  # type: ignore[no-any-return]  # of nn.Module

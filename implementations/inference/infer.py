@@ -19,6 +19,7 @@ from mha.implementations.inference.describe import Row, declaration_advice, decl
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.probes import CONFIG, formulas, is_close
 from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.pristine import as_found, pristine
 from mha.spec import Weights, causal_mask
 from mha.spec.claims import BIASES
 
@@ -40,6 +41,7 @@ class InferredClass:
         return table(self.rows), "", "The same as a declaration:", "", indent(self.declaration, "    ")
 
 
+@pristine()
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
     """Infer how a class, or a `functools.partial` of one, is built and called, and what it supports.
 
@@ -50,7 +52,8 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
     label = label or str(getattr(constructor, "__name__", "module"))
     arguments = constructor_arguments(label, constructor)
     try:
-        module = construct(constructor, arguments, CONFIG)
+        with as_found():
+            module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in arguments.values() else ""
@@ -173,8 +176,10 @@ def _possible_biases(candidate: Candidate) -> set[bool | str]:
     built: dict[tuple[Any, ...], bool | str] = {}
     for bias in (each for each in most_first if absent.isdisjoint(_biased_roles(each))):
         config = replace(CONFIG, bias=bias)
+        weights = Weights.random(config, 0)
         try:
-            attention = adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
+            with as_found():
+                attention = adapter.build(config, weights, dtype=torch.float64, device="cpu")
         except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
             continue
@@ -238,7 +243,8 @@ def _require_one_head(candidate: Candidate) -> None:
     """Raise Unclear if the weights of a module with one head are found elsewhere."""
     one = replace(candidate.config, n_heads=1)
     try:
-        candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
+        with as_found():
+            candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
     except ImplementationError as error:
         raise Unclear(
             f"with one head, its parameters differ: {error}; pass parameters=... as a function of Config"
