@@ -124,6 +124,8 @@ class Claims:
             dimensions, a mask is broadcast.
         per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, between heads,
             between queries. An implementation that claims neither of the last two takes padding masks only.
+        joint_masks: masks may differ between items and between queries at once. Otherwise they are the AND of a padding
+            mask and a mask for all items, as where the two are separate arguments.
         always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
         causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
         dtypes, devices: the dtypes and devices that it supports.
@@ -170,6 +172,7 @@ class Claims:
     per_item_mask: bool = True
     per_head_mask: bool = True
     per_query_mask: bool = True
+    joint_masks: bool = True
     always_causal: bool = False
     causal: Alignment | None = "top_left"
     empty_row: EmptyRow = "zeros"

@@ -233,7 +233,7 @@ TWO_MASKS: dict[str, ModuleImplementation] = {
             returns_weights=False,
             bias={True},
             per_head_mask=False,
-            per_query_mask=False,
+            joint_masks=False,
         ),
     ),
 }
@@ -271,6 +271,17 @@ def test_mask_is_split_into_padding_and_the_rest(
         assert torch.equal(padding, given[1][:, 0, 0])
 
 
+def test_mask_for_all_items_is_split_from_the_padding() -> None:
+    problem = problem_of(Config(6, 2), mask=CAUSAL & KEYS)
+    attention = TWO_MASKS["l s"].build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
+    inputs = problem.query, problem.key, problem.value
+    torch.testing.assert_close(
+        attention(*inputs, mask=problem.mask).output, plain_formula(problem, problem.allowed(None))
+    )
+    with pytest.raises(UnsupportedCallError, match="a padding mask and a mask for all items, whose AND this is not"):
+        attention(*inputs, mask=torch.stack([CAUSAL, CAUSAL.mT, CAUSAL])[:, None])
+
+
 @pytest.mark.parametrize("shape", TWO_MASKS)
 def test_class_with_two_masks_is_inferred_and_conforms(shape: str) -> None:
     declared = TWO_MASKS[shape]
@@ -295,7 +306,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "padding apart from a shared mask": (
         {"mask_shape": "l s", "padding": "drop", "claims": Claims(per_head_mask=False, cross_attention=False)},
-        "claim per_query_mask=False",
+        "the claims joint_masks=True; claim joint_masks=False",
     ),
     "padding without a parameter": (
         {"padding": "drop"},

@@ -230,7 +230,7 @@ class CallByName:
         """Call the target with its own names and its own format of masks."""
         names, sizes = self.signature, self._sizes(query, key)
         inputs, options = self._inputs(query, key, value)
-        keys, rest = self.masks.split(mask)
+        keys, rest = self.masks.split(self.label, mask)
         rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
         options |= self._masks(keys, rest, sizes, query.dtype)
         if names.is_causal:

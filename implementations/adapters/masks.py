@@ -56,7 +56,9 @@ class MaskFormat:
             return {"masks": ()}
         axes, most = self.axes, dict[str, Any]()
         if self.padding and "b" not in axes and claims.per_item_mask:  # items differ in their padding only
-            axes, most = {"b", "s"}, {} if "float" not in claims.masks else {"masks": {"bool"}}
+            axes = axes - {"h"} | {"b"}
+            most = {"joint_masks": False} if claims.joint_masks else {}
+            most |= {"masks": {"bool"}} if "float" in claims.masks else {}
         return most | {
             claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes and getattr(claims, claim)
         }
@@ -80,11 +82,14 @@ class MaskFormat:
         keys = _expand(_expand(keys, 0, sizes[0]), 1, sizes[3])
         return self._numbers(to_convention(keys, self.padding or "keep", dtype), dtype)
 
-    def split(self, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def split(self, label: str, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Split a canonical mask into the keys (B, S) that each item may attend to, and the rest of the mask.
 
         Either is None where the shape of the mask leaves nothing to it: a mask (B, 1, 1, S) is all padding, and one
-        that all items share has none. A mask of numbers is not split, nor is any without `padding`.
+        that all items share has none. A mask of numbers is not split, nor is any without `padding`. label: the name in
+        messages.
+
+        Raises UnsupportedCallError where the rest differs between items, but its format does not.
         """
         if not self.padding or mask is None or mask.dtype != torch.bool or mask.ndim > 4:
             return None, mask
@@ -94,7 +99,12 @@ class MaskFormat:
         if mask.shape[0] == 1:
             return None, mask
         keys = mask.any(2).any(1)
-        return keys, mask | ~keys[:, None, None]
+        if "b" in self.axes:
+            return keys, mask | ~keys[:, None, None]
+        shared = mask.any(0, keepdim=True)
+        if not torch.equal(mask, keys[:, None, None] & shared):
+            raise UnsupportedCallError(f"{label} takes a padding mask and a mask for all items, whose AND this is not")
+        return keys, shared
 
     def _numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask.to(dtype) if self.numbers and mask.dtype == torch.bool else mask
