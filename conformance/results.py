@@ -89,7 +89,9 @@ class Report:
 
     targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it. strict: whether
     SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
-    implementations that could not be loaded, and why. started: in UTC. host: the machine.
+    implementations that could not be loaded, and why. torch_changes: what had been replaced or set in torch before the
+    run, as by the import of an implementation; it is in place while implementations run, and at no other time.
+    started: in UTC. host: the machine.
 
     >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
     >>> report.conforms, report.failing, Report.from_json(report.to_json()) == report
@@ -104,6 +106,7 @@ class Report:
     strict: bool = False
     incomplete: bool = False
     broken: dict[str, str] = field(default_factory=dict)
+    torch_changes: tuple[str, ...] = ()
     started: str = ""
     host: str = ""
     format: Literal[2] = FORMAT

@@ -17,11 +17,12 @@ from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations
 from mha.conformance.reports.summary import severity, status_of
 from mha.conformance.reports.terminal import matrix, needs_plain, width_of
-from mha.conformance.reports.text import WIDTH, brief, describe, summarise, visible_name
+from mha.conformance.reports.text import WIDTH, brief, describe, describe_changes, summarise, visible_name
 from mha.conformance.results import Report, Verdict, now, settled
 from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
+from mha.implementations.pristine import torch_changes
 
 # Where every clause is judged, these are only counted.
 QUIET = ("pass", "not_claimed", "blocked")
@@ -73,7 +74,9 @@ def check_all(
         settings = replace(settings, waivers=tuple(read_waivers(waivers, chosen)))
     printer, started = Printer(Console(highlight=False)), now()
     verdicts: list[Verdict] = []
-    interrupted = False
+    interrupted, changes = False, torch_changes()
+    if changes:
+        printer.paragraph(f"Note: {describe_changes(changes)}.")
     try:
         for resolved in chosen.values():
             announce(printer, resolved, settings)
@@ -88,7 +91,7 @@ def check_all(
         started=started,
         incomplete=interrupted,
     )
-    return finish(printer, report, reports)
+    return finish(printer, replace(report, torch_changes=changes), reports)
 
 
 def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:

@@ -16,6 +16,7 @@ from mha.conformance.results import Rejections, Report, Verdict, now
 from mha.conformance.settings import DEFAULT_DTYPES, Settings
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
+from mha.implementations.pristine import torch_changes
 from mha.spec import CLAUSES, Claims, Implementation
 
 
@@ -51,7 +52,9 @@ def check(  # noqa: PLR0913  the public options
     resolved = implementation if isinstance(implementation, Resolved) else Resolved(implementation, "")
     preflight(resolved.implementation)
     started, targets = now(), {resolved.implementation.name: resolved.target}
-    return Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
+    changes = torch_changes()
+    report = Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
+    return replace(report, torch_changes=changes)
 
 
 def judge_all(resolved: Resolved, settings: Settings) -> Iterator[Verdict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def finish(session: pytest.Session, reporter: Any) -> None:
 
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
-    return Report.of_run(
+    report = Report.of_run(
         chosen.settings,
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
@@ -55,6 +56,7 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
         incomplete=bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE,
         broken={entry.name: entry.error for entry in chosen.unavailable if entry.broken},
     )
+    return replace(report, torch_changes=chosen.torch_changes)
 
 
 def summary(config: pytest.Config) -> list[str]:

@@ -39,9 +39,14 @@ def merge(reports: Sequence[Report]) -> Report:
         targets={name: target for report in reports for name, target in report.targets.items()},
         incomplete=any(report.incomplete for report in reports),
         broken={name: error for report in reports for name, error in report.broken.items()},
+        torch_changes=_all_changes(reports),
         started=min(report.started for report in reports),
         host=", ".join(dict.fromkeys(report.host for report in reports)),
     )
+
+
+def _all_changes(reports: Sequence[Report]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(change for report in reports for change in report.torch_changes))
 
 
 class Change(NamedTuple):

@@ -22,7 +22,7 @@ from mha.conformance.reports.summary import (
     tally,
     total_rejections,
 )
-from mha.conformance.reports.text import LONGEST_SCRIPT, visible, visible_name
+from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, visible, visible_name
 from mha.conformance.results import Report, Verdict
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
@@ -91,6 +91,7 @@ def _outcome(report: Report, by_name: ByName) -> str:
         count += f", {partly} of them as far as judged"
     sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
     sentences += [f"{visible_name(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items()]
+    sentences += [f"{describe_changes(report.torch_changes)}."] if report.torch_changes else []
     return " ".join(sentences)
 
 

@@ -36,6 +36,14 @@ def visible_name(name: str) -> str:
     return visible(name.replace("\n", " "), LONGEST_NAME)
 
 
+def describe_changes(torch_changes: Collection[str]) -> str:
+    """Return in a line what had been changed in torch before a run, empty if nothing had; see `Report`."""
+    if not torch_changes:
+        return ""
+    changes = visible(", ".join(torch_changes).replace("\n", " "))
+    return f"torch had been changed before the run: {changes}; the judge computes without that"
+
+
 def subject(verdict: Verdict) -> str:
     """Return what a verdict is about: the implementation, the dtype and the device."""
     return f"{visible_name(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
