@@ -115,6 +115,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "bias": ({False}, "SMX-3"),
     "dropout": (False, "DRP-1"),
     "gradients": (False, "GRD-1"),
+    "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),
     "grouped_query": (False, "GQA-1"),
     "kv_widths": (False, "XAT-1"),

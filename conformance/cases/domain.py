@@ -152,8 +152,8 @@ class Domain:
 
     def _size_levels(self, longest: int) -> dict[str, tuple[int, ...]]:
         if self.scale == "wide":
-            lengths = {name: tuple(size for size in self.sizes[name] if size <= longest) for name in ("L", "S")}
-            return {**self.sizes, **lengths}
+            fitting = {name: tuple(size for size in self.sizes[name] if size <= longest) for name in ("L", "S")}
+            return {**self.sizes, **fitting}
         sizes = {
             "n_heads": _in_range(self.min_heads, self.max_heads, (1, 2, 3, 9)),
             "head_dim": _in_range(self.min_head_dim, 16, (1, 2, 3, 16)),
