@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mha.conformance.engine.search import PropertyResult, run_property
+import variants
+from mha.conformance.cases.case import Case
+from mha.conformance.engine.search import MAY_REFUSE, PropertyResult, run_property
 from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
+from mha.conformance.harness.errors import Discard
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.conformance.settings import Settings
 from mha.implementations import resolve
@@ -130,6 +134,32 @@ def test_a_backward_pass_that_cannot_be_differentiated_fails(name: str, message:
     failure = result_of(claimed, "GRD-9", 2 if dtype == "float32" else 1, dtype).failure
     assert failure
     assert message in failure[1].message
+
+
+class RefusesUnequal(faults.Complete):
+    """Correct; a causal call with L != S raises, as CAU-3 allows."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if is_causal and q.shape[2] != k.shape[2]:
+            raise ValueError("L != S")
+        return super().allow(mask, is_causal, q, k)
+
+
+@pytest.mark.parametrize("clause", ["GRD-2", "GRD-9"])
+def test_gradcheck_does_not_fail_for_what_may_be_refused(clause: str) -> None:
+    result = result_of(faults.implementation_of(RefusesUnequal), clause, 1, "float64")
+    assert result.failure is None
+    assert result.discard_reason == MAY_REFUSE
+    assert result.cases
+
+
+@pytest.mark.parametrize("clause", ["GRD-2", "GRD-9"])
+def test_gradcheck_takes_no_rows_that_are_nan_by_policy(clause: str) -> None:
+    claims = replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False)
+    implementation = faults.implementation_of(variants.DropsBottomRight, claims)
+    case = Case(L=3, S=2, dtype="float64", causal=True, alignment="bottom_right")
+    with pytest.raises(Discard, match="a row has no allowed key"):
+        properties()[clause][0].function(Session(implementation, case), case)
 
 
 def test_second_derivatives_are_judged_where_they_are_claimed_only() -> None:

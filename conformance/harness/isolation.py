@@ -23,11 +23,14 @@ STOPS: list[type[BaseException]] = [KeyboardInterrupt]
 
 @contextmanager
 def attributed(what: str) -> Iterator[None]:
-    """Turn every exception of the implementation into a `CallRaised`; what: the step that raises it."""
+    """Turn every exception of the implementation into a `CallRaised`; what: the step that raises it.
+
+    A violation that a call within the block has already raised stays as it is.
+    """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, tuple(STOPS)):
+        if isinstance(error, (*STOPS, Violation)):
             raise
         raise CallRaised(f"{what} raised {_first_line(error)}", error, what) from error
 

@@ -26,6 +26,12 @@ def refuses(session: Session, problem: Problem) -> bool:
     return session.claims.empty_row == "error" and bool(session.expected(problem).empty.any())
 
 
+def assume_finite(session: Session, problem: Problem) -> None:
+    """Discard the case if the declared policy makes a row NaN, or the call raise (MSK-8)."""
+    empty = session.claims.empty_row in ("nan", "error") and bool(session.expected(problem).empty.any())
+    assume(not empty, "a row has no allowed key, so its output is not finite")
+
+
 def weights_of(result: RecordedOutput) -> RecordedTensor:
     """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it returned none."""
     if result.weights is None:
