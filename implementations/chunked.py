@@ -73,6 +73,7 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         returns_weights=False,
+        second_gradients=True,
         composes={"compile", "autocast"},
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

@@ -48,6 +48,7 @@ implementation = from_module(
     parameters={"w_q": "to_q", "w_k": "to_k", "w_v": "to_v", "w_o": "to_out"},
     mask="drop",
     claims=Claims(
+        second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

@@ -108,6 +108,7 @@ implementation = from_module(
         returns_weights=False,
         decodes=True,
         decodes_ragged=True,
+        second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

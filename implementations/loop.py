@@ -71,6 +71,7 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         masks={"bool", "float"},
+        second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

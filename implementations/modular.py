@@ -82,6 +82,7 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         dropout=True,
+        second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

@@ -69,6 +69,7 @@ implementation = from_module(
     claims=Claims(
         masks={"bool", "float"},
         dropout="output",
+        second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
@@ -46,7 +47,7 @@ SIZES = ("n_heads", "head_dim", "B", "L", "S")
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The scale "wide": the sizes of common models, a width beside a tile edge, and lengths within those of the profile.
 WIDE_SIZES = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
-# The largest d_model in the scale "wide": the size of the weights, and the time they take, grow with its square.
+# The largest d_model of more than two heads in the scale "wide": the time that weights take grows with its square.
 LARGEST_D_MODEL = 512
 # The largest L = S in the scale "long": a plain implementation holds that many scores squared.
 LONGEST_SQUARE = 1025
@@ -74,8 +75,8 @@ class Domain:
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
     dtypes: the only dtypes that the property is about; all if empty.
-    sizes, mask_axes, joint_masks, additive: as the claims have them; set by `within`.
-    scale: "small"; "wide", with the sizes of `WIDE_SIZES` whatever min_... and max_... are; or "long", where S is
+    claimed_sizes, mask_axes, joint_masks, additive: as the claims have them; set by `within`.
+    scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
     min_..., max_...: the range of a size; max_length is that of L and S.
     """
@@ -95,6 +96,7 @@ class Domain:
     passes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: WIDE_SIZES, hash=False)
     min_B: int = 1
     min_L: int = 1
     min_S: int = 1
@@ -103,7 +105,7 @@ class Domain:
     max_B: int = 4
     max_heads: int = 9
     max_length: int = 1 << 16
-    sizes: Sizes = field(default_factory=Sizes)
+    claimed_sizes: Sizes = field(default_factory=Sizes)
     mask_axes: str = "BHLS"
     joint_masks: bool = True
     additive: bool = False
@@ -134,7 +136,7 @@ class Domain:
         return replace(
             self,
             **kept,
-            sizes=claims.sizes,
+            claimed_sizes=claims.sizes,
             mask_axes=claimed_axes(claims),
             joint_masks=claims.joint_masks,
             additive="bool" not in claims.masks,
@@ -235,9 +237,8 @@ class Domain:
 
     def _size_levels(self, longest: int) -> dict[str, tuple[int, ...]]:
         if self.scale == "wide":
-            return WIDE_SIZES | {
-                name: tuple(size for size in WIDE_SIZES[name] if size <= longest) for name in ("L", "S")
-            }
+            fitting = {name: tuple(size for size in self.sizes[name] if size <= longest) for name in ("L", "S")}
+            return {**self.sizes, **fitting}
         sizes = {
             "n_heads": _in_range(self.min_heads, self.max_heads, (1, 2, 3, 9)),
             "head_dim": _in_range(self.min_head_dim, 16, (1, 2, 3, 16)),
@@ -263,8 +264,8 @@ class Domain:
             length = self._one_length(row)
             row = row | {"L": length, "S": length}
         if self.scale == "wide":
-            row = row | {"n_heads": min(row["n_heads"], LARGEST_D_MODEL // row["head_dim"])}
-        row = fit_sizes(self._with_claimed_flag(row, claims), self.sizes)
+            row = row | {"n_heads": min(row["n_heads"], max(2, LARGEST_D_MODEL // row["head_dim"]))}
+        row = fit_sizes(self._with_claimed_flag(row, claims), self.claimed_sizes)
         row = row | self._mask_form(row["mask"])
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 

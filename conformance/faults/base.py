@@ -22,6 +22,7 @@ CLAIMS = Claims(
     dropout=True,
     grouped_query=True,
     kv_widths=True,
+    second_gradients=True,
     decodes=True,
     decodes_ragged=True,
     composes=set(COMPOSITIONS),

@@ -190,6 +190,48 @@ class TriangleOfSoManyQueries(Complete):
         return allowed, bias
 
 
+@fault(
+    "STA-3",
+    caught_by="a_smaller_call_reads_nothing_of_a_larger_one",
+    trigger="a call without a mask after one of more items with a mask",
+)
+class MaskOfLargerBatch(Complete):
+    """The mask is kept in a buffer for the largest batch so far, which a smaller one without a mask does not clear."""
+
+    held: Tensor | None = None
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        if self.held is None or self.held.shape[1:] != allowed.shape[1:] or len(self.held) <= len(allowed):
+            with torch.inference_mode(False):
+                self.held = torch.ones(allowed.shape, dtype=torch.bool)
+        own = self.held[: len(allowed)]
+        if mask is not None or is_causal:
+            own.copy_(allowed)
+        return own.clone(), bias
+
+
+@fault(
+    "STA-3",
+    caught_by="a_smaller_call_reads_nothing_of_a_larger_one",
+    trigger="a call after one of more keys that had NaN",
+)
+class OldValuesInTile(Complete):
+    """Values are kept in a buffer of whole tiles of 16, and those that an earlier call left are multiplied by zero."""
+
+    held: Tensor | None = None
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        context = super().combine(weights, v, allowed)
+        (batch, heads, keys, width), tile = v.shape, -(-v.shape[2] // 16) * 16
+        with torch.inference_mode(False):
+            fits = self.held is not None and self.held.shape == (batch, heads, tile, width)
+            self.held = self.held if fits else v.new_zeros(batch, heads, tile, width)
+        assert self.held is not None
+        self.held[:, :, :keys] = v.detach()
+        return context + 0.0 * self.held[:, :, keys:].sum(2, keepdim=True)
+
+
 @fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="a call after the weights changed")
 @fault("CMP-3", script_shows=False)
 class WeightsCopied(Complete):

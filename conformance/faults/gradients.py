@@ -311,6 +311,28 @@ class MaskGradientOfFirstHead(Complete):
         return allowed, torch.cat([bias[:, :1], bias[:, 1:].detach()], 1)
 
 
+@fault("GRD-9", dtype="float64", caught_by="gradgradcheck_passes", script_shows=False, trigger="second derivatives")
+class GradientOfScoresDetached(Complete):
+    """The gradient of the scores is computed from copies, so that its own derivatives are lost."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(hooked(scores + 0.0, Tensor.detach), allowed)
+
+
+@fault(
+    "GRD-9",
+    caught_by="gradients_that_can_be_differentiated_are_within_the_bound",
+    script_shows=False,
+    trigger="create_graph=True",
+)
+class AnotherScaleWithGraph(Complete):
+    """The gradient is too large by 1% if the backward pass is recorded."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        return Output(hooked(output, lambda gradient: gradient * (1.01 if torch.is_grad_enabled() else 1.0)), weights)
+
+
 @fault("GRD-7", caught_by="the_key_bias_has_no_gradient")
 @fault("GRD-7", caught_by="the_gradients_of_a_row_sum_to_zero")
 class GradientOfScoresShifted(Complete):

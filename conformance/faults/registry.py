@@ -36,6 +36,7 @@ MODULES = (
     "masks",
     "paths",
     "shapes",
+    "sizes",
     "softmax",
     "state",
     "symmetries",

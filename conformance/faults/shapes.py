@@ -75,7 +75,10 @@ class LengthFirstUnchecked(Complete):
 
 
 @fault(
-    "SHP-7", trigger="inputs that are not contiguous", source="https://github.com/Dao-AILab/flash-attention/pull/2670"
+    "SHP-7",
+    caught_by="layout_does_not_matter",
+    trigger="inputs that are not contiguous",
+    source="https://github.com/Dao-AILab/flash-attention/pull/2670",
 )
 class ReadsMemoryAsDense(Correct):
     """The input's memory is read as if it were dense."""
@@ -85,7 +88,10 @@ class ReadsMemoryAsDense(Correct):
 
 
 @fault(
-    "SHP-7", trigger="inputs that are not contiguous", source="https://github.com/facebookresearch/fairseq/issues/2598"
+    "SHP-7",
+    caught_by="layout_does_not_matter",
+    trigger="inputs that are not contiguous",
+    source="https://github.com/facebookresearch/fairseq/issues/2598",
 )
 class ViewOfStrided(Complete):
     """`view` is called on a tensor that may not be contiguous."""
@@ -94,7 +100,12 @@ class ViewOfStrided(Complete):
         return super().attend(query.view(-1).view(query.shape) if query.numel() else query, *rest)
 
 
-@fault("SHP-7", trigger="an expanded batch", source="https://github.com/pytorch/pytorch/pull/128816")
+@fault(
+    "SHP-7",
+    caught_by="layout_does_not_matter",
+    trigger="an expanded batch",
+    source="https://github.com/pytorch/pytorch/pull/128816",
+)
 class StrideZeroReadAsDense(Complete):
     """An expanded key is read as if each item had its own memory."""
 
@@ -104,11 +115,30 @@ class StrideZeroReadAsDense(Complete):
         return super().attend(query, key, *rest)
 
 
-@fault("SHP-7", trigger="a storage offset", source="https://github.com/torch-spyre/torch-spyre/issues/2906")
+@fault(
+    "SHP-7",
+    caught_by="layout_does_not_matter",
+    trigger="a storage offset",
+    source="https://github.com/torch-spyre/torch-spyre/issues/2906",
+)
 class OffsetIgnored(Complete):
     """The value is read from the start of its storage."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
         if value.storage_offset():
             value = value.as_strided(value.shape, value.stride(), 0)
+        return super().attend(query, key, value, *rest)
+
+
+@fault(
+    "SHP-7",
+    caught_by="one_expanded_input_beside_dense_ones",
+    trigger="a query expanded over the batch, keys that differ",
+)
+class ExpandedQueryAttendsOnce(Complete):
+    """For a query that is expanded over the batch, only the first item's keys and values are read."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        if len(query) > 1 and query.stride(0) == 0:
+            key, value = (x[:1].expand_as(x) for x in (key, value))
         return super().attend(query, key, value, *rest)

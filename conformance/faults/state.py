@@ -75,6 +75,21 @@ class BufferUsedAgain(Complete):
         return Output(self.buffer.copy_(output.detach()), weights)
 
 
+@fault("STA-2", script_shows=False, trigger="weights requested without gradients, and two later calls")
+class WeightsInTurn(Complete):
+    """Weights that are returned without gradients take turns in two buffers."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        if weights is None or torch.is_grad_enabled():
+            return Output(output, weights)
+        with torch.inference_mode(False):
+            pair = [torch.empty(weights.shape, dtype=weights.dtype) for _ in range(2)]
+        held = self.__dict__.setdefault("held", {}).setdefault((weights.shape, weights.dtype), pair)
+        held.reverse()
+        return Output(output, held[0].copy_(weights))
+
+
 @fault("STA-2", script_shows=False, trigger="everything masked")
 class BiasGivenBack(Complete):
     """If the mask excludes everything, the output is the bias parameter itself."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
+from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
 from mha.implementations.errors import ImplementationError
 from mha.implementations.pristine import as_found
 from mha.spec import Weights
@@ -27,7 +27,7 @@ STOPS: list[type[BaseException]] = [KeyboardInterrupt]
 def attributed(what: str) -> Iterator[None]:
     """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into an `AdapterError`.
 
-    what: the step that raises it.
+    what: the step that raises it. What a call within the block has already raised stays as it is.
     """
     try:
         with as_found():
@@ -36,7 +36,7 @@ def attributed(what: str) -> Iterator[None]:
         first_line = next(iter(str(error).splitlines()), "")
         raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
     except BaseException as error:
-        if isinstance(error, tuple(STOPS)):
+        if isinstance(error, (*STOPS, Violation, AdapterError, Discard)):
             raise
         raise CallRaised(f"{what} raised {_first_line(error)}", error, what) from error
 

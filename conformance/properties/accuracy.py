@@ -10,7 +10,7 @@ from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF
+from mha.conformance.properties.domains import EVERYDAY_INFERENCE, EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF, WIDE_HEADS
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_no_worse_than_plain, expect_result
 
@@ -90,6 +90,48 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
     with threads(3):  # which do not divide most lengths
         result = session(problem)
     expect_result(result, session.expected(problem), "the oracle's value, on three threads")
+
+
+@property_of(
+    "NUM-1",
+    replace(MANY_ITEMS_AND_HEADS, min_heads=33, max_heads=33),
+    requires="HED-1",
+    must_reject=FORWARD_DEFECTS,
+    min_rejection_rate=0.3,
+    max_cases=4,
+    number=5,
+)
+def results_for_more_than_256_heads_of_a_batch_are_within_the_bound(session: Session, case: Case) -> None:
+    """Output and weights are within the bound where items times heads exceed 256, and masks differ by both."""
+    _expect_within_the_bound(session, case)
+
+
+@property_of(
+    "NUM-1",
+    WIDE_HEADS,
+    requires="HED-1",
+    must_reject=FORWARD_DEFECTS,
+    min_rejection_rate=0.3,
+    max_cases=3,
+    number=6,
+)
+def results_of_heads_wider_than_256_are_within_the_bound(session: Session, case: Case) -> None:
+    """Output and weights are within the bound for heads wider than 256."""
+    _expect_within_the_bound(session, case)
+
+
+@property_of(
+    "NUM-1",
+    EVERYDAY_INFERENCE,
+    requires="HED-1",
+    must_reject=("mean", "zeros", "unscaled"),
+    min_rejection_rate=0.3,
+    max_cases=6,
+    number=7,
+)
+def results_of_everyday_inference_are_within_the_bound(session: Session, case: Case) -> None:
+    """The output is within the bound in evaluation without gradients, mask or weights, where fast paths are common."""
+    _expect_within_the_bound(session, case)
 
 
 @property_of(

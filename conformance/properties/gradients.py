@@ -25,7 +25,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_finite, expect_gradients, hidden_pairs
+from mha.conformance.properties.shared import assume_finite, expect_finite, expect_gradients, hidden_pairs
 from mha.spec.problem import INPUTS
 
 GRADIENT_DEFECTS = ("mean", "unmasked", "unscaled", "detached", "softmax_gradient_without_row_sum")
@@ -156,6 +156,7 @@ def gradcheck_passes(session: Session, case: Case) -> None:
     if session.claims.dropout and case.mode == "train":
         problem = with_dropout(problem, 0.5)
     drops = problem.config.dropout > 0
+    assume_finite(session, problem)
     session.built(problem)  # now, since a construction may draw random numbers
     inputs = [leaf_of(x) for x in (problem.query, problem.key, problem.value)]
     if case.inputs == "self":

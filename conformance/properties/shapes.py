@@ -171,3 +171,30 @@ def layout_does_not_matter(session: Session, case: Case) -> None:
     output, expected = session(problem).output, session(contiguous).output
     because = f"the result for contiguous copies of the inputs, which are {case.layout}"
     expect_agree(output, expected, bounds=(bound, bound), because=because)
+
+
+AXES = ("the batch", "the length", "the width")
+
+
+@property_of(
+    "SHP-7",
+    Domain(masks=SOME_MASKS, causal=BOTH, layouts=DENSE, min_heads=2, min_B=2, min_L=2, min_S=2, max_length=9),
+    max_cases=6,
+    number=2,
+)
+def one_expanded_input_beside_dense_ones(session: Session, case: Case) -> None:
+    """One input expanded (stride 0) along any axis, the others dense, gives the same result as its contiguous copy."""
+    problem = case.problem()
+    for name, x in problem.distinct().items():
+        for axis, along in enumerate(AXES):
+            expanded = x.narrow(axis, 0, 1).expand_as(x)
+            copied = _replaced(problem, x, expanded.clone(memory_format=torch.contiguous_format))
+            bound = session.expected(copied).output
+            output, expected = session(_replaced(problem, x, expanded)).output, session(copied).output
+            because = f"the result for a contiguous copy of the {name}, which is expanded along {along}"
+            expect_agree(output, expected, bounds=(bound, bound), because=because)
+
+
+def _replaced(problem: Problem, x: Tensor, new: Tensor) -> Problem:
+    """Return the problem with another tensor wherever an input is `x`."""
+    return problem.map_inputs(lambda other: new if other is x else other)

@@ -43,6 +43,12 @@ def as_causal(claims: Claims, case: Case) -> Case:
     return replace(case, causal=claims.causal is not None and combines)
 
 
+def assume_finite(session: Session, problem: Problem) -> None:
+    """Discard the case if the declared policy makes a row NaN, or the call raise (MSK-8)."""
+    empty = session.claims.empty_row in ("nan", "error") and bool(session.expected(problem).empty.any())
+    assume(not empty, "a row has no allowed key, so its output is not finite")
+
+
 def weights_of(result: RecordedOutput) -> RecordedTensor:
     """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it returned none."""
     if result.weights is None:
@@ -131,16 +137,22 @@ def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
 
 
 def expect_backward(
-    session: Session, leaves: Problem, output: Tensor, because: str, of: Instance | None = None
+    session: Session,
+    leaves: Problem,
+    output: Tensor,
+    because: str,
+    of: Instance | None = None,
+    upstream: Tensor | None = None,
 ) -> None:
     """Differentiate an output that was computed earlier; expect the oracle's gradients of its inputs.
 
     leaves: the problem whose inputs require grad. of: the attention that gave the output, to expect the gradients of
-    its weights too; it must have none yet.
+    its weights too; it must have none yet. upstream: the gradient of the output, if not the session's; if it requires a
+    gradient itself, the backward pass is recorded.
     """
-    upstream = session.upstream(leaves)
+    upstream = session.upstream(leaves) if upstream is None else upstream
     with guarded("backward()"):
-        output.backward(upstream)
+        output.backward(upstream, create_graph=upstream.requires_grad)
     expected = session.expected_gradients(leaves, upstream)
     for name in (name for name in INPUTS if name in expected):
         leaf = getattr(leaves, name)

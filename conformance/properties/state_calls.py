@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 
 import torch
 
-from mha.conformance.cases.case import Case
+from mha.conformance.cases.case import SHARING, Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import COMMON
@@ -118,3 +120,45 @@ def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> No
 def one_module_is_correct_throughout_its_life(session: Session, case: Case) -> None:
     """One module is correct in inference, in training, and with new weights."""
     expect_lifetime(session, case.problem())
+
+
+@property_of(
+    "STA-3",
+    Domain(masks=COMMON, causal=BOTH, values=MODERATE, layouts=DENSE, min_B=2, min_L=2, min_S=2),
+    max_cases=6,
+    number=6,
+)
+def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -> None:
+    """A call after a larger one, which was masked, NaN or failed, gives what it gives in a new attention."""
+    problem = case.problem()
+    larger = {
+        "larger call": problem,
+        "larger call with NaN": problem.map_inputs(lambda x: torch.full_like(x, math.nan)),
+        "larger call that failed": problem.change(value=torch.cat([problem.value, problem.value[:, :1]], 1)),
+    }
+    for other in _smaller(case, session.claims.sizes.length_multiple):
+        smaller = other.problem(weights=problem.weights)
+        fresh = session.build(problem.config, problem.weights)
+        try:
+            expected = session(smaller, via=fresh)
+        except CallRaised:  # as MSK-8 or CAU-3 allows
+            if refuses(session, smaller) or (other.causal and other.L != other.S):
+                continue
+            raise
+        for what, before in larger.items():
+            with suppress(Violation):  # some fail, and need not be correct: only the call after them counts
+                session(before)
+            because = f"the output of a new attention, which had no {what} before"
+            _expect_unchanged(session, smaller, session(smaller), expected, because)
+
+
+def _smaller(case: Case, multiple: int) -> Iterator[Case]:
+    """Yield cases with fewer items, queries or keys, and with as many, each without a mask and with another one.
+
+    multiple: of which lengths are; see `mha.spec.claims.Sizes`.
+    """
+    halves = {"B": case.B // 2} | {name: getattr(case, name) // 2 // multiple * multiple or multiple for name in "LS"}
+    one_length = SHARING[case.inputs][0] in SHARING[case.inputs][1:]
+    for names in ("", "B", "LS", "BLS") if one_length else ("", "B", "L", "S", "BLS"):
+        for mask in dict.fromkeys(("none", case.mask)):
+            yield replace(case, mask=mask, seed=case.seed + 1, **{name: halves[name] for name in names})

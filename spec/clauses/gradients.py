@@ -164,4 +164,27 @@ CLAUSES: tuple[Clause, ...] = (
             "the rows do not sum to 0, and b_k gets a gradient."
         ),
     ),
+    Clause(
+        id="GRD-9",
+        level="MAY",
+        title="Gradients can be differentiated",
+        statement=(
+            "Where second derivatives are claimed, gradients that are computed with `create_graph=True` are the same "
+            "gradients, and can be differentiated: in float64, `torch.autograd.gradgradcheck` passes for inputs and "
+            "weights."
+        ),
+        why=(
+            "Gradient penalties, meta-learning and Hessian-vector products differentiate gradients. A term that is "
+            "missing there leaves the loss plausible, and trains something else."
+        ),
+        source="torch.autograd.gradgradcheck documentation; torch.autograd.grad documentation, `create_graph`",
+        differs=(
+            "The fused CPU kernel of F.scaled_dot_product_attention has no second derivative in torch 2.13, so neither "
+            "has torch.nn.MultiheadAttention without weights; both raise. The math backend has one."
+        ),
+        violation=(
+            "`ctx.weights = weights` in the forward pass of a torch.autograd.Function, read again in its backward "
+            "pass: gradients are correct, but their derivatives take the weights for constants."
+        ),
+    ),
 )

@@ -1,0 +1,58 @@
+"""Faults that NUM must catch at sizes and in calls that few tests have: many heads, wide heads, plain inference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.fault import fault
+from mha.spec import Output
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_for_more_than_256_heads_of_a_batch_are_within_the_bound",
+    trigger="B * H > 256, a mask per item",
+)
+class MaskOf256Heads(Complete):
+    """Items and heads are one dimension, of which the mask is read with an index of eight bits."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        index = torch.arange(q.shape[0] * q.shape[1]) % 256
+        allowed, bias = (x.flatten(0, 1)[index].unflatten(0, q.shape[:2]) for x in (allowed, bias))
+        return allowed, bias
+
+
+@fault("NUM-1", caught_by="results_of_heads_wider_than_256_are_within_the_bound", trigger="d_k > 256")
+class HeadRemainderOf256Dropped(Complete):
+    """Only the first 256 columns of a head enter the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q[..., :256] @ k[..., :256].mT / math.sqrt(q.shape[-1])
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_of_everyday_inference_are_within_the_bound",
+    trigger="inference without mask or weights, L > 31, d_k > 8 and not a multiple of 8",
+)
+class ColumnsInEights(Complete):
+    """The fast path for inference reads the columns of a head in eights, and no remainder."""
+
+    fast = False
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool
+    ) -> Output:
+        plain = mask is None and not (need_weights or self.training or torch.is_grad_enabled())
+        self.fast = plain and query.shape[1] >= 32
+        return super().attend(query, key, value, mask, is_causal, need_weights)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        width = q.shape[-1]
+        read = width // 8 * 8 if self.fast and width > 8 else width
+        return q[..., :read] @ k[..., :read].mT / math.sqrt(width)
