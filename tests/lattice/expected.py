@@ -1,0 +1,83 @@
+"""What each class of the lattice claims, and the one line that declares it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lattice.axes import CAUSAL_ALWAYS, Point
+from lattice.projections import projections_of
+from lattice.source import target_name
+from lattice.words import mask_name, padding_name
+
+EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
+# Claims that inference does not find; it leaves them at their defaults.
+NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "own_head_dim", "scale")
+
+
+def claims_of(point: Point) -> dict[str, Any]:
+    """Return the claims of a point that differ from `Claims()`."""
+    claims: dict[str, Any] = {}
+    if point.self_attention or point.memory:
+        claims["cross_attention"] = "memory" if point.memory else False
+    if not point.masked:
+        claims["masks"] = ()
+    elif point.mask == "additive":
+        claims["masks"] = {"bool", "float"}
+    if point.masked and not point.per_head:
+        claims["per_head_mask"] = False
+    if point.masked and not point.per_query:
+        claims["per_query_mask"] = False
+    if point.masked and not point.per_item:
+        claims["per_item_mask"] = False
+    if point.causal in CAUSAL_ALWAYS:
+        claims["always_causal"] = True
+    elif point.causal == "none" and not point.per_query:
+        claims["causal"] = None
+    elif point.causal == "flag_bottom_right":
+        claims["causal"] = "bottom_right"
+    if point.may_be_empty and point.fill in EMPTY_ROWS:
+        claims["empty_row"] = EMPTY_ROWS[point.fill]
+    if point.weights not in ("tuple", "need_weights", "output_attentions", "dict"):
+        claims["returns_weights"] = False
+    claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
+    claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
+    claims |= {"none": {}, "weights": {"dropout": True}}.get(point.dropout, {"dropout": point.dropout})
+    claims |= {"grouped_query": True} if point.heads == "grouped" else {}
+    claims |= {"own_head_dim": True} if point.heads == "wide" else {}
+    return claims
+
+
+def options_of(point: Point) -> dict[str, Any]:
+    """Return the arguments for `from_module`, except the claims."""
+    options: dict[str, Any] = {"parameters": projections_of(point).paths}
+    if point.mask in ("drop", "additive"):
+        options["mask"] = point.mask
+    if point.mask == "numbers":
+        options["mask_numbers"] = True
+    if not point.masked:
+        options["mask"] = None
+    if point.mask != "none" and point.shape != "broadcast":
+        options["mask_shape"] = point.shape
+    if point.mask == "none" and point.padding != "none":
+        options |= {"mask_shape": "b s"} | ({"mask": "drop"} if point.padding == "drop" else {})
+    elif point.padding != "none":
+        options["padding"] = point.padding
+    if point.layout != "b l d":
+        options["layout"] = point.layout
+    return options
+
+
+def declaration_of(point: Point) -> str:
+    """Return the line that declares the class, below it."""
+    claims = dict(claims_of(point))
+    single = point.softmax == "float32"
+    arguments = [f"{name}={value!r}" for name, value in claims.items()]
+    arguments += ["rounding=Rounding(softmax_in_float32=True)"] if single else []
+    options = [f"{name}={value!r}" for name, value in options_of(point).items()]
+    options += [_dict_call(point)] if point.weights == "dict" else []
+    options.append(f"claims=Claims({', '.join(arguments)})")
+    return f"implementation = from_module({target_name(point)}, {', '.join(options)})"
+
+
+def _dict_call(point: Point) -> str:
+    return "call=DICT"
