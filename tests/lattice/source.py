@@ -262,7 +262,8 @@ def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool
     else:
         allowed = {"keep": whole, "drop": f"~{whole}", "numbers": f"{whole} != 0"}[convention]
         comment = {"keep": "True = attend", "drop": "True = masked", "numbers": "1 = attend, 0 = masked"}[convention]
-        allowed = f"allowed & ({allowed})" if joined and " " in allowed else f"allowed & {allowed}" if joined else allowed
+        if joined:
+            allowed = f"allowed & ({allowed})" if convention == "numbers" else f"allowed & {allowed}"
         lines.append(f"allowed = {allowed}  # {comment}")
     return [f"if {name} is not None:", *(f"    {line}" for line in lines)]
 
@@ -272,7 +273,7 @@ def _returned(point: Point) -> list[str]:
     if point.layout == "l b d":
         lines.append("output = output.transpose(0, 1)")
     if point.weights == "attribute":
-        lines.append("self.attn = weights")
+        lines.append("self.attn = weights.detach()")
     if point.weights == "need_weights":
         return [*lines, "return output, weights if need_weights else None"]
     if point.weights == "output_attentions":
