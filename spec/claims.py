@@ -206,16 +206,7 @@ class Claims:
             if not is_set or not all(value in known for value in claimed):
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, known))}, but is {claimed!r}")
             object.__setattr__(self, name, frozenset(claimed))
-        if self.always_causal and self.causal is None:
-            raise ValueError("Claims.always_causal needs an alignment, but Claims.causal is None")
-        if self.decodes_ragged and not self.decodes:
-            raise ValueError("Claims.decodes_ragged needs Claims.decodes, but that is False")
-        if 4 not in self.mask_ranks:
-            raise ValueError(f"Claims.mask_ranks must contain 4, but is {set(self.mask_ranks)}")
-        if self.second_gradients and not self.gradients:
-            raise ValueError("Claims.second_gradients needs Claims.gradients, but that is False")
-        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale)):
-            raise ValueError(f"Claims.scale must be a finite float or None, but is {self.scale!r}")
+        self._require_consistency()
         choices = {
             "cross_attention": (True, False, "memory"),
             "causal": (*get_args(Alignment), None),
@@ -226,3 +217,16 @@ class Claims:
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"Claims.{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
+
+    def _require_consistency(self) -> None:
+        """Raise ValueError for claims that contradict each other, and for a scale that is not a number."""
+        if self.always_causal and self.causal is None:
+            raise ValueError("Claims.always_causal needs an alignment, but Claims.causal is None")
+        if self.decodes_ragged and not self.decodes:
+            raise ValueError("Claims.decodes_ragged needs Claims.decodes, but that is False")
+        if 4 not in self.mask_ranks:
+            raise ValueError(f"Claims.mask_ranks must contain 4, but is {set(self.mask_ranks)}")
+        if self.second_gradients and not self.gradients:
+            raise ValueError("Claims.second_gradients needs Claims.gradients, but that is False")
+        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale)):
+            raise ValueError(f"Claims.scale must be a finite float or None, but is {self.scale!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import prod
@@ -27,7 +27,12 @@ def boundary_cases(space: CaseSpace) -> list[Case]:
     rows = pairwise_rows(tuple(levels.items()), domain.volume)
     turns = {name: deque(domain.tile_edges(space.longest)) for name in ("L", "S")}
     cases = [space.case({**_with_tile_edges(domain, dict(row), turns), "seed": seed}) for seed, row in enumerate(rows)]
-    return sorted(cases, key=lambda case: (case.B * case.n_heads * case.head_dim * case.L * case.S, astuple(case)))
+    return sorted(cases, key=_order)
+
+
+def _order(case: Case) -> tuple[Any, ...]:
+    """Return the volume of a case and its fields; biases as text, since some are flags and some are names."""
+    return case.B * case.n_heads * case.head_dim * case.L * case.S, astuple(replace(case, bias=str(case.bias)))
 
 
 def varied(cases: list[Case], most: int) -> list[Case]:

@@ -10,7 +10,7 @@ import torch
 from mha.conformance.cases.layouts import MIXED, lay_out
 from mha.conformance.cases.masks import make_mask
 from mha.conformance.cases.values import make_inputs
-from mha.spec import Config, Problem
+from mha.spec import Config, Problem, to_convention
 from mha.spec.claims import Alignment
 
 # How query, key and value share tensors: for each, the index of the tensor that it takes.
@@ -32,7 +32,8 @@ class Case:
     n_heads, head_dim, bias: the configuration; `d_model` is n_heads * head_dim.
     B, L, S: the sizes: items in the batch, queries, keys.
     dtype, device: names, as in torch.
-    mask: a kind of mask, see `mha.conformance.cases.masks`.
+    mask: a kind of mask, see `mha.conformance.cases.masks`. mask_axes: the axes along which it may differ, whatever its
+        kind. additive: a boolean mask is given as 0 and -infinity.
     causal: the `is_causal` flag of the call; alignment: of the causal mask where L != S.
     inputs: "cross" (three tensors), "self" (one tensor passed three times), "memory" (key and value are one tensor),
         "query_key" (query and key are), or "query_value" (query and value are).
@@ -48,7 +49,7 @@ class Case:
 
     n_heads: int = 1
     head_dim: int = 1
-    bias: bool = True
+    bias: bool | str = True
     B: int = 1
     L: int = 1
     S: int = 1
@@ -63,6 +64,8 @@ class Case:
     mode: str = "eval"
     need_weights: bool = False
     seed: int = 0
+    mask_axes: str = "BHLS"
+    additive: bool = False
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -91,8 +94,10 @@ class Case:
         laid_out = [lay_out(layout, x.to(self.device, dtype)) for layout, x in zip(layouts, made, strict=True)]
         query, key, value = (laid_out[index] for index in SHARING[self.inputs])
         scores = (self.B, self.n_heads, self.L, self.S)
-        mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator)
+        mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator, self.mask_axes)
         if mask is not None:
+            if self.additive:
+                mask = to_convention(mask, "additive", torch.float64)
             if mask.is_floating_point():
                 # A finite entry, however low, must not become -infinity in a narrow dtype.
                 mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
-from mha.conformance.cases.masks import EXTENTS, OF_NUMBERS
-from mha.spec import Claims
+from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
+from mha.spec import Claims, Sizes
 from mha.spec.dtypes import TRAITS
 
 BOTH = (False, True)
@@ -53,6 +53,8 @@ LONGEST_SQUARE = 1025
 # Lengths at and beside the edges of tiles.
 TILE_EDGES = (17, 16, 33, 65, 129, 257, 513)
 
+# The inputs that may stand in for those of a domain, nearest first, by the claim of cross-attention.
+CLAIMED_INPUTS: dict[bool | str, tuple[str, ...]] = {True: INPUTS, "memory": ("memory", "self"), False: ("self",)}
 # The claims that levels of a field need, where they have another name.
 CLAIM_OF = {"inputs": "cross_attention", "need_weights": "returns_weights"}
 
@@ -61,11 +63,17 @@ CLAIM_OF = {"inputs": "cross_attention", "need_weights": "returns_weights"}
 class Domain:
     """Which cases a property takes. The tuples are the levels of a field of `Case`, simplest first.
 
-    masks: kinds of mask. Levels that need a claim (a form of mask, a causal flag, cross-attention, returned weights)
-        are dropped where it is missing; see `within`.
+    Levels that need a claim (a form of mask, a causal flag, cross-attention, returned weights) are dropped where it is
+    missing. If a field has none left, the nearest level that is claimed takes their place, if there is one: see
+    `within`.
+
+    masks: kinds of mask. causal_as_mask: where no mask is claimed, the causal mask may take its place.
+    causal: the causal flag. plain: the property does not hold for causal calls.
+    bias: the values of `Config.bias`: False, True for any bias, or the projection that must have one.
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
     dtypes: the only dtypes that the property is about; all if empty.
+    sizes, mask_axes, additive: as the claims have them; set by `within`.
     scale: "small"; "wide", with the sizes of `WIDE_SIZES` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
     min_..., max_...: the range of a size; max_length is that of L and S.
@@ -75,11 +83,13 @@ class Domain:
     causal: tuple[bool, ...] = (False,)
     inputs: tuple[str, ...] = INPUTS
     square: bool = False
+    causal_as_mask: bool = False
+    plain: bool = False
     values: tuple[str, ...] = FEW_VALUES
     layouts: tuple[str, ...] = FEW_LAYOUTS
     modes: tuple[str, ...] = ALL_MODES
     need_weights: tuple[bool, ...] = (False, True)
-    bias: tuple[bool, ...] = (True, False)
+    bias: tuple[bool | str, ...] = (True, False)
     passes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
@@ -91,28 +101,89 @@ class Domain:
     max_B: int = 4
     max_heads: int = 9
     max_length: int = 1 << 16
+    sizes: Sizes = field(default_factory=Sizes)
+    mask_axes: str = "BHLS"
+    additive: bool = False
 
     def within(self, claims: Claims) -> Domain | str:
-        """Return the domain without the levels that are not claimed; if a field has none left, which claim is missing.
+        """Return the nearest domain whose cases are all claimed; if there is none, which claim is missing.
 
         >>> Domain(masks=("none", "bias")).within(Claims(masks={"bool"})).masks
         ('none',)
+        >>> Domain(inputs=("cross",)).within(Claims(cross_attention=False)).inputs
+        ('self',)
         >>> Domain(masks=("bias",)).within(Claims(masks={"bool"}))
-        'needs the claim masks'
+        'needs the claim masks={"float"}'
         """
-        if not set(self.passes) <= set(claims.masks):
-            return f"needs the claim masks={{{', '.join(map(repr, sorted(self.passes)))}}}"
+        if missing := self._missing(claims):
+            return missing
+        causal = (True,) if self._causal_mask_only(claims) else self._causal_flags(claims)
         kept: dict[str, Any] = {
-            "masks": tuple(kind for kind in self.masks if _takes_mask(claims, kind)),
-            "causal": tuple(flag for flag in self.causal if _takes_causal_flag(claims, flag)),
-            "inputs": self.inputs if claims.cross_attention else tuple({"self"} & set(self.inputs)),
-            "bias": tuple(flag for flag in self.bias if flag in claims.bias),
+            "masks": ("none",) if self._causal_mask_only(claims) else self._masks(claims),
+            "causal": causal,
+            "inputs": self._inputs(claims),
+            "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
         }
-        for field, levels in kept.items():
+        for name, levels in kept.items():
             if not levels:
-                return f"needs the claim {CLAIM_OF.get(field, field)}"
-        return replace(self, **kept)
+                return f"needs the claim {CLAIM_OF.get(name, name)}"
+        return replace(
+            self,
+            **kept,
+            sizes=claims.sizes,
+            mask_axes=claimed_axes(claims),
+            additive="bool" not in claims.masks,
+        )
+
+    def _missing(self, claims: Claims) -> str:
+        """Return which claim the property needs in every case, in words; empty if nothing is missing."""
+        if self.plain and claims.always_causal:
+            return "has no form for what is always causal"
+        if self.min_heads > max(claims.sizes.n_heads or (self.min_heads,)):
+            return f"needs at least {self.min_heads} heads, and Claims.sizes has fewer"
+        needed = set(self.passes)
+        if not claims.masks and "none" not in self.masks and not self._causal_mask_only(claims):
+            return "needs the claim masks"
+        if set(self.masks) <= set(OF_NUMBERS):
+            needed.add("float")
+        if not needed <= set(claims.masks):
+            return f"needs the claim masks={{{', '.join(f'{form!r}' for form in sorted(needed))}}}".replace("'", '"')
+        return ""
+
+    def _causal_mask_only(self, claims: Claims) -> bool:
+        """Return whether the causal mask takes the place of masks, which are not claimed."""
+        return self.causal_as_mask and not claims.masks and claims.causal is not None
+
+    def _masks(self, claims: Claims) -> tuple[str, ...]:
+        """Return the claimed kinds, and of each group without one the kind that differs along the most claimed axes."""
+        kept = {kind for kind in self.masks if kind == "none" or _takes_mask(claims, kind)}
+        kept |= {self._nearest(group, claims) for group in GROUPS if kept.isdisjoint(group)}
+        return tuple(kind for kind in self.masks if kind in kept)
+
+    def _nearest(self, group: tuple[str, ...], claims: Claims) -> str:
+        """Return the kind of a group that differs along the most claimed axes, "" if no mask of it is claimed."""
+        refused = group if not claims.masks else () if "float" in claims.masks else OF_NUMBERS
+        own = (kind for kind in self.masks if kind in group and kind not in refused)
+        return max(own, key=lambda kind: len(set(EXTENTS[kind]) & set(claimed_axes(claims))), default="")
+
+    def _causal_flags(self, claims: Claims) -> tuple[bool, ...]:
+        if claims.always_causal:
+            return (True,)
+        return tuple(flag for flag in self.causal if not flag or claims.causal)
+
+    def _inputs(self, claims: Claims) -> tuple[str, ...]:
+        claimed = CLAIMED_INPUTS[claims.cross_attention]
+        return tuple(kind for kind in self.inputs if kind in claimed or claims.cross_attention is True) or claimed[:1]
+
+    def _biases(self, claims: Claims) -> tuple[bool | str, ...]:
+        """Return the claimed values, those with the most biases first."""
+        claimed = sorted_biases(claims)
+        levels: list[bool | str] = []
+        for level in self.bias:
+            role = "" if isinstance(level, bool) else level
+            levels += [each for each in claimed if bool(each) is bool(level) and (each is True or role in str(each))]
+        return tuple(dict.fromkeys(levels))
 
     @property
     def volume(self) -> float:
@@ -171,7 +242,8 @@ class Domain:
         """Return the case of a row of levels, adjusted where its levels do not go together.
 
         Self-attention and square domains have one length: L, unless that is too long. Few queries on many keys have no
-        causal flag that would leave them only the first keys. In the scale "wide", d_model has a limit.
+        causal flag that would leave them only the first keys. In the scale "wide", d_model has a limit. Sizes that are
+        not claimed become the next ones that are.
         """
         if self.square or row["inputs"] in ("self", "query_key", "query_value"):
             length = self._one_length(row)
@@ -181,7 +253,15 @@ class Domain:
         few_queries = self.scale == "long" and row["inputs"] != "self"
         if few_queries and claims.causal == "top_left" and not claims.always_causal:
             row = row | {"causal": False}
+        row = fit_sizes(row, self.sizes) | self._mask_form(row["mask"])
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
+
+    def _mask_form(self, kind: str) -> dict[str, Any]:
+        """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
+        if kind == "none":
+            return {}
+        axes = {} if set(EXTENTS[kind]) <= set(self.mask_axes) else {"mask_axes": self.mask_axes}
+        return axes | ({"additive": True} if self.additive and kind not in OF_NUMBERS else {})
 
     def _one_length(self, row: dict[str, Any]) -> int:
         """Return the length that replaces both L and S of a row."""
@@ -210,17 +290,43 @@ class CaseSpace:
         return self.domain.case(self.claims, self.dtype, self.device, row)
 
 
+def sorted_biases(claims: Claims) -> list[bool | str]:
+    """Return the claimed values of `Config.bias`: True first, False last."""
+    return sorted(claims.bias, key=lambda bias: (bias is False, bias is not True, str(bias)))
+
+
+def claimed_axes(claims: Claims) -> str:
+    """Return the axes of (B, H, L, S) along which masks may differ."""
+    differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask, "S": True}
+    return "".join(axis for axis, claimed in differs.items() if claimed)
+
+
+def fit_sizes(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
+    """Replace sizes that are not claimed by the next larger ones that are, or by the largest.
+
+    row: the fields of a case. sizes: what is claimed.
+
+    >>> fit_sizes({"n_heads": 3, "head_dim": 16, "L": 5, "S": 40}, Sizes(head_dims={64}, length_multiple=16))
+    {'n_heads': 3, 'head_dim': 64, 'L': 16, 'S': 48}
+    """
+    if sizes == Sizes():
+        return row
+    fitted = dict(row)
+    for name, claimed in (("n_heads", sizes.n_heads), ("head_dim", sizes.head_dims)):
+        if claimed is not None:
+            fitted[name] = min((size for size in claimed if size >= row[name]), default=max(claimed))
+    multiple = sizes.length_multiple
+    longest = None if sizes.max_length is None else sizes.max_length // multiple * multiple
+    for name in ("L", "S"):
+        length = -(-row[name] // multiple) * multiple
+        fitted[name] = length if longest is None else min(length, longest)
+    return fitted
+
+
 def _takes_mask(claims: Claims, kind: str) -> bool:
     """Return whether a kind of mask is claimed: its form, and every axis along which it differs."""
-    if kind == "none":
-        return True
-    differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask, "S": True}
     form = "float" if kind in OF_NUMBERS else "bool"
-    return form in claims.masks and all(differs[axis] for axis in EXTENTS[kind])
-
-
-def _takes_causal_flag(claims: Claims, flag: bool) -> bool:
-    return bool(claims.causal) if flag else not claims.always_causal
+    return form in claims.masks and set(EXTENTS[kind]) <= set(claimed_axes(claims))
 
 
 def _in_range(smallest: int, largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

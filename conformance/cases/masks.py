@@ -43,21 +43,24 @@ COMMON = ("none", *FEW, "bias")
 # No mask, and all but those of EMPTY.
 NO_EMPTY_ROWS = ("none", *BOOLEAN, *FLOAT)
 OF_NUMBERS = (*FLOAT, "empty_bias", "empty_key_bias")
+# Kinds that may stand in for one another where masks may not differ along every axis.
+GROUPS = (("all",), (*BOOLEAN, "blocks"), FLOAT, ("single",), EMPTY[:3] + EMPTY[5:], EMPTY[3:5])
 
 Shape = tuple[int, int, int, int]
 
 
 def make_mask(  # noqa: PLR0911  one for each way to make a mask
-    kind: str, scores: Shape, causal: Alignment | None, generator: torch.Generator
+    kind: str, scores: Shape, causal: Alignment | None, generator: torch.Generator, axes: str = "BHLS"
 ) -> Tensor | None:
     """Return a mask of a kind, or None for "none".
 
-    scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does.
+    scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does. axes: the mask does
+    not differ along any other axis, whatever its kind.
 
     "all": everything is allowed.
     "padding": the first keys of an item, or, unless causal, sometimes the last.
     "blocks": half of the tiles of queries by keys, 16 wide, or 128 in long rows.
-    "single": one key for each query; not for causal calls.
+    "single": one key for each query, which the causal mask allows too.
     "far_bias": 0 or -1e9, which is still a finite number.
     other kinds with "bias": normal numbers, and -infinity for a quarter of the pairs.
     all others: each pair of a query and a key is allowed with probability 1/2.
@@ -67,13 +70,13 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     if kind == "none":
         return None
     batch, heads, queries, keys = (
-        size if axis in EXTENTS[kind] else 1 for axis, size in zip("BHLS", scores, strict=True)
+        size if axis in EXTENTS[kind] and axis in axes else 1 for axis, size in zip("BHLS", scores, strict=True)
     )
     shape = batch, heads, queries, keys
     if kind == "padding":
         return _padding(shape, causal, generator)
     if kind == "single":
-        return torch.arange(keys) == torch.randint(keys, (*shape[:-1], 1), generator=generator)
+        return torch.arange(keys) == _allowed_key(shape, scores, causal, generator)
     if kind == "blocks":
         allowed = _blocks(shape, generator)
         return allowed | _rescue(allowed, scores, causal, generator)
@@ -92,6 +95,15 @@ def _padding(shape: Shape, causal: Alignment | None, generator: torch.Generator)
     allowed = torch.arange(keys) < lengths
     left = torch.randint(2, lengths.shape, generator=generator) == 1
     return torch.where(left, allowed.flip(-1), allowed) if causal is None else allowed
+
+
+def _allowed_key(shape: Shape, scores: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
+    """Return one key for each row of a mask, at random, among those that the causal mask allows."""
+    drawn = torch.randint(shape[-1], (*shape[:-1], 1), generator=generator)
+    if causal is None:
+        return drawn
+    visible = causal_mask(scores[2], scores[3], causal).sum(-1, keepdim=True).clamp(min=1)
+    return drawn % (visible if shape[2] > 1 else visible.amin())
 
 
 def _blocks(shape: Shape, generator: torch.Generator) -> Tensor:

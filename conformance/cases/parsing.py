@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 from dataclasses import fields
+from itertools import combinations
 from typing import Any, get_args
 
 from mha.conformance.cases.case import SHARING, Case
@@ -12,7 +13,7 @@ from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
 from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.values import VALUES
-from mha.spec.claims import DEVICES, DTYPES, Alignment
+from mha.spec.claims import BIASES, DEVICES, DTYPES, Alignment
 
 # The values of the fields that take names.
 WORDS: dict[str, Collection[str]] = {
@@ -24,6 +25,7 @@ WORDS: dict[str, Collection[str]] = {
     "values": VALUES,
     "mode": MODES,
     "alignment": get_args(Alignment),
+    "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
 }
 # Names that fields have in reports of format 1.
 OLD_NAMES = {"regime": "values", "path": "mode"}
@@ -53,6 +55,8 @@ def read_case(text: str) -> Case:
 
 
 def _validate(name: str, value: Any, default: Any) -> None:
+    if name == "bias" and value in BIASES:
+        return
     if type(value) is not type(default) or (type(value) is int and value < 0):
         raise ValueError(f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}")
     if name in WORDS and value not in WORDS[name]:

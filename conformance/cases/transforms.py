@@ -27,6 +27,27 @@ def zeroed(problem: Problem, *names: str) -> Problem:
     )
 
 
+def with_weights_as_output(case: Case) -> Problem:
+    """Return a problem of the case whose output shows the weights: see `weights_in`.
+
+    Each value is one-hot, and so are query and key where they are the same tensor. d_k is S, or more.
+    """
+    problem = replace(case, head_dim=max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)).problem()
+    (batch, heads, _, keys), width = problem.shape, problem.config.d_model
+    eye = torch.eye(width, dtype=problem.query.dtype, device=problem.query.device)
+    one_hot = eye[:keys].expand(batch, -1, -1).contiguous()
+    problem = problem.map_inputs(lambda x: one_hot if x is problem.value else x)
+    w_v = eye[: problem.config.head_dim].repeat(heads, 1)
+    return zeroed(passing_heads(problem), "b_v").change(w_v=w_v)
+
+
+def weights_in(output: Tensor, problem: Problem) -> Tensor:
+    """Return the weights (B, H, L, S) that an output (B, L, D) shows, for `with_weights_as_output`."""
+    _, heads, _, keys = problem.shape
+    parts: Tensor = output.unflatten(-1, (heads, problem.config.head_dim)).transpose(1, 2)
+    return parts[..., :keys]
+
+
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
     """Select keys and values by index, in the order given; a query that is the same tensor changes with them.
 

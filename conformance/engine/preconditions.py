@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import CLAIMED_INPUTS, fit_sizes, sorted_biases
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.global_state import preserved
@@ -42,11 +43,12 @@ def failed_precondition(
 
 def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
     """Return the plainest cases without a special size: one for each claimed `Config.bias`."""
-    inputs, keys = ("cross", 5) if claims.cross_attention else ("self", 3)
-    plain = Case(n_heads=2, head_dim=3, B=2, L=3, S=keys, dtype=dtype, device=device, inputs=inputs, seed=1)
+    inputs = CLAIMED_INPUTS[claims.cross_attention][0]
+    sizes = {"n_heads": 2, "head_dim": 3, "L": 3, "S": 3 if inputs == "self" else 5}
+    plain = Case(**fit_sizes(sizes, claims.sizes), B=2, dtype=dtype, device=device, inputs=inputs, seed=1)
     if claims.always_causal and claims.causal:
         plain = replace(plain, causal=True, alignment=claims.causal)
-    return [replace(plain, bias=bias) for bias in sorted(claims.bias, reverse=True)]
+    return [replace(plain, bias=bias) for bias in sorted_biases(claims)]
 
 
 def _try(implementation: Implementation, dtype: str, device: str) -> FailedPrecondition | None:

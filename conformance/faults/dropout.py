@@ -133,6 +133,32 @@ class OutputDroppedMore(OutputDropped):
         return output * torch.ones_like(output).bernoulli_(0.986 - p) / (1 - p)
 
 
+class WeightsAndOutputDropped(OutputDropped):
+    """Drops the weights, and then the output, as a claim `dropout="both"` says: the usual form of a GPT block."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return F.dropout(weights, self.config.dropout, self.training)
+
+
+DROPS_BOTH = replace(CLAIMS, dropout="both")
+
+
+@fault("DRP-2", caught_by="each_weight_and_each_output_is_dropped_alone", claims=DROPS_BOTH)
+class WeightsForgotten(WeightsAndOutputDropped):
+    """Only the output is dropped, though the weights should be dropped too."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights
+
+
+@fault("DRP-2", caught_by="each_weight_and_each_output_is_dropped_alone", claims=DROPS_BOTH)
+class OutputRowsDropped(WeightsAndOutputDropped):
+    """Whole rows of the output are dropped instead of single elements."""
+
+    def drop_output(self, output: Tensor) -> Tensor:
+        return output * F.dropout(torch.ones_like(output[..., :1]), self.config.dropout, self.training)
+
+
 @fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="dropout, several heads or items")
 class OneDrawForAll(one_draw(lambda weights: weights[:1, :1])):
     """All heads and items share one draw."""

@@ -131,10 +131,10 @@ class TextbookAttention(nn.Module):
 
     def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
         """Return the output (B, L, D) in the dtype of the query, with the dropout that is claimed."""
-        drops = "output" if self.claims.dropout == "output" else "weights"
-        dropped = F.dropout(weights, self.config.dropout, self.training and drops == "weights")
+        claimed = self.claims.dropout
+        dropped = F.dropout(weights, self.config.dropout, self.training and claimed != "output")
         output = self.linear((dropped @ v).transpose(1, 2).flatten(2).to(query), "o")
-        return F.dropout(output, self.config.dropout, self.training and drops == "output")
+        return F.dropout(output, self.config.dropout, self.training and claimed in ("output", "both"))
 
 
 class MadeUp(TextbookAttention):

@@ -13,7 +13,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.cases.modes import MODES
-from mha.conformance.harness.errors import CALL, Violation
+from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
 from mha.conformance.harness.recording import (
@@ -24,7 +24,18 @@ from mha.conformance.harness.recording import (
     RecordedTensor,
     Step,
 )
-from mha.spec import Attention, Config, Expected, Implementation, Problem, Weights, gradients, oracle, sum_shared
+from mha.spec import (
+    Attention,
+    Config,
+    Expected,
+    Implementation,
+    Problem,
+    Sizes,
+    Weights,
+    gradients,
+    oracle,
+    sum_shared,
+)
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import computable
 from mha.spec.problem import INPUTS
@@ -210,6 +221,7 @@ class Session:
 
     def _call(self, step: CallStep, instance: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
         """Call the attention, and check everything about the call that does not depend on the clause."""
+        self._require_claimed_sizes(step.problem)
         given = _tensors(step.problem)
         versions = {name: tensor._version for name, tensor in given.items()}
         settings = {name: getattr(torch, name)() for name in SETTINGS}
@@ -226,6 +238,15 @@ class Session:
                 assertion = f"assert {name}_{step.number}._version == 0, 'changed in place'"
                 raise Violation(f"the call changed its {name} in place", (assertion,), family="STA")
         return self._recorded(step, returned, dtypes)
+
+    def _require_claimed_sizes(self, problem: Problem) -> None:
+        """Discard the case if a property made sizes of it that are not claimed."""
+        sizes, config = self.claims.sizes, problem.config
+        if sizes != Sizes():
+            lengths = problem.query.shape[1], problem.key.shape[1]
+            refused = sizes.refused(n_heads=config.n_heads, head_dim=config.head_dim, lengths=lengths)
+            if refused:
+                raise Discard(refused)
 
     def _returned(self, step: CallStep, instance: Instance) -> Any:
         """Call the attention in its mode, and return what it returns."""

@@ -168,7 +168,14 @@ def _expect_exported(session: Session, case: Case) -> None:
         expect_close(output, session.expected(each).output, because=because)
 
 
-@property_of("CMP-2", ONE_UNMASKED, needs="composes=export", requires="HED-1", must_reject=(), max_cases=1)
+@property_of(
+    "CMP-2",
+    ONE_UNMASKED,
+    needs=("composes=export", "cross_attention=True"),
+    requires="HED-1",
+    must_reject=(),
+    max_cases=1,
+)
 def exported_program_agrees(session: Session, case: Case) -> None:
     """A program captured by torch.export with dynamic B, L and S agrees, without masks."""
     _expect_exported(session, case)
@@ -177,7 +184,7 @@ def exported_program_agrees(session: Session, case: Case) -> None:
 @property_of(
     "CMP-2",
     replace(ONE_MASKED, inputs=("cross",)),
-    needs="composes=export",
+    needs=("composes=export", "cross_attention=True"),
     requires="HED-1",
     must_reject=(),
     max_cases=1,

@@ -20,6 +20,7 @@ from mha.conformance.properties.dropout_statistics import (
     LARGE_LENGTH,
     PROBABILITIES,
     expect_dropped_weights,
+    expect_dropped_weights_and_outputs,
     expect_share,
     expect_zero_or_rescaled,
 )
@@ -78,6 +79,14 @@ def the_share_of_outputs_that_is_dropped_is_p(session: Session, case: Case) -> N
     """In training the share of dropped outputs is p, so that the output is unbiased."""
     for dropout in PROBABILITIES:
         _expect_dropped_outputs(session, case, LARGE_LENGTH, dropout)
+
+
+@property_of("DRP-2", DROPOUT_PATTERNS, needs="dropout=both", must_reject=("zeros", "noise"), max_cases=5, number=5)
+def each_weight_and_each_output_is_dropped_alone(session: Session, case: Case) -> None:
+    """In training weights and outputs are dropped, each on its own with probability p, and rescaled otherwise."""
+    for dropout in PROBABILITIES:
+        problem = replace(case, L=65, S=65, head_dim=2 * 65).problem()
+        expect_dropped_weights_and_outputs(session, problem, dropout, case.seed)
 
 
 def _expect_dropped_outputs(session: Session, case: Case, length: int, dropout: float) -> None:

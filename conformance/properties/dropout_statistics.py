@@ -22,7 +22,7 @@ from mha.spec import Problem
 from mha.spec.bounds import Ball
 
 # 23 cases of 3 probabilities and 7 of one, 3 tests for each of up to 6 items times heads and 1 of all; 9 more; all in 4
-# dtypes and on 2 devices.
+# dtypes and on 2 devices. What drops weights and outputs has 9 cases of 3 probabilities with 9 tests, which are fewer.
 TESTS = 4 * 2 * ((23 * 3 + 7) * (6 * 3 + 1) + 9)
 FALSE_ALARM = 1e-9 / TESTS
 # L = S where the share that is dropped is tested.
@@ -56,25 +56,54 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
             expect(differ, f"with p = {dropout}, {one.code} and {other.code} drop the same weights", assertion)
 
 
+def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropout: float, seed: int) -> None:
+    """Each weight, and then each output, is dropped on its own with probability p, and rescaled otherwise.
+
+    problem: as for `expect_dropped_weights`. A weight that is dropped takes two outputs with it.
+    """
+    problem = with_dropout(_showing_weights(problem), dropout)
+    batch, heads, _, length = problem.shape
+    output, expected = session(problem, seed=seed).output, session.expected(problem).output
+    allowed = problem.allowed(session.claims.causal)
+    either = 1 - (1 - dropout) ** 2
+    for item in range(batch):
+        for head in range(heads):
+            first, second = (
+                output[item, slice(None), slice(start, start + length)]
+                for start in (2 * head * length, (2 * head + 1) * length)
+            )
+            weights = expected[item, :, 2 * head * length : (2 * head + 1) * length]
+            for half in (first, second):
+                expect_zero_or_rescaled(session, half, weights, dropout, "the output in column", times=2)
+                expect_share(half, allowed[item, head], either, ("queries", "columns"))
+            both = session.record(
+                first.tensor.abs() + second.tensor.abs(), f"({first.code}.abs() + {second.code}.abs())"
+            )
+            expect_share(both, allowed[item, head], dropout + (1 - dropout) * dropout**2, ("queries", "keys"))
+
+
 def expect_zero_or_rescaled(
-    session: Session, result: RecordedTensor, expected: Ball, dropout: float, what: str
+    session: Session, result: RecordedTensor, expected: Ball, dropout: float, what: str, *, times: int = 1
 ) -> None:
     """Each element of a matrix is 0, or 1/(1 - p) times its value without dropout.
 
-    expected: the values without dropout. what: an element is called in the message, before its column.
+    expected: the values without dropout. what: an element is called in the message, before its column. times: how often
+    it may have been dropped, and was rescaled.
     """
-    values, factor = result.tensor.double(), 1 / (1 - dropout)
+    values, factor = result.tensor.double(), (1 - dropout) ** -times
     # 1 - p, its inverse and the product are rounded; the rest is in the bound of the output without dropout.
     in_float32 = session.claims.rounding.softmax_in_float32
     roundoff = torch.finfo(torch.float32 if in_float32 else result.tensor.dtype).eps / 2
-    reach = factor * (expected.rad + (factor + 2) * roundoff * expected.mid.abs())
+    relative = (1 + (1 / (1 - dropout) + 2) * roundoff) ** times - 1
+    reach = factor * (expected.rad + relative * expected.mid.abs())
     violations = ((values != 0) & ~((values - factor * expected.mid).abs() <= reach)).nonzero()
     if len(violations):
         place = tuple(violations[0].tolist())
         code, value, bound = result[place].code, factor * float(expected.mid[place]), float(reach[place])
+        scale = "1/(1 - p)" if times == 1 else f"1/(1 - p)^{times}"
         message = f"{code}, {what} {place[1]} with p = {dropout}, is {float(values[place]):.6g}, but should be 0 or "
         assertion = f"assert {code} == 0 or abs({code}.item() - {value!r}) <= {bound!r}, {code}"
-        expect(False, f"{message}{value:.6g}, 1/(1 - p) times its value without dropout", assertion)
+        expect(False, f"{message}{value:.6g}, {scale} times its value without dropout", assertion)
 
 
 def expect_share(result: RecordedTensor, allowed: Tensor, dropout: float, names: tuple[str, str]) -> None:

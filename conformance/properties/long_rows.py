@@ -41,7 +41,7 @@ def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
 @property_of(
     "GRD-1",
     replace(FEW_QUERIES, modes=WITH_GRADIENT, dtypes=BOUNDED),
-    needs="gradients",
+    needs=("gradients", "cross_attention"),
     requires="HED-1",
     must_reject=("mean", "zeros", "detached"),
     max_cases=8,
@@ -71,6 +71,7 @@ def many_queries_on_many_keys_have_gradients(session: Session, case: Case) -> No
 @property_of(
     "NUM-3",
     replace(FEW_QUERIES, masks=("none",), values=("normal",), dtypes=HALF, max_heads=2),
+    needs="cross_attention",
     requires="HED-1",
     must_reject=("zeros", "noise"),
     max_cases=6,

@@ -17,9 +17,8 @@ from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_finite, expect_gradients
-from mha.spec import Problem, to_convention
+from mha.spec import Claims, Problem, to_convention
 from mha.spec.bounds import Ball
-from mha.spec.claims import Alignment
 
 
 @property_of(
@@ -62,6 +61,7 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
         max_heads=3,
         max_B=2,
     ),
+    needs="cross_attention",
     requires="HED-1",
     must_reject=("unmasked", "noise"),
     max_cases=3,
@@ -109,8 +109,18 @@ def empty_rows_give_zeros(session: Session, case: Case) -> None:
 def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     """A row without an allowed key changes no other row."""
     problem = case.problem()
-    filled, with_keys = _filled(problem, session.claims.causal)
+    with_keys = problem.allowed(session.claims.causal).any(-1).all(1)
     assume(bool(with_keys.any()), "every row is empty")
+    filled = _filled(problem, session.claims)
+    if filled is None:
+        expected, because = session.expected(problem).output, "other rows have no allowed key, but these have one"
+        _expect_rows(with_keys.unsqueeze(-1), session(problem).output, expected, because)
+        return
+    _expect_rows_of_filled(session, problem, filled, with_keys)
+
+
+def _expect_rows_of_filled(session: Session, problem: Problem, filled: Problem, with_keys: Tensor) -> None:
+    """Expect the same results in some rows, boolean (B, L), where the others may attend to every key."""
     expected = session.expected(filled), session.expected(problem)
     base, result = session(filled), session(problem)
     because = f"the result where the empty rows may attend to every key ({base.output.code})"
@@ -137,20 +147,24 @@ def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None
     if session.claims.empty_row == "zeros" and bool(((output - expected.mid).abs() <= expected.rad).all()):
         expect_gradients(session, problem, None, "to which rows without an allowed key add nothing")
         return
-    _, with_keys = _filled(problem, session.claims.causal)
+    with_keys = problem.allowed(session.claims.causal).any(-1).all(1)
     assume(bool(with_keys.any()), "every row is empty")
     expect_gradients(session, problem, with_keys, "of the rows that have an allowed key")
 
 
-def _filled(problem: Problem, alignment: Alignment | None) -> tuple[Problem, Tensor]:
-    """Return the problem with every key allowed in its empty rows, and the boolean (B, L) of all other rows."""
+def _filled(problem: Problem, claims: Claims) -> Problem | None:
+    """Return the problem with every key allowed in its empty rows; None if no mask that is claimed says so."""
     mask = problem.mask
     assert mask is not None
-    empty = ~problem.allowed(alignment).any(-1, keepdim=True)
+    empty = ~problem.allowed(claims.causal).any(-1, keepdim=True)
     if mask.shape[1] == 1:
         empty = empty[:, :1]
-    filled = mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask)
-    return problem.change(mask=filled), (~empty).all(1)[..., 0]
+    differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask
+    for axis, claimed in enumerate(differs):
+        if not claimed and not torch.equal(empty, empty.narrow(axis, 0, 1).expand_as(empty)):
+            return None
+        empty = empty if claimed else empty.narrow(axis, 0, 1)
+    return problem.change(mask=mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask))
 
 
 def _expect_rows(rows: Tensor, actual: RecordedTensor, expected: Ball, because: str) -> None:
@@ -186,7 +200,7 @@ def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
 
 @property_of(
     "MSK-11",
-    Domain(passes=("float",), min_S=2, bias=(True,), values=MODERATE, dtypes=WIDE_RANGE),
+    Domain(passes=("float",), min_S=2, bias=("v",), values=MODERATE, dtypes=WIDE_RANGE),
     requires="HED-1",
     must_reject=("zeros", "noise"),
     number=3,
@@ -197,13 +211,14 @@ def the_lowest_number_is_not_infinity(session: Session, case: Case) -> None:
     assert problem.weights.b_v is not None
     problem = problem.change(w_v=problem.weights.w_v * 0, b_v=torch.ones_like(problem.weights.b_v))
     lowest = torch.finfo(problem.query.dtype).min
-    mask = torch.zeros(1, 1, case.L, case.S, dtype=problem.query.dtype, device=problem.query.device)
+    rows = case.L if session.claims.per_query_mask else 1
+    mask = torch.zeros(1, 1, rows, case.S, dtype=problem.query.dtype, device=problem.query.device)
     mask[..., torch.rand(mask.shape[2:], generator=case.generator) < 0.5] = lowest
     if session.claims.rounding.log_normaliser:
         # The rounding of a log-sum-exp as large as `lowest` would leave nothing of the weights.
         mask[..., 0] = 0.0
     else:
-        mask[:, :, case.seed % case.L] = lowest
+        mask[:, :, case.seed % rows] = lowest
     # Whatever the scores are, a row of weights sums to 1, rounded as without the mask.
     expected = session.expected(problem).output
     output = session(problem.change(mask=mask)).output

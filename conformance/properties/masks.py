@@ -11,7 +11,13 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, FEW_VALUES, MODERATE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
-from mha.conformance.cases.transforms import as_claimed, as_wide_as_claimed, select_keys
+from mha.conformance.cases.transforms import (
+    as_claimed,
+    as_wide_as_claimed,
+    select_keys,
+    weights_in,
+    with_weights_as_output,
+)
 from mha.conformance.harness.assertions import (
     assume,
     expect,
@@ -22,30 +28,29 @@ from mha.conformance.harness.assertions import (
     expect_unchanged,
 )
 from mha.conformance.harness.errors import CallRaised
-from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_unread, weights_of
+from mha.conformance.properties.shared import expect_rows_unchanged, expect_unread, hidden_pairs, refuses, weights_of
 from mha.spec import Problem
 from mha.spec.dtypes import TRAITS, torch_dtype
 
 
 @property_of(
     "MSK-1",
-    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, layouts=DENSE, values=(*FEW_VALUES, "low")),
+    Domain(masks=(*BOOLEAN, *FLOAT), causal_as_mask=True, min_S=2, layouts=DENSE, values=(*FEW_VALUES, "low")),
     must_reject=("unmasked", "noise"),
     min_rejection_rate=0.3,
 )
 def masked_keys_have_no_influence(session: Session, case: Case) -> None:
     """Replacing a masked key and value with any finite numbers changes no output."""
     problem = case.problem()
-    hidden = ~problem.allowed(None).any(1)
+    hidden = hidden_pairs(session, problem).all(1)
     expect_unread(session, problem, hidden, case.generator, "which are masked for")
 
 
 @property_of(
     "MSK-2",
-    Domain(masks=(*BOOLEAN, *FLOAT), min_S=2, need_weights=(True,)),
+    Domain(masks=(*BOOLEAN, *FLOAT), causal_as_mask=True, min_S=2, need_weights=(True,)),
     needs="returns_weights",
     must_reject=("unmasked",),
 )
@@ -53,11 +58,29 @@ def masked_weights_are_zero(session: Session, case: Case) -> None:
     """The weight of a masked key is exactly 0."""
     problem = case.problem()
     weights = weights_of(session(problem))
-    leaks = (~problem.allowed(None) & (weights.tensor != 0)).nonzero()
+    leaks = (hidden_pairs(session, problem) & (weights.tensor != 0)).nonzero()
     if len(leaks):
         at = tuple(leaks[0].tolist())
         because = f"key {at[3]} is masked for query {at[2]} of item {at[0]}"
         expect_equal(weights[at], 0.0, because=because)
+
+
+@property_of(
+    "MSK-2",
+    Domain(masks=(*BOOLEAN, *FLOAT), causal_as_mask=True, min_S=2, values=MODERATE, max_length=9),
+    needs="returns_weights=False",
+    must_reject=("unmasked",),
+    number=2,
+)
+def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None:
+    """Where no weights are returned, the context of one-hot values shows that the weight of a masked key is 0."""
+    problem = with_weights_as_output(case)
+    output, hidden = session(problem).output, hidden_pairs(session, problem)
+    leaks = (hidden & (weights_in(output.tensor, problem) != 0)).nonzero()
+    if len(leaks):
+        item, head, query, key = leaks[0].tolist()
+        because = f"each value is one-hot, and key {key} is masked for query {query} in head {head}"
+        expect_equal(output[item, query, head * problem.config.head_dim + key], 0.0, because=because)
 
 
 @property_of("MSK-3", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "noise"))
@@ -67,10 +90,13 @@ def masking_equals_deleting(session: Session, case: Case) -> None:
     allowed = make_mask("keys", whole.shape, None, case.generator)
     assert allowed is not None
     problem = as_claimed(session.claims, whole, allowed.to(case.device))
+    loses_rows = any(problem.query is x for x in (problem.key, problem.value))
+    assume(loses_rows or not problem.is_causal, "without a key, the causal mask would be another one")
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     kept = allowed[0, 0, 0].nonzero().flatten()
     deleted = select_keys(whole, kept)
     # A query that is the same tensor as the key or the value loses these rows too.
-    rows = kept if any(problem.query is x for x in (problem.key, problem.value)) else slice(None)
+    rows = kept if loses_rows else slice(None)
     bound = session.expected(problem).output[:, rows]
     output, expected = session(problem).output[:, rows], session(deleted).output
     expect_agree(output, expected, bounds=(bound, bound), because="the result with the masked keys deleted")
@@ -118,6 +144,8 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
         forms.append(mask[0, 0])
     if mask.shape[1:3] == (1, 1):
         forms.append(mask[0, 0, 0])
+    forms = [form for form in forms if form.ndim in session.claims.mask_ranks]
+    assume(bool(forms), f"needs the claim mask_ranks of less than 4, not {set(session.claims.mask_ranks)}")
     base, bound = session(problem).output, session.expected(problem).output
     for form in forms:
         output = session(problem.change(mask=form)).output
@@ -134,33 +162,44 @@ def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
     """Mask entries differ per batch item, per query and per head, and each affects only its own row."""
     problem = case.problem()
     assert problem.mask is not None
-    heads = case.n_heads if case.mask != "items" else 1
-    mask = problem.mask.expand(case.B, heads, case.L, case.S).clone()
-    allowed = problem.change(mask=mask).allowed(session.claims.causal)
-    # Entries whose row has another allowed key, in every head where heads share the mask.
-    removable = (mask & (allowed & (allowed.sum(-1, keepdim=True) > 1))[:, :heads]).nonzero()
-    assume(len(removable) > 0, "every row has only one allowed key")
-    entry = removable[int(torch.randint(len(removable), (1,), generator=case.generator))].tolist()
-    item, head, row, key = entry
+    assume(bool({*"BL"} & {*case.mask_axes}), "all queries share one mask")
+    sizes = tuple(size if axis in case.mask_axes else 1 for axis, size in zip("BHLS", problem.shape, strict=True))
+    shape = (sizes[0], 1 if case.mask == "items" else sizes[1], *sizes[2:])
+    mask = problem.mask.expand(shape).clone()
+    entry = _removable_entry(session, problem.change(mask=mask), case.generator)
     cut = mask.clone()
-    cut[item, head, row, key] = False
+    cut[entry] = False if mask.dtype == torch.bool else -math.inf
     before, after = problem.change(mask=mask), problem.change(mask=cut)
     base, output = session(before).output, session(after).output
-    because = f"only the mask entry {tuple(entry)} changed, and it belongs to another query"
     expected_before, expected_after = session.expected(before).output, session.expected(after).output
+    item, head, row, key = entry
+    own = torch.zeros(case.B, case.L, dtype=torch.bool)
+    own[item if shape[0] > 1 else slice(None), row if shape[2] > 1 else slice(None)] = True
+    because = f"only the mask entry {entry} changed, and it belongs to another query"
     for other in range(case.B):
-        rows = [index for index in range(case.L) if (other, index) != (item, row)]
+        rows = (~own[other]).nonzero().flatten().tolist()
         if rows:
             bound = partial(expected_after.__getitem__, (other, rows))
             expect_unchanged(session, output[other, rows], base[other, rows], bound=bound, because=because)
-    reach = (expected_before.rad + expected_after.rad)[item, row]
-    must_change = (expected_before.mid - expected_after.mid).abs()[item, row] > reach
-    changed = output.tensor[item, row] != base.tensor[item, row]
-    expect(
-        bool(changed[must_change].all()),
-        f"{output[item, row].code} did not change when key {key} was masked for it in head {head}",
-        f"assert not torch.equal({output[item, row].code}, {base[item, row].code})",
-    )
+    must_change = (expected_before.mid - expected_after.mid).abs() > expected_before.rad + expected_after.rad
+    unchanged = (must_change & own.unsqueeze(-1).to(case.device) & (output.tensor == base.tensor)).nonzero()
+    if len(unchanged):
+        place = tuple(unchanged[0].tolist())
+        message = f"{output[place].code} did not change when key {key} was masked for it in head {head}"
+        expect(False, message, f"assert {output[place].code} != {base[place].code}")
+
+
+def _removable_entry(session: Session, problem: Problem, generator: torch.Generator) -> tuple[int, ...]:
+    """Return an entry of the mask that allows a key, while each row that it belongs to may attend to another one."""
+    assert problem.mask is not None
+    allowed = problem.allowed(session.claims.causal)
+    removable = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
+    # Of rows that share the entry, one may have no other key.
+    last = (allowed & (allowed.sum(-1, keepdim=True) == 1)).double().sum_to_size(problem.mask.shape) > 0
+    used = allowed.double().sum_to_size(problem.mask.shape) > 0
+    places = (removable & used & ~last).nonzero()
+    assume(len(places) > 0, "every row has only one allowed key")
+    return tuple(places[int(torch.randint(len(places), (1,), generator=generator))].tolist())
 
 
 @property_of(
@@ -174,7 +213,9 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
     for position in sorted(positions):
         hidden = torch.arange(keys, device=problem.query.device) == position
         masked = as_claimed(session.claims, problem, ~hidden.view(1, 1, 1, keys))
-        rows = hidden.expand(case.B, problem.query.shape[1], keys)
+        if refuses(session, masked):
+            continue
+        rows = hidden & hidden_pairs(session, masked).all(1)
         expect_unread(session, masked, rows, case.generator, "the only key that is masked for")
 
 
@@ -186,31 +227,30 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
 def nan_reaches_the_output_only_through_allowed_keys(session: Session, case: Case) -> None:
     """NaN or infinity in a masked key or value does not reach the output; NaN in an allowed one does."""
     problem = case.problem()
-    hidden = ~problem.allowed(None).any(1)
-    masked_for_all, allowed_for_all = hidden.all(1), ~hidden.any(1)
-    assume(bool(masked_for_all.any() or allowed_for_all.any()), "every key is masked for some queries only")
+    hidden = hidden_pairs(session, problem).all(1)
+    masked, allowed_for_all = hidden.all(1), ~hidden.any(1)
+    assume(bool(masked.any() or allowed_for_all.any()), "every key is masked for some queries only")
     base = session(problem).output
-    for name in ("key", "value"):
-        if bool(masked_for_all.any()):
-            _expect_masked_nan_is_ignored(session, problem, base, name, masked_for_all)
+    for name, tensor in problem.distinct(("key", "value")).items():
+        if bool(masked.any()):
+            # Where the query is the same tensor, the rows of masked keys have NaN of their own.
+            own = masked if tensor is problem.query else torch.zeros_like(hidden[..., 0])
+            rows = (hidden | ~masked.unsqueeze(1)).all(-1) & ~own
+            for number in (math.nan, math.inf, -math.inf):
+                output = session(_filled(problem, tensor, masked, number)).output
+                because = f"only masked keys have {number} in their {name}"
+                expect_rows_unchanged(session, problem, (base, output), rows, because)
         items = allowed_for_all.any(1)
         if bool(items.any()):
-            with_nan = getattr(problem, name).masked_fill(allowed_for_all.unsqueeze(-1), math.nan)
-            output = session(problem.change(**{name: with_nan})).output
+            output = session(_filled(problem, tensor, allowed_for_all, math.nan)).output
             reached = output.tensor[items].isnan().flatten(1).any(1)
             message = f"{output.code} has no NaN, but every query may attend to a key whose {name} is NaN"
             expect(bool(reached.all()), message, f"assert {output.code}.isnan().any()")
 
 
-def _expect_masked_nan_is_ignored(
-    session: Session, problem: Problem, base: RecordedTensor, name: str, masked: Tensor
-) -> None:
-    """Expect the output `base` with NaN or infinity in the key or value at masked positions, boolean (B, S)."""
-    for number in (math.nan, math.inf, -math.inf):
-        filled = getattr(problem, name).masked_fill(masked.unsqueeze(-1), number)
-        output = session(problem.change(**{name: filled})).output
-        because = f"only masked keys have {number} in their {name}"
-        expect_unchanged(session, output, base, bound=lambda: session.expected(problem).output, because=because)
+def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> Problem:
+    """Put a number into an input at some positions, boolean (B, S), wherever that tensor is given."""
+    return problem.map_inputs(lambda x: x.masked_fill(places.unsqueeze(-1), number) if x is tensor else x)
 
 
 @property_of(

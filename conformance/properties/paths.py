@@ -11,7 +11,7 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, FEW_VALUES, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT, NO_EMPTY_ROWS
-from mha.conformance.cases.transforms import as_wide_as_claimed, extra_keys, with_extra
+from mha.conformance.cases.transforms import as_claimed, as_wide_as_claimed, extra_keys, with_extra
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
@@ -72,7 +72,7 @@ def _expect_one_result(session: Session, case: Case) -> None:
         expect_agree(output, base, bounds=(bound, bound), because=because)
 
 
-@property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, passes=("bool",), values=FEW_VALUES))
+@property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, values=FEW_VALUES))
 def forms_of_one_mask_agree(session: Session, case: Case) -> None:
     """One mask as boolean, 0/-infinity float, broadcast, expanded or causal flag gives the same output."""
     problem, claims = case.problem(), session.claims
@@ -81,19 +81,20 @@ def forms_of_one_mask_agree(session: Session, case: Case) -> None:
     padding = torch.arange(case.S) < 1 + torch.randint(case.S, (items, 1, 1, 1), generator=case.generator)
     # The first key stays allowed in every row: empty rows are for MSK-8.
     first = (torch.arange(case.S) == 0).to(case.device)
-    masks = [problem.mask, (problem.mask | first) & padding.to(case.device)]
+    given = problem.mask if problem.mask.dtype == torch.bool else problem.mask == 0
+    masks = [given, (given | first) & padding.to(case.device)]
     for mask in masks if not problem.is_causal else masks[1:]:
         boolean = problem.change(mask=mask | first)
         bound = session.expected(boolean).output
-        base = session(boolean).output
+        base = session(as_claimed(claims, boolean, mask | first)).output
         for form, same in _forms(session, boolean).items():
             output = session(same).output
-            because = f"the result for the boolean mask (instead of the same mask {form})"
+            because = f"the result for the mask as it is (instead of the same mask {form})"
             expect_agree(output, base, bounds=(bound, bound), because=because)
 
 
 def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
-    """Return the claimed forms of a problem with a boolean mask, except that one."""
+    """Return the claimed forms of a problem with a boolean mask, except the first one."""
     claims, mask = session.claims, boolean.mask
     assert mask is not None
     forms = {"expanded": boolean.change(mask=as_wide_as_claimed(mask, boolean, claims))}
@@ -102,6 +103,8 @@ def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
         _, _, queries, keys = boolean.shape
         causal = causal_mask(queries, keys, claims.causal, boolean.query.device)
         forms["combined with the causal mask"] = boolean.change(mask=join_causal(mask, causal), is_causal=False)
+    if "bool" not in claims.masks:
+        return {form: as_claimed(claims, same, same.mask) for form, same in forms.items() if same.mask is not None}
     if "float" in claims.masks:
         dtype = boolean.query.dtype
         forms |= {

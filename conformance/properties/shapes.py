@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -94,17 +95,35 @@ def shapes_that_disagree_are_refused_with_the_length_first(session: Session, cas
 
 
 def _disagreeing(problem: Problem) -> dict[str, dict[str, Tensor]]:
-    """Return inputs whose sizes, batch first, do not fit together; the keys say why."""
+    """Return inputs whose sizes, batch first, do not fit together; the keys say why.
+
+    Inputs that are one tensor stay one tensor.
+    """
     shapes = {**_disagreeing_widths_and_lengths(problem), **_disagreeing_batches(problem)}
     (batch, _, queries, keys), width = problem.shape, problem.config.d_model
-    if width > 1:
-        lengths = {"query": queries, "key": keys, "value": keys}
-        narrow = {name: (batch, length, width - 1) for name, length in lengths.items()}
-        shapes["all inputs are narrower than d_model"] = narrow
+    lengths = {"query": queries, "key": keys, "value": keys}
+    widths = {"narrower than": width - 1, "wider than": width + 1, "twice as wide as": 2 * width}
+    for comparison, other in widths.items():
+        if other and (comparison == "narrower than" or problem.query is problem.key):
+            every = {name: (batch, length, other) for name, length in lengths.items()}
+            shapes[f"all inputs are {comparison} d_model"] = every
     return {
-        because: {name: problem.query.new_zeros(shape) for name, shape in changed.items()}
+        because: _zeros(problem, changed)
         for because, changed in shapes.items()
+        if all(
+            changed.get(one) == changed.get(other)
+            for one, other in combinations(lengths, 2)
+            if getattr(problem, one) is getattr(problem, other)
+        )
     }
+
+
+def _zeros(problem: Problem, shapes: dict[str, Shape]) -> dict[str, Tensor]:
+    """Return inputs of zeros by name; those that are one tensor in the problem are one tensor here too."""
+    zeros: dict[int, Tensor] = {}
+    for name, shape in shapes.items():
+        zeros.setdefault(id(getattr(problem, name)), problem.query.new_zeros(shape))
+    return {name: zeros[id(getattr(problem, name))] for name in shapes}
 
 
 def _disagreeing_widths_and_lengths(problem: Problem) -> dict[str, dict[str, Shape]]:
@@ -113,6 +132,10 @@ def _disagreeing_widths_and_lengths(problem: Problem) -> dict[str, dict[str, Sha
         "the width of the query is not d_model": {"query": (batch, queries, width + 1)},
         "the width of the key is not d_model": {"key": (batch, keys, width + 1)},
         "the width of the value is not d_model": {"value": (batch, keys, width + 1)},
+        "the width of key and value is not d_model": {
+            "key": (batch, keys, width + 1),
+            "value": (batch, keys, width + 1),
+        },
         "the width of the query is twice d_model": {"query": (batch, queries, 2 * width)},
         "the value is longer than the key": {"value": (batch, keys + 1, width)},
         "the key is longer than the value": {"key": (batch, keys + 2, width), "value": (batch, keys + 1, width)},

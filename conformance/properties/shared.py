@@ -26,6 +26,16 @@ def refuses(session: Session, problem: Problem) -> bool:
     return session.claims.empty_row == "error" and bool(session.expected(problem).empty.any())
 
 
+def hidden_pairs(session: Session, problem: Problem) -> Tensor:
+    """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the causal flag.
+
+    Rows without an allowed key are left out where they attend to every key by the declared policy.
+    """
+    allowed = problem.allowed(session.claims.causal)
+    empty = ~allowed.any(-1, keepdim=True)
+    return ~allowed & ~empty if session.claims.empty_row == "uniform" else ~allowed
+
+
 def weights_of(result: RecordedOutput) -> RecordedTensor:
     """Return the weights (B, H, L, S) of a call that asked for them; raise a Violation if it returned none."""
     if result.weights is None:
@@ -72,12 +82,25 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
                 expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
 
 
+def expect_rows_unchanged(
+    session: Session, problem: Problem, outputs: tuple[RecordedTensor, RecordedTensor], rows: Tensor, because: str
+) -> None:
+    """Expect some rows, boolean (B, L), of two outputs to be equal; problem: that of the first output."""
+    expected, (base, output) = cache(partial(session.expected, problem)), outputs
+    for item in range(len(rows)):
+        own = rows[item].nonzero().flatten()
+        if len(own):
+            bound = partial(_rows_of, expected, item, own)
+            expect_unchanged(session, output[item, own], base[item, own], bound=bound, because=because)
+
+
 def _first_few(places: list[int], most: int = 4) -> str:
     """Return the first places as text, and "..." for more."""
     return ", ".join([*map(str, places[:most]), *["..."] * (len(places) > most)])
 
 
 def _rows_of(expected: Callable[[], Expected], item: int, rows: Tensor) -> Ball:
+    """Return some rows of the expected output of an item; rows: indices."""
     return expected().output[item, rows]
 
 

@@ -7,7 +7,7 @@ import torch
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
 from mha.conformance.cases.masks import FEW, NO_EMPTY_ROWS
-from mha.conformance.cases.transforms import passing_heads
+from mha.conformance.cases.transforms import passing_heads, weights_in, with_weights_as_output
 from mha.conformance.harness.assertions import expect, expect_agree, expect_close
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
@@ -15,6 +15,9 @@ from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
+
+# Where no weights are returned: values are one-hot, so that the contexts show them.
+SHOWN_WEIGHTS = Domain(masks=NO_EMPTY_ROWS, causal=BOTH, values=MODERATE, max_length=17)
 
 
 @property_of(
@@ -53,7 +56,45 @@ def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
     expect_close(weights_of(session(problem)), expected, because="the softmax of the scores over the keys")
 
 
-@property_of("SMX-3", Domain(masks=("none", *FEW), bias=(True,), values=MODERATE, layouts=DENSE))
+@property_of(
+    "SMX-1",
+    SHOWN_WEIGHTS,
+    needs="returns_weights=False",
+    must_reject=("noise", "zeros"),
+    number=2,
+)
+def weights_that_the_context_shows_are_probabilities(session: Session, case: Case) -> None:
+    """Where no weights are returned, contexts of one-hot values show them: each row sums to 1, each is in [0, 1]."""
+    problem = with_weights_as_output(case)
+    expected, output = session.expected(problem), session(problem).output
+    weights, reach = (weights_in(x, problem) for x in (output.tensor.double(), expected.output.rad))
+    outside = ((weights < 0) | (weights > 1 + reach)) & ~expected.empty.unsqueeze(-1)
+    if bool(outside.any()):
+        item, head, query, key = outside.nonzero()[0].tolist()
+        at = output[item, query, head * problem.config.head_dim + key]
+        message = f"{at.code}, the weight of key {key}, is {float(at.tensor):.9g}, but should be in [0, 1]"
+        expect(False, message, f"assert 0 <= {at.code} <= {1 + float(reach[item, head, query, key])!r}, {at.code}")
+    sums = session.unscripted(weights.sum(-1), "the sums of the weights")
+    filled = (~expected.empty).double()
+    expect_close(sums, Ball(sums.tensor.where(expected.empty, filled), reach.sum(-1)), because="each row sums to 1")
+
+
+@property_of(
+    "SMX-2",
+    SHOWN_WEIGHTS,
+    needs="returns_weights=False",
+    must_reject=("mean", "zeros", "unscaled"),
+    min_rejection_rate=0.3,
+    number=2,
+)
+def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case) -> None:
+    """Where no weights are returned, contexts of one-hot values show them: they match the oracle's, row by row."""
+    problem = with_weights_as_output(case)
+    expected = session.expected(problem).output
+    expect_close(session(problem).output, expected, because="the weights, as each value is one-hot")
+
+
+@property_of("SMX-3", Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE))
 def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
     """Adding one constant to all scores of a row changes nothing; another b_k adds q.b_k to each score."""
     problem = case.problem()

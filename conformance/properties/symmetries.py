@@ -10,7 +10,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, MOST_VALUES, Domain
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import item, passing_heads, select_keys, zeroed
-from mha.conformance.harness.assertions import expect_agree, expect_close, expect_unchanged
+from mha.conformance.harness.assertions import assume, expect_agree, expect_close, expect_unchanged
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.spec import Problem
@@ -51,13 +51,15 @@ def batch_size_does_not_matter(session: Session, case: Case) -> None:
     expect_agree(alone, together, bounds=(bound, bound), because=f"the output of item {own} in a batch of {case.B}")
 
 
-@property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, min_L=2))
+@property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, plain=True, min_L=2))
 def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
-    """Permuting the queries permutes the outputs."""
+    """Permuting the queries permutes the outputs; in self-attention, the keys and values are permuted with them."""
     problem = case.problem()
     order = torch.randperm(case.L, generator=case.generator)
     mask = problem.mask if problem.mask is None or problem.mask.shape[2] == 1 else problem.mask[:, :, order]
-    permuted = problem.change(query=problem.query[:, order], mask=mask)
+    permuted = problem.map_inputs(lambda x: x[:, order] if x is problem.query else x).change(mask=mask)
+    if problem.key is problem.query:
+        permuted = permuted.change(mask=None if mask is None else mask[..., order])
     bound = session.expected(permuted).output
     output, expected = session(permuted).output, session(problem).output[:, order]
     expect_agree(output, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
@@ -68,11 +70,35 @@ def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     """Permuting keys, values and mask together changes nothing."""
     problem = case.problem()
     order = torch.randperm(case.S, generator=case.generator)
-    mask = None if problem.mask is None else problem.mask[..., order]
-    permuted = select_keys(problem, order).change(mask=mask)
-    bound = session.expected(permuted).output
-    output, expected = session(permuted).output, session(problem).output
-    expect_agree(output, expected, bounds=(bound, bound), because="the output for the keys in their old order")
+    if problem.key is problem.query:  # the last query stays in its place, and the others take the place of one another
+        order = torch.cat([order[order != case.S - 1], torch.tensor([case.S - 1])])
+    permuted = _with_keys(problem, order)
+    _expect_same_where_all_is_seen(session, problem, permuted, "the output for the keys in their old order")
+
+
+def _with_keys(problem: Problem, keys: torch.Tensor) -> Problem:
+    """Select keys and values by index, with their columns of the mask, and its rows where the query changes too."""
+    mask = None if problem.mask is None else problem.mask[..., keys]
+    if mask is not None and mask.shape[2] > 1 and problem.key is problem.query:
+        mask = mask[:, :, keys]
+    return select_keys(problem, keys).change(mask=mask)
+
+
+def _expect_same_where_all_is_seen(session: Session, problem: Problem, changed: Problem, because: str) -> None:
+    """Expect the same outputs of the queries that the causal flag, if there is one, lets see every key.
+
+    In self-attention this is the last query of both problems.
+    """
+    rows: slice | list[int] = slice(None)
+    if problem.key is problem.query:
+        rows = [-1]
+    elif problem.is_causal:
+        seen = [each.change(mask=None).allowed(session.claims.causal)[0, 0].all(-1) for each in (problem, changed)]
+        rows = (seen[0] & seen[1]).nonzero().flatten().tolist()
+        assume(bool(rows), "the causal flag hides a key from every query")
+    bounds = session.expected(changed).output[:, rows], session.expected(problem).output[:, rows]
+    output, expected = session(changed).output[:, rows], session(problem).output[:, rows]
+    expect_agree(output, expected, bounds=bounds, because=because)
 
 
 def _with_linear_values(problem: Problem) -> Problem:
@@ -88,6 +114,10 @@ def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
     drawn = torch.randint(-8, 9, (2, *first.value.shape), generator=case.generator) / 2
     values = drawn.to(first.value)
     parts = [first.change(value=value) for value in (values[0], values[1], values[0] + values[1])]
+    if first.value is first.query or first.value is first.key:  # the same of the projection instead
+        drawn = torch.randint(-8, 9, (2, *first.weights.w_v.shape), generator=case.generator) / 2
+        projections = drawn.to(first.weights.w_v)
+        parts = [first.change(w_v=w_v) for w_v in (projections[0], projections[1], projections[0] + projections[1])]
     one, other, both = (session(part).output for part in parts)
     reach = sum(session.expected(part).output.rad for part in parts)
     expected = Ball(one.tensor.double() + other.tensor.double(), torch.as_tensor(reach))
@@ -106,12 +136,28 @@ def zero_queries_give_the_mean(session: Session, case: Case) -> None:
     expect_close(session(problem).output, Ball(centre, expected.output.rad), because="the mean of the allowed values")
 
 
-@property_of("EQV-6", Domain(masks=("single",), values=MOST_VALUES), must_reject=("unmasked", "mean", "noise"))
+@property_of(
+    "EQV-6",
+    Domain(masks=("single",), values=MOST_VALUES),
+    needs="masks",
+    must_reject=("unmasked", "mean", "noise"),
+)
 def one_allowed_key_gives_its_value(session: Session, case: Case) -> None:
     """One allowed key gives the projected value of that key."""
-    problem = passing_heads(case.problem())
+    _expect_value_of_the_one_key(session, passing_heads(case.problem()))
+
+
+@property_of("EQV-6", Domain(values=MOST_VALUES, max_length=1), must_reject=("zeros", "noise"), number=3)
+def the_only_key_gives_its_value(session: Session, case: Case) -> None:
+    """The only key gives its projected value."""
+    assume(case.S == 1, "Claims.sizes has no single key")
+    _expect_value_of_the_one_key(session, passing_heads(case.problem()))
+
+
+def _expect_value_of_the_one_key(session: Session, problem: Problem) -> None:
+    """Each query may attend to one key, and gets its projected value."""
     expected = session.expected(problem)
-    chosen = problem.allowed(None).double()
+    chosen = problem.allowed(session.claims.causal).double()
     value = (chosen @ expected.value.mid).transpose(1, 2).flatten(2)
     expect_close(session(problem).output, Ball(value, expected.output.rad), because="the value of the one allowed key")
 
@@ -120,15 +166,11 @@ def one_allowed_key_gives_its_value(session: Session, case: Case) -> None:
 def duplicated_keys_change_nothing(session: Session, case: Case) -> None:
     """Duplicating every key and value changes nothing."""
     problem = case.problem()
-    twice = torch.arange(case.S).repeat(2)
-    mask = None if problem.mask is None else problem.mask[..., twice]
-    doubled = select_keys(problem, twice).change(mask=mask)
-    bounds = session.expected(doubled).output, session.expected(problem).output
-    output, expected = session(doubled).output, session(problem).output
-    expect_agree(output, expected, bounds=bounds, because="the output for each key and value once")
+    doubled = _with_keys(problem, torch.arange(case.S).repeat(2))
+    _expect_same_where_all_is_seen(session, problem, doubled, "the output for each key and value once")
 
 
-@property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs="cross_attention")
+@property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs="cross_attention=True")
 def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     """One tensor given for several inputs gives what copies of it give."""
     problem = case.problem()
@@ -160,11 +202,18 @@ def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
 
 @property_of("EQV-9", Domain(inputs=CROSS, square=True, values=MODERATE), must_reject=("zeros", "mean"))
 def each_input_has_its_own_projection(session: Session, case: Case) -> None:
-    """Swapping two of the inputs changes the result as their own projections say."""
+    """Swapping two of the inputs changes the result as their own projections say.
+
+    In self-attention, and where key and value are one tensor, two projections are swapped instead.
+    """
     problem = case.problem()
     pairs = (("query", "key"), ("key", "value"), ("query", "value"))
     one, other = pairs[case.seed % 3]
-    swapped = problem.change(**{one: getattr(problem, other), other: getattr(problem, one)})
+    if len(problem.distinct()) == 3:
+        swapped = problem.change(**{one: getattr(problem, other), other: getattr(problem, one)})
+    else:
+        matrices = {name: getattr(problem.weights, f"w_{name[0]}") for name in (one, other)}
+        swapped = problem.change(**{f"w_{one[0]}": matrices[other], f"w_{other[0]}": matrices[one]})
     expected = session.expected(swapped).output
     expect_close(session(swapped).output, expected, because=f"the result with {one} and {other} swapped")
 
@@ -187,12 +236,21 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
     count = 1 << min(case.S.bit_length() - 1, 5)
     problem = select_keys(problem, torch.arange(count))
     problem = zeroed(problem, "w_q", "b_q")
-    exact = problem.value.double().mean(1, keepdim=True).expand(-1, case.L, -1).to(problem.query)
-    because = f"the mean of {count} small integers is a number of this dtype"
-    _expect_exact(session, problem, exact, because)
+    allowed = problem.allowed(session.claims.causal)[0, 0]
+    keys = allowed.sum(-1)
+    rows = torch.isin(keys, 2 ** torch.arange(6, device=keys.device)).nonzero().flatten()
+    mean = allowed.double() @ problem.value.double() / keys.clamp(min=1).unsqueeze(-1)
+    because = f"the mean of {count} small integers, or fewer, is a number of this dtype"
+    _expect_exact(session, problem, mean[:, rows].to(problem.query), because, rows)
 
 
-@property_of("EQV-6", INTEGER_VALUES, must_reject=("zeros", "noise", "mean"), number=2)
+@property_of(
+    "EQV-6",
+    replace(INTEGER_VALUES, plain=True),
+    needs="cross_attention=True",
+    must_reject=("zeros", "noise", "mean"),
+    number=2,
+)
 def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case) -> None:
     """A key whose score is far above all others gives its value without rounding."""
     problem = _with_identity(case.problem(), "q", "k", "v")
@@ -211,13 +269,18 @@ def _is_exact(session: Session) -> bool:
     return not (session.claims.retiles or session.claims.rounding.log_normaliser)
 
 
-def _expect_exact(session: Session, problem: Problem, exact: torch.Tensor, because: str) -> None:
-    """The output is exact if the implementation rounds nothing that needs no rounding, else within the bound."""
-    output = session(problem).output
+def _expect_exact(
+    session: Session, problem: Problem, exact: torch.Tensor, because: str, rows: torch.Tensor | slice = slice(None)
+) -> None:
+    """Some rows are exact if the implementation rounds nothing that needs no rounding, else within the bound.
+
+    exact: (B, number of rows, D).
+    """
+    output = session(problem).output[:, rows]
     if _is_exact(session):
         # An exponential may give the smallest normal number for 0.
         least = units_of(exact.dtype).flush * problem.key.shape[1] * problem.value.double().abs().max()
         expected = Ball(exact.double(), torch.full_like(exact, float(least), dtype=torch.float64))
         expect_close(output, expected, because=f"{because}, so nothing is rounded")
     else:
-        expect_close(output, session.expected(problem).output, because=because)
+        expect_close(output, session.expected(problem).output[:, rows], because=because)

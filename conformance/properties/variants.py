@@ -85,7 +85,7 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
 @property_of(
     "GQA-1",
     replace(FEW_QUERIES, min_heads=2),
-    needs="grouped_query",
+    needs=("grouped_query", "cross_attention"),
     requires="HED-1",
     must_reject=SCORELESS_DEFECTS,
     min_rejection_rate=0.3,
@@ -152,7 +152,7 @@ def grouped_heads_have_gradients(session: Session, case: Case) -> None:
 @property_of(
     "XAT-1",
     replace(VARIANT, inputs=("cross",)),
-    needs="kv_widths",
+    needs=("kv_widths", "cross_attention"),
     requires="HED-1",
     must_reject=SCORELESS_DEFECTS,
     min_rejection_rate=0.3,
@@ -162,6 +162,8 @@ def other_widths_match_the_oracle(session: Session, case: Case) -> None:
     # Each of the two is left at its default one time in three.
     kdim = None if case.seed % 3 == 1 else 1 + case.seed % 7
     vdim = None if case.seed % 3 == 2 else 1 + case.seed // 7 % 7
+    if case.inputs == "memory":
+        kdim = vdim = 1 + case.seed % 7
     problem = with_config(case, replace(case.config, kdim=kdim, vdim=vdim))
     because = f"the oracle's value with kdim = {kdim} and vdim = {vdim}"
     expect_result(session(problem), session.expected(problem), because)
@@ -170,12 +172,13 @@ def other_widths_match_the_oracle(session: Session, case: Case) -> None:
 @property_of(
     "XAT-1",
     replace(VARIANT, inputs=("cross",), modes=WITH_GRADIENT),
-    needs=("kv_widths", "gradients"),
+    needs=("kv_widths", "cross_attention", "gradients"),
     must_reject=("nan_gradients", "detached"),
     min_rejection_rate=0.3,
     number=2,
 )
 def other_widths_have_gradients(session: Session, case: Case) -> None:
     """The gradients with kdim and vdim other than D are within the bound."""
-    problem = with_config(case, replace(case.config, kdim=case.config.d_model + 1, vdim=2))
+    vdim = case.config.d_model + 1 if case.inputs == "memory" else 2
+    problem = with_config(case, replace(case.config, kdim=case.config.d_model + 1, vdim=vdim))
     expect_gradients(session, problem, None, "with kdim and vdim other than d_model")

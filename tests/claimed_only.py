@@ -1,0 +1,103 @@
+"""Kinds of subject: correct attention that refuses whatever it does not claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.domain import claimed_axes
+from mha.conformance.faults.base import Complete
+from mha.spec import Claims, Config, Output, Sizes, Weights
+
+PADDING_ONLY: dict[str, Any] = {"per_head_mask": False, "per_query_mask": False}
+KINDS = {
+    "GPT": Claims(
+        cross_attention=False, always_causal=True, masks=(), returns_weights=False, dropout=True, composes={"autocast"}
+    ),
+    "GPT with padding": Claims(cross_attention=False, always_causal=True, returns_weights=False, **PADDING_ONLY),
+    "encoder with padding": Claims(cross_attention=False, causal=None, **PADDING_ONLY),
+    "padding and a causal flag": Claims(**PADDING_ONLY),
+    "cross-attention to a memory": Claims(cross_attention="memory", causal=None, returns_weights=False, **PADDING_ONLY),
+    "cross-attention that is always causal": Claims(always_causal=True),
+    "one mask for the batch": Claims(per_item_mask=False, per_head_mask=False, returns_weights=False),
+    "one row of keys for all": Claims(per_item_mask=False, **PADDING_ONLY),
+    "additive masks": Claims(masks={"float"}, per_head_mask=False, causal=None),
+    "masks of four dimensions": Claims(masks={"bool", "float"}, mask_ranks={4}),
+    "no masks": Claims(masks=(), causal=None, returns_weights=False),
+    "causal flag without masks": Claims(masks=()),
+    "no key bias": Claims(bias={"qvo", False}),
+    "sizes of a kernel": Claims(
+        sizes=Sizes(head_dims={32, 64}, length_multiple=16, max_length=512), returns_weights=False
+    ),
+    "four heads": Claims(sizes=Sizes(n_heads={4})),
+}
+
+
+class ClaimedOnly(Complete):
+    """Refuses a call that is not claimed, whatever is valid otherwise."""
+
+    claims: Claims
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> Output:
+        for reason in self.not_claimed(query, key, value, mask, is_causal):
+            raise NotImplementedError(f"not claimed: {reason}")
+        output, weights = super().forward(query, key, value, mask=mask, is_causal=is_causal, need_weights=need_weights)
+        return Output(output, weights if self.claims.returns_weights else None)
+
+    def not_claimed(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> list[str]:
+        """Return what the call has that is not claimed."""
+        claims, reasons = self.claims, []
+        if not claims.cross_attention and not query is key is value:
+            reasons.append("cross-attention")
+        if claims.cross_attention == "memory" and key is not value:
+            reasons.append("key and value that differ")
+        if is_causal and not claims.causal:
+            reasons.append("a causal call")
+        if claims.always_causal and not is_causal:
+            reasons.append("a call that is not causal")
+        if mask is not None:
+            reasons += self.not_claimed_of(mask)
+        lengths = query.shape[1], key.shape[1]
+        sizes = claims.sizes.refused(n_heads=self.config.n_heads, head_dim=self.config.head_dim, lengths=lengths)
+        return [*reasons, sizes] if sizes else reasons
+
+    def not_claimed_of(self, mask: Tensor) -> list[str]:
+        """Return what a mask has that is not claimed."""
+        reasons = []
+        if ("bool" if mask.dtype == torch.bool else "float") not in self.claims.masks:
+            reasons.append(f"a mask of dtype {mask.dtype}")
+        if mask.ndim not in self.claims.mask_ranks:
+            reasons.append(f"a mask of {mask.ndim} dimensions")
+        for name, size, first in zip("BHLS"[-mask.ndim :], mask.shape, range(mask.ndim), strict=True):
+            same = size == 0 or torch.equal(mask, mask.narrow(first, 0, 1).expand_as(mask))
+            if name not in claimed_axes(self.claims) and not same:
+                reasons.append(f"a mask that differs along {name}")
+        return reasons
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A kind of subject as an implementation."""
+
+    name: str
+    claims: Claims
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ClaimedOnly:
+        """Build the module, which knows what is claimed."""
+        if config.bias not in self.claims.bias:
+            raise NotImplementedError(f"not claimed: bias={config.bias!r}")
+        module = ClaimedOnly(config, weights.to(dtype, device))
+        module.claims = self.claims
+        return module
