@@ -23,11 +23,11 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.cases.strategies import drawn_cases, integers
 from mha.conformance.cases.values import VALUES
-from mha.conformance.faults.base import complete
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES, Profile
 from mha.implementations import resolve
-from mha.spec import Claims, causal_mask
+from mha.spec import Claims, Sizes, causal_mask
+from variants import claims_for
 
 CLAIMS = Claims(masks={"bool", "float"})
 EVERYTHING = Domain(
@@ -65,7 +65,7 @@ def space_of(domain: Domain, longest: int) -> CaseSpace:
 def full_space(prop: Property, profile: Profile) -> CaseSpace:
     """Return the space of a property for an implementation that claims whatever the property needs."""
     dtype = (prop.domain.dtypes or ("float32",))[0]
-    claims = replace(complete.claims, dropout="output") if "dropout=output" in prop.needs else complete.claims
+    claims = claims_for(prop)
     domain = prop.within(claims, dtype)
     assert isinstance(domain, Domain)
     return CaseSpace(domain, claims, dtype, "cpu", profile.long_rows if domain.scale == "long" else profile.longest)
@@ -234,10 +234,9 @@ def test_unclaimed_levels_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("domain", "missing"),
     [
-        (Domain(masks=FLOAT), "masks"),
-        (Domain(passes=("bool", "float")), "masks={'bool', 'float'}"),
+        (Domain(masks=FLOAT), 'masks={"float"}'),
+        (Domain(passes=("bool", "float")), 'masks={"bool", "float"}'),
         (Domain(causal=(True,)), "causal"),
-        (Domain(inputs=("cross",)), "cross_attention"),
         (Domain(bias=(True,)), "bias"),
         (Domain(need_weights=(True,)), "returns_weights"),
     ],
@@ -245,6 +244,39 @@ def test_unclaimed_levels_are_dropped() -> None:
 def test_a_field_without_levels_reports_the_missing_claim(domain: Domain, missing: str) -> None:
     claims = Claims(masks={"bool"}, causal=None, cross_attention=False, returns_weights=False, bias={False})
     assert domain.within(claims) == f"needs the claim {missing}"
+
+
+def test_the_nearest_claimed_level_takes_the_place_of_those_that_are_not() -> None:
+    domain = Domain(masks=("items", "empty_rows", "bias"), inputs=("cross",), bias=("k",))
+    claims = Claims(
+        cross_attention="memory", always_causal=True, per_query_mask=False, masks={"float"}, bias={"qk", "v", False}
+    )
+    near = domain.within(claims)
+    assert isinstance(near, Domain)
+    assert (near.causal, near.inputs, near.bias) == ((True,), ("memory",), ("qk",))
+    cases = boundary_cases(CaseSpace(near, claims, "float32", "cpu", 33))
+    assert {(case.mask, case.mask_axes, case.additive) for case in cases} == {
+        ("items", "BHS", True),
+        ("empty_rows", "BHS", True),
+        ("bias", "BHS", False),
+    }
+    for mask in (case.problem().mask for case in cases):
+        assert mask is not None
+        assert mask.is_floating_point()
+        assert mask.shape[1:3] == (1, 1)
+
+
+def test_a_property_that_fails_for_causal_calls_has_no_form_for_what_is_always_causal() -> None:
+    reason = Domain(plain=True).within(Claims(always_causal=True))
+    assert reason == "has no form for what is always causal"
+
+
+def test_sizes_that_are_not_claimed_become_the_next_that_are() -> None:
+    sizes = Sizes(n_heads={2, 8}, head_dims={64}, length_multiple=16, max_length=100)
+    space = CaseSpace(Domain(sizes=sizes), Claims(sizes=sizes), "float32", "cpu", 260)
+    for case in boundary_cases(space):
+        assert not sizes.refused(n_heads=case.n_heads, head_dim=case.head_dim, lengths=(case.L, case.S)), case
+    assert {case.L for case in boundary_cases(space)} == {16, 32, 48, 96}
 
 
 @pytest.mark.parametrize("prop", ALL_PROPERTIES, ids=lambda prop: prop.name)

@@ -16,7 +16,7 @@ from mha.conformance.faults.base import CLAIMS
 from mha.conformance.harness.known_bad import DEFECTS, KnownBad
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
-from mha.spec import CLAUSES, Claims, Implementation, Rounding
+from mha.spec import CLAUSES, Claims, Implementation, Rounding, Sizes
 
 MEMBERS = [prop for members in properties().values() for prop in members]
 
@@ -55,7 +55,7 @@ def test_every_property_has_known_bad_answers_to_reject() -> None:
 def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
     """The judge itself accepts a miss where the cases are few."""
     dtype = prop.domain.dtypes[0] if prop.domain.dtypes else "float32"
-    claims = replace(CLAIMS, dropout="output") if "dropout=output" in prop.needs else CLAIMS
+    claims = variants.claims_for(prop)
     complete = faults.implementation_of(faults.Complete, claims)
     domain = prop.within(claims, dtype)
     assert isinstance(domain, Domain)
@@ -85,7 +85,7 @@ REJECTED_BY = {
 }
 
 
-@pytest.mark.parametrize("dropout", [True, "output"])
+@pytest.mark.parametrize("dropout", [True, "output", "both"])
 def test_known_bad_answer_without_a_defect_conforms(dropout: Any) -> None:
     claims = replace(CLAIMS, dropout=dropout, composes=(), extras=())
     report = check(KnownBad("correct", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
@@ -105,16 +105,20 @@ def test_known_bad_answer_does_not_conform(defect: str) -> None:
 CHANGES: dict[str, tuple[Any, str]] = {
     "cross_attention": (False, "EQV-2"),
     "masks": ({"bool"}, "GRD-6"),
+    "mask_ranks": ({4}, "MSK-5"),
     "per_item_mask": (False, "MSK-2"),
     "per_head_mask": (False, "MSK-2"),
     "per_query_mask": (False, "MSK-2"),
-    "always_causal": (True, "SHP-1"),
+    "always_causal": (True, "EQV-2"),
     "causal": ("bottom_right", "CAU-3"),
     "empty_row": ("nan", "MSK-8"),
     "returns_weights": (False, "SMX-2"),
+    "scale": (1.0, "NUM-1"),
     "bias": ({False}, "SMX-3"),
     "dropout": (False, "DRP-1"),
+    "own_head_dim": (False, "HED-1"),
     "gradients": (False, "GRD-1"),
+    "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),
     "grouped_query": (False, "GQA-1"),
     "kv_widths": (False, "XAT-1"),
@@ -125,6 +129,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "retiles": (True, "EQV-1"),
     "dtypes": ({"float64"}, "SHP-1"),
     "devices": ({"cuda"}, "SHP-1"),
+    "sizes": (Sizes(n_heads={2}), "NUM-1"),
     "rounding": (Rounding(scores_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False), "NUM-1"),
 }
 ROUNDING: dict[str, tuple[Any, str, str]] = {

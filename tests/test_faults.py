@@ -20,7 +20,7 @@ PROPERTIES = properties()
 # A script that ends with one of these does not show the failure.
 SCRIPT_BROKEN = (NameError, SyntaxError, ImportError)
 # Classes that faults are made from; each is correct, or incomplete.
-BASES = {"Complete", "Correct", "Decoding", "OutputDropped", "Paged", "_Remembers"}
+BASES = {"Complete", "Correct", "Decoding", "OutputDropped", "Paged", "WeightsAndOutputDropped", "_Remembers"}
 
 
 def members_of(fault: faults.Fault) -> tuple[Property, ...]:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete, Correct
-from mha.spec import Output, causal_mask
+from mha.conformance.faults.base import CLAIMS, Complete, Correct
+from mha.conformance.properties.registry import Property, is_claimed
+from mha.spec import Claims, Output, causal_mask
+
+
+def claims_for(prop: Property) -> Claims:
+    """Return the claims of a complete implementation, changed as a property needs them."""
+    claims = CLAIMS
+    for need in prop.needs:
+        name, _, value = need.partition("=")
+        if value and not is_claimed(claims, need):
+            claims = replace(claims, **{name: {"True": True, "False": False}.get(value, value)})
+    return claims
 
 
 class NanForEmptyRow(Correct):

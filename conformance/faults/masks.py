@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import mask_ignored
 from mha.conformance.faults.fault import fault
 from mha.spec import Output
@@ -71,7 +72,12 @@ class ShortFill(Complete):
         return (scores - 20.0 * ~allowed).softmax(-1).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
 
-@fault("MSK-2")
+@fault("MSK-2", caught_by="masked_keys_add_nothing_to_the_context", claims=replace(CLAIMS, returns_weights=False))
+class ShortFillWithoutWeights(ShortFill):
+    """Masked scores are lowered by 20 instead of removed, and no weights are returned."""
+
+
+@fault("MSK-2", caught_by="masked_weights_are_zero")
 class MaskMultiplied(Complete):
     """Scores are multiplied by the mask, so that a masked one is 0 instead of excluded."""
 

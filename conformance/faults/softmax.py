@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.fault import fault
 
+WITHOUT_WEIGHTS = replace(CLAIMS, returns_weights=False)
 
-@fault("SMX-1", source="https://github.com/huggingface/pytorch-image-models/pull/2236")
+
+@fault(
+    "SMX-1",
+    caught_by="weights_are_probabilities",
+    source="https://github.com/huggingface/pytorch-image-models/pull/2236",
+)
 class MaskAfterSoftmax(Correct):
     """Masked weights are set to zero after the softmax, and the rest is not renormalised."""
 
@@ -38,6 +45,22 @@ class PaddedKeysWeighed(Complete):
         return super().weigh(padded, F.pad(allowed, (0, more), value=True))[..., : scores.shape[-1]]
 
 
+@fault("SMX-1", caught_by="weights_that_the_context_shows_are_probabilities", claims=WITHOUT_WEIGHTS)
+class SmallConstantInDenominator(Complete):
+    """1e-3 is added to the denominator of the softmax, and no weights are returned."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores, allowed) / (1 + 1e-3)
+
+
+@fault("SMX-2", caught_by="weights_that_the_context_shows_are_the_softmax", claims=WITHOUT_WEIGHTS)
+class Lukewarm(Complete):
+    """The softmax has a temperature of 1.01, and no weights are returned."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores / 1.01, allowed)
+
+
 @fault("SMX-2", source="https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/146")
 class SoftmaxOverQueries(Correct):
     """The softmax runs over the queries."""
@@ -46,7 +69,7 @@ class SoftmaxOverQueries(Correct):
         return super().weigh(scores.transpose(-1, -2), allowed.transpose(-1, -2)).transpose(-1, -2)
 
 
-@fault("SMX-2")
+@fault("SMX-2", caught_by="weights_are_the_softmax_over_keys")
 class MeanOfValues(Correct):
     """The context is the mean of the values; queries and keys are ignored."""
 

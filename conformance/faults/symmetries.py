@@ -78,6 +78,14 @@ class AlmostOne(Complete):
         return super().weigh(scores, allowed) * (1 + 2 * torch.finfo(scores.dtype).eps)
 
 
+@fault("EQV-6", caught_by="the_only_key_gives_its_value", trigger="S = 1")
+class SigmoidOfTheOnlyScore(Complete):
+    """With a single key, its weight is the sigmoid of its score."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores.sigmoid() * allowed if scores.shape[-1] == 1 else super().weigh(scores, allowed)
+
+
 @fault("EQV-7")
 class Sink(Complete):
     """One is added to the denominator of the softmax."""

@@ -1,13 +1,19 @@
-"""Kinds of subject: correct attention that refuses whatever it does not claim."""
+"""Kinds of subject: correct attention that refuses whatever it does not claim.
+
+As a program it prints docs/coverage.md: which clauses are judged for each kind, and why the others are not.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mha.conformance import Report, check
 from mha.conformance.cases.domain import claimed_axes
 from mha.conformance.faults.base import Complete
 from mha.spec import Claims, Config, Output, Sizes, Weights
@@ -101,3 +107,52 @@ class Subject:
         module = ClaimedOnly(config, weights.to(dtype, device))
         module.claims = self.claims
         return module
+
+
+def judge(kind: str) -> Report:
+    """Judge a kind of subject in the quick profile, in float32."""
+    return check(Subject(kind, KINDS[kind]), "quick", dtypes=["float32"])
+
+
+def row_of(kind: str, report: Report) -> str:
+    """Return the row of a kind in the table: its claims, how many clauses are judged, and why the others are not."""
+    judged = [verdict for verdict in report.verdicts if verdict.status != "not_claimed"]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for verdict in report.verdicts:
+        if verdict.status == "not_claimed":
+            reasons[verdict.message].append(verdict.clause)
+    left_out = "; ".join(f"{reason}: {', '.join(clauses)}" for reason, clauses in reasons.items())
+    return f"| {kind} | {_claims_as_text(KINDS[kind])} | {len(judged)} of {len(report.verdicts)} | {left_out} |"
+
+
+def _claims_as_text(claims: Claims) -> str:
+    """Return the claims that differ from `Claims()`, as code."""
+    default = Claims()
+    changed = {field.name: getattr(claims, field.name) for field in fields(Claims)}
+    shown = [f"{name}={_literal(value)}" for name, value in changed.items() if value != getattr(default, name)]
+    return f"`{', '.join(shown)}`"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}" if value else "()"
+    return repr(value) if not isinstance(value, Sizes) else "Sizes(...)"
+
+
+def page(reports: Mapping[str, Report]) -> str:
+    """Return docs/coverage.md."""
+    rows = "\n".join(row_of(kind, report) for kind, report in reports.items())
+    return f"""# What is judged of which kind of subject
+
+Made by `python tests/kinds.py`, in the quick profile and float32. A clause is left out only where no call that is
+claimed can state it: cases are made causal, masks are restricted to the claimed axes, one tensor takes the place of
+three, and contexts of one-hot values show weights that are not returned.
+
+| kind | claims | clauses judged | not judged |
+|---|---|---|---|
+{rows}
+"""
+
+
+if __name__ == "__main__":
+    print(page({kind: judge(kind) for kind in KINDS}), end="")
