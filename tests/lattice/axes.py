@@ -156,23 +156,26 @@ def _mask(p: Mapping[str, str]) -> bool:
     return shape in ("l s", "b l s", "(b h) l s", "b h l s")
 
 
-def _empty_rows(p: Mapping[str, str]) -> bool:
-    """What masked scores are set to: where a row may be empty, something must come of it."""
-    fill, mask, padding, causal, core = (p.get(axis) for axis in ("fill", "mask", "padding", "causal", "core"))
+def _fill_and_core(p: Mapping[str, str]) -> bool:
+    """What masked scores are set to: the kernel of torch decides by itself; infinities need another than a number."""
+    fill, mask, core = p.get("fill"), p.get("mask"), p.get("core")
     if fill is None:
         return True
     if core is not None and (core == "sdpa") != (fill == "sdpa"):
         return False
     if core == "logsumexp" and fill in FINITE:
         return False
-    if mask == "additive" and fill in (*FINITE, "nan", "inf"):
-        return False
-    if None in (mask, padding, causal):
+    return not (mask == "additive" and fill in (*FINITE, "nan", "inf"))
+
+
+def _fill_and_masks(p: Mapping[str, str]) -> bool:
+    """Where a row may be empty, something must come of it; where nothing is masked, nothing is filled."""
+    fill, mask, padding, causal = (p.get(axis) for axis in ("fill", "mask", "padding", "causal"))
+    if None in (fill, mask, padding, causal):
         return True
-    masked = (mask, padding) != ("none", "none") or causal == "flag_bottom_right"
-    if not masked and causal == "none":
-        return fill in ("inf", "sdpa")
-    return fill in ("inf", "lowest", "1e9", "sdpa") if not masked else fill != "inf"
+    if (mask, padding) != ("none", "none") or causal == "flag_bottom_right":
+        return fill != "inf"
+    return fill in (("inf", "sdpa") if causal == "none" else ("inf", "lowest", "1e9", "sdpa"))
 
 
 def _softmax(p: Mapping[str, str]) -> bool:
@@ -189,8 +192,7 @@ def _causal(p: Mapping[str, str]) -> bool:
     return not (causal == "constructor" and words in CONFIGS)
 
 
-RULES = (_inputs_and_projection, _bias, _heads, _mask, _empty_rows, _softmax, _causal)
-
+RULES = (_inputs_and_projection, _bias, _heads, _mask, _fill_and_core, _fill_and_masks, _softmax, _causal)
 
 
 Pair = tuple[tuple[str, str], tuple[str, str]]

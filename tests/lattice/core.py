@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lattice.axes import FINITE, Point
+from lattice.axes import Point
 
 FILLS = {
     "lowest": "torch.finfo(scores.dtype).min",
@@ -91,6 +91,7 @@ def _refuse_empty(masking: Masking) -> list[str]:
 
 
 def _scaled(point: Point) -> list[str]:
+    """Return the lines that scale q and k before their product."""
     if point.scale == "query":
         return ["q = q * self.head_dim**-0.5"]
     if point.scale == "both":
@@ -98,98 +99,107 @@ def _scaled(point: Point) -> list[str]:
     return []
 
 
-def _scale(point: Point, product: str) -> str:
-    if point.scale == "divided":
-        return f"{product} / math.sqrt(self.head_dim)"
-    return f"{product} * self.scale" if point.scale == "multiplied" else product
+def _scores(point: Point, product: str) -> str:
+    """Return the line that makes the scores of a product."""
+    product = f"({product})" if " @ " in product and point.scale in ("divided", "multiplied") else product
+    scaled = {"divided": f"{product} / math.sqrt(self.head_dim)", "multiplied": f"{product} * self.scale"}
+    return f"scores = {scaled.get(point.scale, product)}"
 
 
-def _weigh(point: Point, masking: Masking, names: list[str] | None = None) -> str:
-    return f"self.weigh({', '.join(['scores', *(names or masking.names), *(['q.dtype'] if point.softmax == 'float32' else [])])})"
+def _weigh(point: Point, arguments: list[str]) -> str:
+    dtype = ["q.dtype"] if point.softmax == "float32" else []
+    return f"self.weigh({', '.join(['scores', *arguments, *dtype])})"
 
 
-def _dropped(point: Point) -> str:
-    return "self.dropout(weights)" if point.dropout in ("weights", "both") else "weights"
+def _dropped(point: Point, weights: str = "weights") -> str:
+    return f"self.dropout({weights})" if point.dropout in ("weights", "both") else weights
 
 
 def _whole(point: Point, masking: Masking) -> list[str]:
-    used = _dropped(point)
-    flat = [f"q.reshape(B * self.n_heads, L, self.head_dim)", "k.reshape(B * self.n_heads, S, self.head_dim)"]
-    value = "v.reshape(B * self.n_heads, S, self.head_dim)"
-    if point.core == "einsum":
-        scores = ["scores = " + _scale(point, 'torch.einsum("bhid,bhjd->bhij", q, k)')]
-        context = f'context = torch.einsum("bhij,bhjd->bhid", {used}, v)'
-    elif point.core == "bmm":
-        product = f"torch.bmm({flat[0]}, {flat[1]}.transpose(1, 2))"
-        scores = [f"scores = {_scale(point, product)}", "scores = scores.view(B, self.n_heads, L, S)"]
-        context = f"context = torch.bmm({used}.flatten(0, 1), {value}).view(B, self.n_heads, L, self.head_dim)"
-    elif point.core == "baddbmm":
-        alpha = {"divided": ", alpha=1 / math.sqrt(self.head_dim)", "multiplied": ", alpha=self.scale"}.get(point.scale, "")
-        scores = [
-            "blank = torch.empty(B * self.n_heads, L, S, dtype=q.dtype, device=q.device)",
-            f"scores = torch.baddbmm(blank, {flat[0]}, {flat[1]}.mT, beta=0{alpha})",
+    """Return the lines of all heads and queries at once."""
+    weights = f"weights = {_weigh(point, masking.names)}"
+    if point.core in ("bmm", "baddbmm"):
+        return [
+            *FLAT,
+            *_flat_scores(point),
             "scores = scores.view(B, self.n_heads, L, S)",
+            weights,
+            *_flat_context(point),
         ]
-        context = f"context = torch.bmm({used}.flatten(0, 1), {value}).view(B, self.n_heads, L, self.head_dim)"
+    if point.core == "einsum":
+        product, context = (
+            'torch.einsum("bhid,bhjd->bhij", q, k)',
+            f'torch.einsum("bhij,bhjd->bhid", {_dropped(point)}, v)',
+        )
     else:
-        product = "q @ k.transpose(-2, -1)" if point.scale in ("query", "both", "unscaled") else "(q @ k.transpose(-2, -1))"
-        scores, context = [f"scores = {_scale(point, product)}"], f"context = {used} @ v"
-    return [*scores, f"weights = {_weigh(point, masking)}", context]
+        product, context = "q @ k.transpose(-2, -1)", f"{_dropped(point)} @ v"
+    return [_scores(point, product), weights, f"context = {context}"]
 
 
-def _parts(masking: Masking, index: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the lines that expand what masks the scores, those that take a part of it, and the names of the part."""
-    expand, take, names = [], [], []
+# q, k and v with batch and heads as one axis.
+FLAT = [
+    "q = q.reshape(B * self.n_heads, L, self.head_dim)",
+    "k = k.reshape(B * self.n_heads, S, self.head_dim)",
+    "v = v.reshape(B * self.n_heads, S, self.head_dim)",
+]
+
+
+def _flat_scores(point: Point) -> list[str]:
+    if point.core == "bmm":
+        return [_scores(point, "torch.bmm(q, k.transpose(1, 2))")]
+    alphas = {"divided": ", alpha=1 / math.sqrt(self.head_dim)", "multiplied": ", alpha=self.scale"}
+    return [
+        "blank = torch.empty(B * self.n_heads, L, S, dtype=q.dtype, device=q.device)",
+        f"scores = torch.baddbmm(blank, q, k.transpose(1, 2), beta=0{alphas.get(point.scale, '')})",
+    ]
+
+
+def _flat_context(point: Point) -> list[str]:
+    return [
+        f"context = torch.bmm({_dropped(point)}.flatten(0, 1), v)",
+        "context = context.view(B, self.n_heads, L, self.head_dim)",
+    ]
+
+
+def _in_parts(point: Point, masking: Masking, loop: list[str], index: str, joined: str) -> list[str]:
+    """Return the lines that take the scores in parts.
+
+    loop: its first lines. index: of a part of the scores. joined: the function and the axis that join the parts.
+    """
+    expand, parts = [], []
     for name in masking.names:
         state = getattr(masking, name)
         expand += _guarded(state, name, [f"{name} = {name}.expand(B, self.n_heads, L, S)"])
         part = f"{name}[{index}]"
-        names.append(f"None if {name} is None else {part}" if state == "optional" else part)
-    return expand, take, names
+        parts.append(f"None if {name} is None else {part}" if state == "optional" else part)
+    keys = ":, head" if "head" in index else ":"
+    rows = index if "head" in index else index.removesuffix(", :")
+    product = f"q[{rows}] @ k[{keys}].transpose(-2, -1)".replace("[:]", "")
+    function, axis = joined.split()
+    return [
+        *expand,
+        "contexts, weights = [], []",
+        *loop,
+        f"    {_scores(point, product)}",
+        f"    weights.append({_weigh(point, parts)})",
+        f"    contexts.append({_dropped(point, 'weights[-1]')} @ v[{keys}])".replace("[:]", ""),
+        f"context, weights = torch.{function}(contexts, {axis}), torch.{function}(weights, {axis})",
+    ]
 
 
 def _loop(point: Point, masking: Masking) -> list[str]:
-    expand, _, names = _parts(masking, ":, head")
-    return [
-        *expand,
-        "contexts, weights = [], []",
-        "for head in range(self.n_heads):",
-        f"    scores = {_scale(point, 'q[:, head] @ k[:, head].mT' if point.scale in ('query', 'both', 'unscaled') else '(q[:, head] @ k[:, head].mT)')}",
-        f"    weights.append({_weigh(point, masking, names)})",
-        f"    contexts.append({_dropped(point).replace('weights', 'weights[-1]')} @ v[:, head])",
-        "context, weights = torch.stack(contexts, 1), torch.stack(weights, 1)",
-    ]
+    return _in_parts(point, masking, ["for head in range(self.n_heads):"], ":, head", "stack 1")
 
 
 def _chunked(point: Point, masking: Masking) -> list[str]:
-    expand, _, names = _parts(masking, ":, :, rows")
-    return [
-        *expand,
-        "contexts, weights = [], []",
-        "for start in range(0, max(L, 1), 16):  # 16 queries at a time",
-        "    rows = slice(start, start + 16)",
-        f"    scores = {_scale(point, 'q[:, :, rows] @ k.mT' if point.scale in ('query', 'both', 'unscaled') else '(q[:, :, rows] @ k.mT)')}",
-        f"    weights.append({_weigh(point, masking, names)})",
-        f"    contexts.append({_dropped(point).replace('weights', 'weights[-1]')} @ v)",
-        "context, weights = torch.cat(contexts, 2), torch.cat(weights, 2)",
-    ]
+    loop = ["for start in range(0, max(L, 1), 16):  # 16 queries at a time", "    rows = slice(start, start + 16)"]
+    return _in_parts(point, masking, loop, ":, :, rows", "cat 2")
 
 
 def _sdpa(point: Point, masking: Masking) -> list[str]:
-    options, lines, mask = [], [], None
-    if masking.allowed != "absent" and masking.bias != "absent":
-        lines += ["if bias is None:", "    bias = torch.zeros(B, 1, L, S, dtype=q.dtype, device=q.device)"]
-        hidden = ['bias = bias.masked_fill(~allowed, float("-inf"))']
-        lines = [*lines, *hidden] if masking.allowed == "present" else [
-            "if allowed is not None:",
-            "    bias = torch.zeros(L, S, dtype=q.dtype, device=q.device) if bias is None else bias",
-            *(f"    {line}" for line in hidden),
-        ]
-        mask = "bias"
-    else:
-        mask = masking.names[0] if masking.names else None
-    if mask:
-        options.append(f"attn_mask={mask}")
+    """Return the call of the kernel of torch, which takes one mask."""
+    lines = _one_mask(masking) if len(masking.names) == 2 else []
+    options = [f"attn_mask={masking.names[-1]}"] if masking.names else []
     if point.dropout in ("weights", "both"):
         options.append("dropout_p=self.dropout.p if self.training else 0.0")
     scale = {"query": "1.0", "both": "1.0", "unscaled": "1.0", "multiplied": "self.scale"}.get(point.scale)
@@ -197,6 +207,8 @@ def _sdpa(point: Point, masking: Masking) -> list[str]:
     return [*lines, f"context = F.scaled_dot_product_attention({', '.join(['q', 'k', 'v', *options])})"]
 
 
-def is_finite(point: Point) -> bool:
-    """Return whether masked scores are set to a finite number."""
-    return point.fill in FINITE
+def _one_mask(masking: Masking) -> list[str]:
+    """Return the lines that hide in `bias` what `allowed` hides."""
+    blank = "bias = torch.zeros(L, S, dtype=q.dtype, device=q.device) if bias is None else bias"
+    lines = [blank, 'bias = bias.masked_fill(~allowed, float("-inf"))']
+    return _guarded(masking.allowed, "allowed", lines)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lattice.axes import CAUSAL_ALWAYS, Point
 from lattice.projections import projections_of
 from lattice.source import target_name
-from lattice.words import mask_name, padding_name
+from mha.spec import Rounding
 
 EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
+IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
 NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "own_head_dim", "scale")
 
@@ -44,6 +46,7 @@ def claims_of(point: Point) -> dict[str, Any]:
     claims |= {"none": {}, "weights": {"dropout": True}}.get(point.dropout, {"dropout": point.dropout})
     claims |= {"grouped_query": True} if point.heads == "grouped" else {}
     claims |= {"own_head_dim": True} if point.heads == "wide" else {}
+    claims |= {"rounding": IN_SINGLE} if point.softmax == "float32" else {}
     return claims
 
 
@@ -69,15 +72,23 @@ def options_of(point: Point) -> dict[str, Any]:
 
 def declaration_of(point: Point) -> str:
     """Return the line that declares the class, below it."""
-    claims = dict(claims_of(point))
-    single = point.softmax == "float32"
-    arguments = [f"{name}={value!r}" for name, value in claims.items()]
-    arguments += ["rounding=Rounding(softmax_in_float32=True)"] if single else []
-    options = [f"{name}={value!r}" for name, value in options_of(point).items()]
-    options += [_dict_call(point)] if point.weights == "dict" else []
-    options.append(f"claims=Claims({', '.join(arguments)})")
-    return f"implementation = from_module({target_name(point)}, {', '.join(options)})"
+    options = {**options_of(point), "claims": _Call("Claims", claims_of(point))}
+    return f"implementation = {_Call('from_module', options, (target_name(point),))}"
 
 
-def _dict_call(point: Point) -> str:
-    return "call=DICT"
+class _Call:
+    """A call, as code."""
+
+    def __init__(self, name: str, options: Mapping[str, object], arguments: tuple[str, ...] = ()) -> None:
+        self.name, self.options, self.arguments = name, options, arguments
+
+    def __repr__(self) -> str:
+        options = (f"{name}={_code(value)}" for name, value in self.options.items())
+        return f"{self.name}({', '.join([*self.arguments, *options])})"
+
+
+def _code(value: object) -> str:
+    """Return the code of a value, with sets in a fixed order."""
+    if isinstance(value, set):
+        return f"{{{', '.join(map(repr, sorted(value, key=str)))}}}"
+    return repr(value)

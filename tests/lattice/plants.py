@@ -64,7 +64,8 @@ def planted(point: Point) -> tuple[Plant, str]:
 def _after_split(source: str, line: str) -> str:
     """Insert a line of `forward` after q, k and v are set."""
     lines = source.splitlines()
-    last = max(index for index, text in enumerate(lines) if re.match(r" +(q|k|v|q, k, v|k, v) = ", text))
+    sets = r" +(q|k|v|q, k, v|k, v) = (?!.*reshape)"
+    last = max(index for index, text in enumerate(lines) if re.match(sets, text))
     indent = re.match(" *", lines[last]).group()  # type: ignore[union-attr]  # it matches
     indent = " " * 8 if len(indent) > 8 else indent
     return "\n".join([*lines[: last + 1], indent + line, *lines[last + 1 :]]) + "\n"
@@ -88,7 +89,9 @@ def other_alignment(point: Point, source: str) -> str | None:
         return None
     if point.causal == "buffer":
         return source.replace("self.tril[:L, :S]", "self.tril[:S, :S][S - L :] if S > L else self.tril[:L, :S]")
-    return source.replace(".tril()", ".tril(S - L)") if ".tril()" in source else source.replace(".tril(S - L)", ".tril()")
+    return (
+        source.replace(".tril()", ".tril(S - L)") if ".tril()" in source else source.replace(".tril(S - L)", ".tril()")
+    )
 
 
 @plant("MSK-1", "MSK-6", "MSK-7", "EQV-1")

@@ -40,7 +40,7 @@ class Conv1D(nn.Module):
         x = x @ self.weight
         return x if self.bias is None else x + self.bias
 '''
-HEAD = '''\
+HEAD = """\
 class Head(nn.Module):
     def __init__(self, d_model, head_dim{option}):
         super().__init__()
@@ -50,7 +50,7 @@ class Head(nn.Module):
 
     def forward(self, query, key, value):
         return self.q(query), self.k(key), self.v(value)
-'''
+"""
 MERGED = "context = context.transpose(1, 2).reshape(B, L, {inner})"
 
 
@@ -121,7 +121,9 @@ def _linears(point: Point) -> Projections:
     made.init.append(
         f"self.linears = nn.ModuleList([nn.Linear(d_model, d_model{_bias(point, 'q')}) for _ in range(4)])"
     )
-    made.split += [_split(role, f"self.linears[{index}]({{{role}}})", "self.n_heads") for index, role in enumerate("qkv")]
+    made.split += [
+        _split(role, f"self.linears[{index}]({{{role}}})", "self.n_heads") for index, role in enumerate("qkv")
+    ]
     made.merge += [_merged(point), "output = self.linears[3](context)"]
     return made
 
@@ -162,8 +164,10 @@ def _q_and_kv(point: Point) -> Projections:
         f"self.to_q = nn.Linear(d_model, {_inner(point)}{_bias(point, 'q')})",
         f"self.to_kv = nn.Linear(d_model, 2 * {kv_width}{_bias(point, 'k')})",
     ]
-    axes = f"{kv_heads}, 2, self.head_dim).permute(3, 0, 2, 1, 4)" if by_head else (
-        f"2, {kv_heads}, self.head_dim).permute(2, 0, 3, 1, 4)"
+    axes = (
+        f"{kv_heads}, 2, self.head_dim).permute(3, 0, 2, 1, 4)"
+        if by_head
+        else (f"2, {kv_heads}, self.head_dim).permute(2, 0, 3, 1, 4)")
     )
     made.split += [_split("q", "self.to_q({q})", "self.n_heads"), f"k, v = self.to_kv({{k}}).view(B, S, {axes}"]
     _output(point, made, "to_out")
@@ -176,9 +180,7 @@ def _heads(point: Point) -> Projections:
     biases = {role: _bias(point, role) for role in "qkv"}
     made.before.append(HEAD.format(option=option, **biases))
     given = ", bias" if option else ""
-    made.init.append(
-        f"self.heads = nn.ModuleList([Head(d_model, self.head_dim{given}) for _ in range(self.n_heads)])"
-    )
+    made.init.append(f"self.heads = nn.ModuleList([Head(d_model, self.head_dim{given}) for _ in range(self.n_heads)])")
     made.split += [
         "parts = [head({q}, {k}, {v}) for head in self.heads]",
         "q, k, v = (torch.stack(part, 1) for part in zip(*parts))",
@@ -203,7 +205,9 @@ def _parameter_bias(point: Point, made: Projections, role: str, name: str, shape
     code, result = bias_of(point, role), "output" if role == "o" else role
     if code == "False":
         return []
-    made.init.append(f"self.{name} = nn.Parameter(torch.zeros({shape})){' if bias else None' if code == 'bias' else ''}")
+    made.init.append(
+        f"self.{name} = nn.Parameter(torch.zeros({shape})){' if bias else None' if code == 'bias' else ''}"
+    )
     made.paths[f"b_{role}"] = name
     added = f"{result} = {result} + self.{name}"
     return [f"if self.{name} is not None:", f"    {added}"] if code == "bias" else [added]

@@ -7,13 +7,13 @@ from lattice.core import Masking, attend_lines, weigh_lines
 from lattice.projections import Projections, projections_of
 from lattice.words import INPUT_NAMES, mask_name, padding_name, words_of
 
-IMPORTS = '''\
+IMPORTS = """\
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-'''
+"""
 CHECK_MASK = '''\
 def check_mask(mask, shape):
     """Raise unless a mask can be broadcast to the shape of the scores."""
@@ -255,7 +255,10 @@ def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool
         whole = name
     else:
         sizes, view = SHAPES[shape]
-        lines += [f"if {name}.shape != {sizes}:", f'    raise ValueError(f"{name} has the shape {{tuple({name}.shape)}}")']
+        lines += [
+            f"if {name}.shape != {sizes}:",
+            f'    raise ValueError(f"{name} has the shape {{tuple({name}.shape)}}")',
+        ]
         whole = view.format(name)
     if convention == "additive":
         lines.append(f"bias = {whole}  # 0 or -inf, or any number")
