@@ -25,7 +25,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "shape": ("broadcast", "b s", "l s", "b l s", "b 1 1 s", "b 1 l s", "(b h) l s", "b h l s", "l s b"),
     "padding": ("none", "keep", "drop"),
     "causal": ("none", "flag", "flag_bottom_right", "always", "buffer", "constructor"),
-    "weights": ("none", "tuple", "need_weights", "output_attentions", "attribute", "dict", "mean"),
+    "weights": ("none", "tuple", "need_weights", "output_attentions", "attribute", "mean"),
     "heads": ("equal", "grouped", "wide"),
     "core": ("matmul", "einsum", "baddbmm", "bmm", "sdpa", "loop", "chunked", "logsumexp"),
     "scale": ("divided", "multiplied", "query", "both", "unscaled"),
@@ -98,6 +98,11 @@ class Point:
     def per_query(self) -> bool:
         """Whether masks may differ between queries."""
         return self.mask != "none" and self.shape in PER_QUERY
+
+    @property
+    def split(self) -> bool:
+        """Whether queries differ in one mask only, and items in the other one, so that no mask differs along both."""
+        return self.padding != "none" and self.shape == "l s"
 
     @property
     def per_item(self) -> bool:

@@ -23,11 +23,11 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["cross_attention"] = "memory" if point.memory else False
     if not point.masked:
         claims["masks"] = ()
-    elif point.mask == "additive":
+    elif point.mask == "additive" and not point.split:
         claims["masks"] = {"bool", "float"}
     if point.masked and not point.per_head:
         claims["per_head_mask"] = False
-    if point.masked and not point.per_query:
+    if point.masked and (not point.per_query or point.split):
         claims["per_query_mask"] = False
     if point.masked and not point.per_item:
         claims["per_item_mask"] = False
@@ -39,7 +39,7 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["causal"] = "bottom_right"
     if point.may_be_empty and point.fill in EMPTY_ROWS:
         claims["empty_row"] = EMPTY_ROWS[point.fill]
-    if point.weights not in ("tuple", "need_weights", "output_attentions", "dict"):
+    if point.weights not in ("tuple", "need_weights", "output_attentions"):
         claims["returns_weights"] = False
     claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
     claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}

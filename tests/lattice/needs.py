@@ -15,7 +15,7 @@ def _never(point: Point) -> bool:
 
 
 def _per_head_weights(point: Point) -> bool:
-    return point.weights in ("tuple", "need_weights", "output_attentions", "dict")
+    return point.weights in ("tuple", "need_weights", "output_attentions")
 
 
 def _causal(point: Point) -> bool:
@@ -53,7 +53,7 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("MSK-3", "MSK-4", "MSK-5", "MSK-6", "MSK-7", "MSK-8", "MSK-9", "MSK-10", "MSK-12"), _masked),
     "MSK-1": lambda point: point.masked or _causal(point),
     "MSK-2": lambda point: point.masked or _causal(point),
-    "MSK-11": lambda point: point.mask == "additive",
+    "MSK-11": lambda point: point.mask == "additive" and not point.split,
     **dict.fromkeys(("CAU-1", "CAU-2", "CAU-5"), _causal),
     "CAU-3": lambda point: _causal(point) and _cross(point),
     "CAU-4": lambda point: _causal(point) and point.masked,
@@ -66,7 +66,7 @@ NEEDS: dict[str, Need] = {
     "EQV-9": _cross,
     **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "GRD-2"), _never),
     "GRD-3": _masked,
-    "GRD-6": lambda point: point.mask == "additive",
+    "GRD-6": lambda point: point.mask == "additive" and not point.split,
     "GRD-7": lambda point: _has_bias(point, "k"),
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-4": lambda point: point.dropout in ("weights", "both") and _per_head_weights(point),

@@ -165,7 +165,9 @@ def mask_upside_down(point: Point, source: str) -> str | None:
     if changed != source:
         return changed
     changed = re.sub(r"(allowed = (?:allowed & )?)(.*  # True = attend)", r"\1~\2", source)
-    return changed if changed != source else source.replace(" != 0", " == 0") if point.mask == "numbers" else None
+    if changed == source and point.mask == "numbers":
+        return re.sub(r"(!=|==) 0(?=\)?  # )", lambda found: "== 0" if found[1] == "!=" else "!= 0", source)
+    return changed
 
 
 @plant("MSK-1", "MSK-2", "MSK-3", "MSK-7")

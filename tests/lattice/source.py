@@ -235,7 +235,8 @@ def _masked(point: Point, masking: Masking) -> list[str]:
     if point.mask != "none":
         lines += _one_mask(point, mask_name(point), point.mask, point.shape, joined)
     if point.padding != "none":
-        lines += _one_mask(point, padding_name(point), point.padding, "b s", joined)
+        convention = f"numbers_{point.padding}" if point.mask == "numbers" else point.padding
+        lines += _one_mask(point, padding_name(point), convention, "b s", joined)
     return lines
 
 
@@ -246,27 +247,36 @@ def _triangle(point: Point, device: str) -> str:
     return f"torch.ones(L, S, dtype=torch.bool, {device}).tril({diagonal})"
 
 
+# How masks say which keys are allowed, and a comment on it.
+ALLOWED = {
+    "keep": ("{}", "True = attend"),
+    "drop": ("~{}", "True = masked"),
+    "numbers": ("{} != 0", "1 = attend, 0 = masked"),
+    "numbers_keep": ("{} != 0", "1 = attend, 0 = masked"),
+    "numbers_drop": ("{} == 0", "1 = masked, 0 = attend"),
+}
+
+
 def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool) -> list[str]:
+    """Return the lines that check a mask, and set `bias`, or `allowed` together with what is in it already."""
     query = INPUT_NAMES[point.inputs][0]
-    wanted = {"additive": f"{query}.dtype", "numbers": f"{query}.dtype"}.get(convention, "torch.bool")
+    wanted = "torch.bool" if convention in ("keep", "drop") else f"{query}.dtype"
     lines = [f"if {name}.dtype != {wanted}:", f'    raise TypeError(f"{name} has the dtype {{{name}.dtype}}")']
     if shape == "broadcast":
         lines.append(f"check_mask({name}, (B, self.n_heads, L, S))")
         whole = name
     else:
         sizes, view = SHAPES[shape]
-        lines += [
-            f"if {name}.shape != {sizes}:",
-            f'    raise ValueError(f"{name} has the shape {{tuple({name}.shape)}}")',
-        ]
+        lines.append(f"if {name}.shape != {sizes}:")
+        lines.append(f'    raise ValueError(f"{name} has the shape {{tuple({name}.shape)}}")')
         whole = view.format(name)
     if convention == "additive":
         lines.append(f"bias = {whole}  # 0 or -inf, or any number")
     else:
-        allowed = {"keep": whole, "drop": f"~{whole}", "numbers": f"{whole} != 0"}[convention]
-        comment = {"keep": "True = attend", "drop": "True = masked", "numbers": "1 = attend, 0 = masked"}[convention]
+        allowed, comment = ALLOWED[convention]
+        allowed = allowed.format(whole)
         if joined:
-            allowed = f"allowed & ({allowed})" if convention == "numbers" else f"allowed & {allowed}"
+            allowed = f"allowed & ({allowed})" if "= 0" in allowed else f"allowed & {allowed}"
         lines.append(f"allowed = {allowed}  # {comment}")
     return [f"if {name} is not None:", *(f"    {line}" for line in lines)]
 
@@ -283,7 +293,6 @@ def _returned(point: Point) -> list[str]:
         return [*lines, "return (output, weights) if output_attentions else (output,)"]
     result = {
         "tuple": "output, weights",
-        "dict": '{"output": output, "weights": weights}',
         "mean": "output, weights.mean(1)",
     }
     return [*lines, f"return {result.get(point.weights, 'output')}"]
