@@ -14,9 +14,11 @@ Assumptions, in addition to those of `mha.spec.core`:
 - Sums run in any order. Partial sums may be stored: of each item for weights, of each head for inputs.
 - D is computed as rowsum(P dP) or as dC.o.
 - The softmax takes the maximum of a row as a constant, or differentiates it once.
-- Keys keep their bias, although the softmax cancels it: the error of dS is multiplied by the whole key.
 - Projections are applied one after the other. If two are multiplied into one, such as W_o W_v, gradients may round
   differently.
+
+Keys may be without their bias, as in the core: the rows of dS sum to 0, so dQ = tau dS K = tau dS K'. The error of dS
+is multiplied by the key that there is, and rad dQ is the larger one of the two forms.
 
 Sources: Vaswani et al. 2017, equation 1, differentiated; Dao et al. 2022, appendix B; Higham, Accuracy and Stability of
 Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of `mha.spec.core`; rad X is the error of X.
@@ -32,7 +34,7 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.core import Precision, normaliser_error
+from mha.spec.core import Precision, compound, normaliser_error
 from mha.spec.forward import Expected, oracle
 from mha.spec.problem import INPUTS, Problem
 
@@ -89,7 +91,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     (tensor([3., 3.], dtype=torch.float64), True)
     """
     expected = oracle(problem, claims) if expected is None else expected
-    config, given = problem.config, problem.weights
+    config, given, tau = problem.config, problem.weights, claims.scale_for(problem.config.head_dim)
     precision = Precision.of(problem.query.dtype, claims.rounding)
     units, batch = precision.units, problem.shape[0]
     # dW_o = dY^T C, db_o = sum dY, dC = dY W_o
@@ -105,7 +107,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     if problem.mask is not None and problem.mask.is_floating_point():
         keys = slice(problem.shape[3])
         found["mask"] = _mask_gradient(d_scores[..., keys], problem.mask, core.allowed[..., keys], units)
-    for name, part in _head_gradients(problem, expected, core, d_scores, precision).items():
+    for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
         found |= _projection_gradients(problem, name, part, core.allowed, units)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask")
     return {name: found[name] for name in names if name in found}
@@ -132,7 +134,7 @@ def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
 
 
 def _split(joined: Ball, config: Config) -> Ball:
-    """Split (B, L, D) into (B, H, L, d_k)."""
+    """Split (B, L, H * d_k) into (B, H, L, d_k)."""
     heads = config.n_heads, config.head_dim
     return Ball(*(part.unflatten(-1, heads).transpose(1, 2) for part in (joined.mid, joined.rad)))
 
@@ -163,8 +165,8 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     u = softmax.store if precision.rounding.scores_stored else softmax.accumulate
     gamma = softmax.gammas(core.allowed.sum(-1, keepdim=True).double() + 1)
     relative = precision.units.gamma(width + 1) + u
-    # lost: products that underflow, dS as it is stored, and dS as it is stored again once scaled by tau
-    lost = (width + value.mid.shape[2] + 4) * softmax.flush + (1 + width**0.5) * softmax.subnormal
+    # lost: products that underflow, and dS as it is stored
+    lost = (width + value.mid.shape[2] + 4) * softmax.flush + softmax.subnormal
     # dP = dC V^T;  rad dP = |dC| rad V + (rad dC + r (|dC| + rad dC)) (|V| + rad V) + lost
     d_p = d_context.times(value.mT, relative)
     rad_dp = d_p.rad + lost
@@ -191,16 +193,16 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
 
 def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) -> Ball:
     """Return dB: dS, (B, H, L, S), summed over the dimensions that the mask is broadcast over."""
-    # rad dB = sum (rad dS + (gamma(t) + t (u_s - u_a)) |dS|) + t eta_a, for t terms, partial sums stored
+    # rad dB = sum (rad dS + r |dS|) + t eta_a, for t terms, with all partial sums stored
     terms = d_scores.mid.numel() // max(1, mask.numel()) + 1
-    relative = units.gamma(terms) + terms * (units.store - units.accumulate)
+    relative = units.partial_sums(terms, terms)
     rad = (d_scores.rad + relative * d_scores.size).sum_to_size(mask.shape) + terms * units.flush
     ball = Ball(d_scores.mid.sum_to_size(mask.shape), rad).stored(units)
     return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))
 
 
 def _head_gradients(
-    problem: Problem, expected: Expected, core: _Core, d_scores: Ball, precision: Precision
+    problem: Problem, expected: Expected, core: _Core, d_scores: Ball, tau: float, precision: Precision
 ) -> dict[str, _Partial]:
     """Return dQ = tau dS K, dK = tau dS^T Q and dV = P^T dC, by input, heads joined, (B, length, heads * d_k)."""
     config, units = problem.config, precision.units
@@ -208,13 +210,18 @@ def _head_gradients(
     n_query, n_key = (core.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
     if repeats > 1:
         n_key = n_key.unflatten(1, (-1, repeats)).sum(2).repeat_interleave(repeats, 1) + repeats
-    # gamma(n + 5) + max(1, pre) u_s: four roundings make tau, one multiplies by it; a q or k that was scaled before the
-    # product was rounded then.
+    # gamma(n + 5) (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; a q or k that was scaled before
+    # the product was rounded then.
     scaling = max(1, precision.rounding.scaling_roundings) * units.store
-    tau = config.head_dim**-0.5
+    of_query, of_key = (compound(units.gammas(n + 5), scaling) for n in (n_query, n_key))
+    # dS may be stored again once it is scaled: |tau| rad dS += eta_s
+    scaled_lost = units.subnormal / abs(tau) if tau else 0.0
+    d_scores = Ball(d_scores.mid, d_scores.rad + scaled_lost * core.allowed)
+    forms = (expected.key,) if expected.bare_key is None else (expected.key, expected.bare_key)
+    d_query = [_product(d_scores, key, of_query, tau, units) for key in forms]
     parts = {
-        "query": _product(d_scores, expected.key, units.gammas(n_query + 5) + scaling, tau, units),
-        "key": _product(d_scores.mT, expected.query, units.gammas(n_key + 5) + scaling, tau, units),
+        "query": d_query[0].covering(d_query[-1]),
+        "key": _product(d_scores.mT, expected.query, of_key, tau, units),
         "value": _product(core.weights.mT, core.d_context, units.gammas(n_key + 1), 1.0, units),
     }
     return {name: _join(part, 1 if name == "query" else repeats, units) for name, part in parts.items()}
@@ -223,7 +230,7 @@ def _head_gradients(
 def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units) -> Ball:
     """Return tau a @ b, stored; relative: error of each product in a row of a."""
     result = a.times(b, relative)
-    return Ball(tau * result.mid, tau * result.rad + (a.mid.shape[-1] + 1) * units.flush).stored(units)
+    return Ball(tau * result.mid, abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush).stored(units)
 
 
 def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
@@ -255,7 +262,7 @@ def _projection_gradients(
     found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
     # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up head by head.
     sharing = sum(getattr(problem, other) is source for other in INPUTS)
-    terms, pieces = sharing * (config.d_model + config.n_heads), sharing * config.n_heads
+    terms, pieces = sharing * (config.inner_width + config.n_heads), sharing * config.n_heads
     gradient = _input_gradient(part, getattr(problem.weights, f"w_{role}"), terms, pieces, units)
     # Exactly 0 for a query without keys, and for a key that no query may attend to.
     unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]
@@ -267,9 +274,9 @@ def _input_gradient(d_y: _Partial, weight: Tensor, terms: int, pieces: int, unit
 
     terms: how many are added up. pieces: how many partial sums are stored.
     """
-    # rad dx = (rad dy + (gamma(terms) + pieces (u_s - u_a)) size) |W| + terms eta_a + pieces eta_s
+    # rad dx = (rad dy + r size) |W| + terms eta_a + pieces eta_s, where r is the error of the sum
     matrix = weight.detach().double()
-    relative = units.gamma(terms) + pieces * (units.store - units.accumulate)
+    relative = units.partial_sums(terms, pieces)
     rad = (d_y.ball.rad + relative * d_y.size) @ matrix.abs() + terms * units.flush + pieces * units.subnormal
     return Ball(d_y.ball.mid @ matrix, rad).stored(units)
 
@@ -280,9 +287,9 @@ def _weight_gradients(d_y: _Partial, x: Ball, pieces: int, units: Units) -> tupl
     The sums run over B * length. pieces: how many partial sums are stored.
     """
     ball, size, x = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1), x.flatten(0, 1)
-    # rad dW = |dy|^T rad x + (rad dy + (gamma(t) + pieces (u_s - u_a)) size)^T (|x| + rad x) + t eta_a + pieces eta_s
+    # rad dW = |dy|^T rad x + (rad dy + r size)^T (|x| + rad x) + t eta_a + pieces eta_s, for t terms
     terms = ball.mid.shape[0] + pieces
-    relative = units.gamma(terms) + pieces * (units.store - units.accumulate)
+    relative = units.partial_sums(terms, pieces)
     spread, lost = (ball.rad + relative * size).mT, terms * units.flush + pieces * units.subnormal
     matrix = Ball(ball.mid.mT @ x.mid, ball.mid.mT.abs() @ x.rad + spread @ x.size + lost)
     return matrix.stored(units), Ball(ball.mid.sum(0), spread.sum(-1) + lost).stored(units)
@@ -291,6 +298,6 @@ def _weight_gradients(d_y: _Partial, x: Ball, pieces: int, units: Units) -> tupl
 def _bias_gradient(d_y: _Partial, terms: int, pieces: int, units: Units) -> Ball:
     """Return the sum of (B, length, m) over B * length, a sum of `terms` terms of which `pieces` parts are stored."""
     ball, size = d_y.ball.flatten(0, 1), d_y.size.flatten(0, 1)
-    relative = units.gamma(terms) + pieces * (units.store - units.accumulate)
+    relative = units.partial_sums(terms, pieces)
     lost = terms * units.flush + pieces * units.subnormal
     return Ball(ball.mid.sum(0), (ball.rad + relative * size).sum(0) + lost).stored(units)

@@ -6,6 +6,7 @@ arithmetic as in Arb (Johansson 2017), with radii in float64. No constant here i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from mha.spec.dtypes import torch_dtype, traits_of
+
+# The largest number whose exponential is taken. A bound of e^600 proves nothing, but it is finite.
+LARGEST_LOG = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,17 @@ class Units:
         """
         error = terms * self.accumulate
         return error / (1 - error) if error < 1 else float("inf")
+
+    def partial_sums(self, terms: int, pieces: int) -> float:
+        """Return the relative error of a sum of n terms, `pieces` of whose partial sums are stored.
+
+        >>> units_of(torch.float32).partial_sums(8, 4) == units_of(torch.float32).gamma(8)
+        True
+        """
+        # gamma(n) (+) (1 + u_s - u_a)^t - 1, for t partial sums
+        gamma = self.gamma(terms)
+        stored = math.expm1(min(pieces * math.log1p(self.store - self.accumulate), LARGEST_LOG))
+        return gamma + stored + gamma * stored if stored else gamma
 
     def gammas(self, terms: Tensor) -> Tensor:
         """Return `gamma` of every number of a float64 tensor.
@@ -117,6 +132,10 @@ class Ball:
     def known(self) -> Ball:
         """Return the same numbers, NaN without error: a NaN here is the declared policy."""
         return Ball(self.mid, self.rad.masked_fill(self.mid.isnan(), 0.0))
+
+    def covering(self, other: Ball) -> Ball:
+        """Return the same numbers, with the larger radius of the two: the other are equal to them on paper."""
+        return Ball(self.mid, torch.maximum(self.rad, other.rad))
 
     @property
     def size(self) -> Tensor:

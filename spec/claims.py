@@ -120,6 +120,8 @@ class Claims:
             dimensions, a mask is broadcast.
         per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, between heads,
             between queries. An implementation that claims neither of the last two takes padding masks only.
+        joint_masks: masks may differ between items and between queries at once. Otherwise they are the AND of a padding
+            mask and a mask for all items, as where the two are separate arguments.
         always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
         causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
         dtypes, devices: the dtypes and devices that it supports.
@@ -166,6 +168,7 @@ class Claims:
     per_item_mask: bool = True
     per_head_mask: bool = True
     per_query_mask: bool = True
+    joint_masks: bool = True
     always_causal: bool = False
     causal: Alignment | None = "top_left"
     empty_row: EmptyRow = "zeros"
@@ -228,5 +231,13 @@ class Claims:
             raise ValueError(f"Claims.mask_ranks must contain 4, but is {set(self.mask_ranks)}")
         if self.second_gradients and not self.gradients:
             raise ValueError("Claims.second_gradients needs Claims.gradients, but that is False")
-        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale)):
-            raise ValueError(f"Claims.scale must be a finite float or None, but is {self.scale!r}")
+        if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):
+            raise ValueError(f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}")
+
+    def scale_for(self, head_dim: int) -> float:
+        """Return what the scores are multiplied by: `scale`, or 1/sqrt(d_k).
+
+        >>> Claims().scale_for(16), Claims(scale=1.0).scale_for(16)
+        (0.25, 1.0)
+        """
+        return head_dim**-0.5 if self.scale is None else self.scale

@@ -8,13 +8,23 @@ Symbols, for one query of one head:
     b_j         entry of a float mask              eta_s  half the smallest subnormal of the storage dtype
     s_j, m      score, and the largest one         eta_a  smallest normal of the accumulator: less may become 0
     p_j, o      weight, and context sum_j p_j v_j  gamma(n) = n u_a / (1 - n u_a)
-    E_j         error of s_j                       dx     error of x: |computed - exact| <= dx
-    w_j         error of log p_j                   a (+) b = (1 + a)(1 + b) - 1
+    k'_j        k_j without its bias b_k           dx     error of x: |computed - exact| <= dx
+    E_j         error of s_j                       a (+) b = (1 + a)(1 + b) - 1
+    w_j         error of log p_j                   E', m' E and m where keys are k'
 
 Assumptions: operations round to nearest with relative errors of at most u_a or u_s. Sums run in any order, whole, in
-tiles, or split and joined by a running or split maximum. The largest score of a row, or of the part of it that has been
-read, is subtracted before the exponential. What is stored, and how accurate the exponential is, `Rounding` declares.
-The bound is then a theorem. No constant in it is tuned.
+tiles, or split and joined by a running or split maximum. The largest score of a row's allowed keys, or of those that
+have been read, is subtracted before the exponential. What is stored, and how accurate the exponential is, `Rounding`
+declares. The bound is then a theorem. No constant in it is tuned.
+
+What is equal on paper may round differently. Keys may have their bias or not: it adds tau q.b_k to every score of a
+row, so that k'_j gives the same weights, and the bound of each step is the larger one of both. (Extra keys have no
+bias; beside them it changes the weights.) These forms are assumed not to occur:
+
+- Projections that are multiplied by one another, such as W_q^T W_k or W_o W_v, or by the scale.
+- A value bias that is left out of the values, and added to the contexts or, times W_o, to b_o.
+- Weights that are masked after the softmax and normalised again.
+- Outputs of single heads that are stored before they are added up.
 
 Sources: Vaswani et al. 2017, equation 1; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 2002,
 chapters 2 and 3; midpoint-radius arithmetic as in Arb (Johansson 2017). The derivation of E, w, T1, T2 and T3 is ours.
@@ -29,13 +39,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, units_of
+from mha.spec.bounds import LARGEST_LOG, Ball, Units, units_of
 from mha.spec.claims import EmptyRow, Rounding
 
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
 CHUNK = 1 << 18
-# The largest number whose exponential is taken. A bound of e^600 proves nothing, but it is finite.
-LARGEST_LOG = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Heads:
 
     query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
     allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B, H, L, S), or None.
+    bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out, or None.
 
     >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
     >>> Heads(one, one, one, torch.ones(1, 1, 1, 1, dtype=torch.bool)).forbidden
@@ -79,6 +88,12 @@ class Heads:
     value: Ball
     allowed: Tensor
     bias: Tensor | None = None
+    bare_key: Ball | None = None
+
+    @property
+    def key_forms(self) -> tuple[Ball, ...]:
+        """The keys in each form that gives the same weights: k, and k' if there is one."""
+        return (self.key,) if self.bare_key is None else (self.key, self.bare_key)
 
     @property
     def forbidden(self) -> Tensor:
@@ -117,7 +132,7 @@ class Attended:
 class _Softmax:
     """The weights, and the terms of their errors, (B, H, L, S) unless another shape is given.
 
-    p: the weights. score_error: E. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
+    p: the weights. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
     excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator.
     least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight.
     lost: the error of a numerator that underflows. underflow: that of a weight.
@@ -126,7 +141,6 @@ class _Softmax:
     """
 
     p: Tensor
-    score_error: Tensor
     w_own: Tensor
     excess: Tensor
     least: Tensor
@@ -162,7 +176,7 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
     return Attended(
         weights=Ball(p, dp + returned),
         context=Ball(o, context.rad),
-        make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision.softmax.accumulate),
+        make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision),
         max_score=softmax.max_score,
     )
 
@@ -175,47 +189,68 @@ def _with_uniform_rows(heads: Heads) -> Heads:
     return replace(heads, query=query, bias=bias, allowed=heads.allowed | empty)
 
 
-def _scores(heads: Heads, tau: float, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Return s and E, both (B, H, L, S); outside A, s is not used, and E is 0."""
-    q, k, units, rounding = heads.query, heads.key, precision.units, precision.rounding
+def _scores(heads: Heads, tau: float, precision: Precision) -> tuple[Tensor, Tensor, Tensor]:
+    """Return s, -infinity outside A, and E, 0 outside A, both (B, H, L, S), and the largest |m| possible, (B, H, L)."""
+    # E_j = max(E_j, E'_j), and |m| = max(|m|, |m'|) + max_j E_j
+    forms = [_scores_of(heads, key, tau, precision) for key in heads.key_forms]
+    s, error = forms[0]
+    m = row_max(s).abs()
+    for other, other_error in forms[1:]:
+        error, m = torch.maximum(error, other_error), torch.maximum(m, row_max(other).abs())
+    return s, error, m + row_max(error)
+
+
+def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Return s and E for one form of the keys."""
+    q, units, rounding = heads.query, precision.units, precision.rounding
     width = q.mid.shape[-1]
-    # r = gamma(d + 4) + pre u_s + mat u_s. Four of the roundings make tau: a root, a division, a second root, a cast.
-    # pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored.
-    relative = units.gamma(width + 4) + rounding.scaling_roundings * units.store
-    relative += units.store if rounding.scores_stored else 0.0
+    # r = gamma(d + 4) (+) (pre + mat) u_s. Four of the roundings make tau: a root, a division, a second root, a cast.
+    # pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored. (1 + u / (1 + u))^3 <= 1 + 3 u.
+    stores = rounding.scaling_roundings + int(rounding.scores_stored)
+    gamma, stored = units.gamma(width + 4), stores * units.store
+    relative = gamma + stored + gamma * stored
     # s_j = tau q.k_j
-    # E_j = (tau dq + r tau |q|).(|k_j| + dk_j) + tau |q|.dk_j + d eta_a
-    scaled, size = tau * q.mid, tau * q.mid.abs()
-    s = scaled @ k.mid.mT
-    error = (tau * q.rad + relative * size) @ k.size.mT + size @ k.rad.mT + width * units.flush
+    # E_j = |tau| ((dq + r (|q| + dq)).(|k_j| + dk_j) + |q|.dk_j) + d eta_a
+    s = tau * q.mid @ k.mid.mT
+    spread, size = abs(tau) * (q.rad + relative * q.size), abs(tau) * q.mid.abs()
+    error = spread @ k.size.mT + size @ k.rad.mT + width * units.flush
     if heads.bias is not None:
-        # s_j = tau q.k_j + b_j;  E_j += u (|s_j| + |b_j|), unless b_j = 0
+        # s_j = tau q.k_j + b_j;  E_j += u |b_j|, then E_j += u (|s_j| + E_j), unless b_j = 0
         bias = heads.bias.masked_fill(heads.forbidden, 0.0)
         s = s + bias
-        stored = units.store if rounding.scores_stored else units.accumulate
-        error += stored * (s.abs() + bias.abs()) * (bias != 0)
+        u = units.store if rounding.scores_stored else units.accumulate
+        error = torch.where(bias != 0, error + u * (s.abs() + error + (1 + u) * bias.abs()), error)
     if rounding.softmax_in_float32:
-        # E_j += 2^-24 |s_j|
-        error += units_of(torch.float32).store * s.abs()
+        # E_j += 2^-24 (|s_j| + E_j)
+        error = error + units_of(torch.float32).store * (s.abs() + error)
     error = error.masked_fill(heads.forbidden, 0.0)
     if units.largest < float("inf"):
-        # Nothing is known of a row in which a score may overflow: (|q| + dq).(|k_j| + dk_j) + |s_j| + E_j >= largest
-        reach = q.size @ k.size.mT + s.abs() + error
-        overflows = heads.allowed & (reach >= units.largest)
+        # Nothing is known of a row in which a score, or a number on the way to it, may overflow.
+        overflows = heads.allowed & (_reach(q, k, tau) + s.abs() + error >= units.largest)
         error = error.masked_fill(overflows.any(-1, keepdim=True) & heads.allowed, float("inf"))
-    return s, error
+    # Of an empty row, any finite score serves: the policy sets its weights afterwards.
+    return s.masked_fill(heads.forbidden, float("-inf")).masked_fill(heads.empty, 0.0), error
+
+
+def _reach(q: Ball, k: Ball, tau: float) -> Tensor:
+    """Return how large a number may be on the way to each score, (B, H, L, S)."""
+    # (|q| + dq).(|k_j| + dk_j), or a query or key that is scaled: |tau| max_c (|q_c| + dq_c)
+    reach = q.size @ k.size.mT
+    if abs(tau) > 1:
+        scaled = torch.maximum(row_max(q.size).unsqueeze(-1), row_max(k.size).unsqueeze(-2))
+        reach = torch.maximum(reach, abs(tau) * scaled)
+    return reach
 
 
 def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     """Return p = softmax(s) over A, with all that bounds its error."""
     units, own, rounding, forbidden = precision.units, precision.softmax, precision.rounding, heads.forbidden
-    s, score_error = _scores(heads, tau, precision)
-    # Of an empty row, any finite score serves: the policy sets its weights afterwards.
-    s = s.masked_fill(forbidden, float("-inf")).masked_fill(heads.empty, 0.0)
+    s, score_error, max_score = _scores(heads, tau, precision)
     # log p_j = s_j - m - log sum_l exp(s_l - m)
     log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
-    m = row_max(s)
-    w_own = _own_error(m.unsqueeze(-1) - s, own, rounding)
+    # The gap as computed: m - s_j + E_j + max_l E_l
+    gap = (row_max(s).unsqueeze(-1) - s) + score_error + row_max(score_error).unsqueeze(-1)
+    w_own = _own_error(gap, own, rounding)
     # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
     p, upper, lower = log_p.exp(), (log_p + w).exp(), (log_p - w).exp()
@@ -225,13 +260,11 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
     upper, lower = upper + lost, (lower - lost).clamp(min=0.0)
     least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
-    max_score = m.abs() + row_max(score_error)
     gamma = own.gammas(heads.allowed.sum(-1, keepdim=True).clamp(min=1).double())
     if rounding.log_normaliser:
         gamma = gamma + normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate)
     return _Softmax(
         p=p,
-        score_error=score_error,
         w_own=w_own,
         excess=upper - p,
         least=least,
@@ -246,16 +279,20 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
 
 
 def _own_error(gap: Tensor, own: Units, rounding: Rounding) -> Tensor:
-    """Return what the steps of the softmax add to w, from gap_j = m - s_j, (B, H, L, S).
+    """Return what the steps of the softmax add to w, from the largest gap_j = m - s_j that is computed, (B, H, L, S).
 
     The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
     key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
     stored between them: (gap_j + 2) (u_s - u_a).
     """
-    error = 3 * own.accumulate * gap + (rounding.exp_error + 4) * own.accumulate
-    if rounding.softmax_stored:
-        error += (gap + 2) * max(own.store - own.accumulate, 0.0)
-    return error
+    slope, constant = _own_rates(own, rounding)
+    return slope * gap + constant
+
+
+def _own_rates(own: Units, rounding: Rounding) -> tuple[float, float]:
+    """Return a and c of w_own_j = a gap_j + c; see `_own_error`."""
+    stored = max(own.store - own.accumulate, 0.0) if rounding.softmax_stored else 0.0
+    return 3 * own.accumulate + stored, (rounding.exp_error + 4) * own.accumulate + 2 * stored
 
 
 def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) -> Ball:
@@ -274,18 +311,22 @@ def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) 
     return Ball(o, exact.stored(units).rad.masked_fill(empty, 0.0))
 
 
-def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor | float, u_a: float) -> Ball:
+def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor | float, precision: Precision) -> Ball:
     """Return the sums of the rows of weights, (B, H, L), with smaller radii than those of the weights together.
 
     A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
     returned: the error of storing the weights that are returned, (B, H, L, S).
     """
-    # x_j = 2 w_own_j + 6 u_a (E_j + max_l E_l): how far numerator j may be from its part of the denominator
-    error = softmax.score_error
-    x = (2 * softmax.w_own + 6 * u_a * (error + row_max(error).unsqueeze(-1))).masked_fill(heads.forbidden, 0.0)
-    # |sum - 1| <= min(sum_j (p_j + dp_j) x_j, max_j x_j) (+) gamma(n) (+) u_p + underflow
+    # x_j = exp(2 w_own_j) - 1: how far numerator j may be from its part of the denominator
+    x = (2 * softmax.w_own).expm1().masked_fill(heads.forbidden, 0.0)
+    # Whatever the scores are, numerators are N_j^(1 +- a) e^(+-c) with N_j = exp(-gap_j), and the derivative of
+    # log sum_j N_j^t is at most log(n) / t:  x = exp(2 c + log(n) log((1 + a) / (1 - a))) - 1
+    a, c = _own_rates(precision.softmax, precision.rounding)
+    n = heads.allowed.sum(-1).clamp(min=1).double()
+    whatever = torch.expm1(2 * c + n.log() * (math.log1p(a) - math.log1p(-a)))
+    # |sum - 1| <= min(sum_j (p_j + dp_j) x_j, max_j x_j, x) (+) gamma(n) (+) u_p + underflow
     most = softmax.p + weights.rad
-    radius = torch.minimum((most * x).sum(-1), row_max(x))
+    radius = torch.minimum(torch.minimum((most * x).sum(-1), row_max(x)), whatever)
     radius = compound(radius, softmax.gamma.squeeze(-1), softmax.cast)
     radius = radius + (softmax.underflow + softmax.lost + returned).sum(-1)
     unknown = radius.nan_to_num(nan=float("inf"), posinf=float("inf"))

@@ -24,8 +24,9 @@ from mha.spec.problem import Problem
 class Expected:
     """What a correct implementation returns, and the steps on the way there, in float64 with bounds.
 
-    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, D), the contexts o of all heads, side by side.
+    output: y, (B, L, D). weights: p, (B, H, L, S). context: (B, L, H * d_k), the contexts o of all heads, side by side.
     query: (B, H, L, d_k), key and value: (B, H, S, d_k), projected, each key/value head repeated for its query heads.
+    bare_key: the key without its bias, where an implementation may leave that out, or None; see `mha.spec.core`.
     With extra keys (`Config.bias_kv`, `Config.zero_key`), S counts them too.
     empty: boolean (B, H, L), the rows without an allowed key. max_score: (B, H, L), the largest magnitude that the
     largest score of a row may have, 0 in an empty row. make_row_sums: makes `sums`.
@@ -46,6 +47,7 @@ class Expected:
     empty: Tensor
     max_score: Tensor
     make_row_sums: Callable[[], Ball]
+    bare_key: Ball | None = None
 
     @property
     def sums(self) -> Ball:
@@ -53,12 +55,10 @@ class Expected:
         return self.make_row_sums()
 
 
-def oracle(
-    problem: Problem, claims: Claims, scale: float | None = None, autocast: torch.dtype | None = None
-) -> Expected:
+def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None) -> Expected:
     """Solve a problem, by equations 1 and 3 of Vaswani et al. 2017.
 
-    claims: decide the causal alignment, the empty rows and the rounding. scale: tau, 1/sqrt(d_k) unless given.
+    claims: decide the scale, the causal alignment, the empty rows and the rounding.
     autocast: the dtype to which every product may round its factors and its result, if there is one.
     Raises ValueError for a causal problem without a claimed alignment.
 
@@ -73,9 +73,8 @@ def oracle(
     if low:  # every product is stored in that dtype, whatever is declared of the problem's own
         rounding = replace(rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2)
     precision = Precision.of(autocast or problem.query.dtype, rounding)
-    tau = problem.config.head_dim**-0.5 if scale is None else scale
     heads = _project(problem, claims, precision.units, low)
-    attended = attend(heads, tau, precision, claims.empty_row)
+    attended = attend(heads, claims.scale_for(problem.config.head_dim), precision, claims.empty_row)
     # y = o W_o^T + b_o
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))).known()
     output = affine(context, problem.weights.w_o, problem.weights.b_o, precision.units, low)
@@ -89,21 +88,25 @@ def oracle(
         empty=heads.empty.squeeze(-1),
         max_score=attended.max_score,
         make_row_sums=attended.make_row_sums,
+        bare_key=heads.bare_key,
     )
 
 
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
     """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
     given, config = problem.weights, problem.config
-    bias = None
+    key, bias, bare_key = Ball.exact(problem.key), None, None
     if problem.mask is not None and problem.mask.dtype != torch.bool:
         bias = problem.mask.detach().double().expand(problem.shape)
+    if given.b_k is not None and not config.extra_keys:
+        bare_key = split_heads(affine(key, given.w_k, None, units, low), config)
     heads = Heads(
         query=split_heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low), config),
-        key=split_heads(affine(Ball.exact(problem.key), given.w_k, given.b_k, units, low), config),
+        key=split_heads(affine(key, given.w_k, given.b_k, units, low), config),
         value=split_heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units, low), config),
         allowed=problem.allowed(claims.causal),
         bias=bias,
+        bare_key=bare_key,
     )
     return _with_extra_keys(problem, heads) if config.extra_keys else heads
 

@@ -63,6 +63,11 @@ def softmax(scores: list[Any], empty_row: str) -> list[Any]:
     return [part / total for part in raised]
 
 
+def head_width(config: Config) -> int:
+    """The width of one head."""
+    return config.d_head or config.d_model // config.n_heads
+
+
 def kv_heads(config: Config) -> list[int]:
     """The key/value head of each query head: h // (n_heads / n_kv_heads)."""
     return [h // (config.n_heads // (config.n_kv_heads or config.n_heads)) for h in range(config.n_heads)]
@@ -107,7 +112,7 @@ def average(weights: list[Matrix], values: list[Matrix], width: int) -> Matrix:
 def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, Any]:
     """The results for item b."""
     config, given = problem.config, problem.weights
-    width, shared = config.d_model // config.n_heads, kv_heads(config)
+    width, shared = head_width(config), kv_heads(config)
     queries, keys, values = project(problem, b)
     query = [head(queries, h, width) for h in range(config.n_heads)]
     key, value = ([head(rows, kv, width) for kv in shared] for rows in (keys, values))
@@ -119,10 +124,9 @@ def solve_item(problem: Problem, claims: Claims, tau: Any, b: int) -> dict[str, 
     return inputs | {"output": output, "weights": weights, "sums": sums, "context": context}
 
 
-def solve(problem: Problem, claims: Claims, scale: Any = None) -> dict[str, list[Any]]:
+def solve(problem: Problem, claims: Claims) -> dict[str, list[Any]]:
     """Equations 1 and 3 of Vaswani et al. 2017; names and shapes as in `mha.spec.Expected`, in nested lists."""
-    width = problem.config.d_model // problem.config.n_heads
-    tau = 1 / mp.sqrt(width) if scale is None else mp.mpf(scale)
+    tau = 1 / mp.sqrt(head_width(problem.config)) if claims.scale is None else mp.mpf(claims.scale)
     items = [solve_item(problem, claims, tau, b) for b in range(problem.query.shape[0])]
     return {name: [item[name] for item in items] for name in items[0]}
 

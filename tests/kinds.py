@@ -31,6 +31,7 @@ KINDS = {
     "one mask for the batch": Claims(per_item_mask=False, per_head_mask=False, returns_weights=False),
     "one row of keys for all": Claims(per_item_mask=False, **PADDING_ONLY),
     "additive masks": Claims(masks={"float"}, per_head_mask=False, causal=None),
+    "key padding and a mask": Claims(per_head_mask=False, joint_masks=False),
     "masks of four dimensions": Claims(masks={"bool", "float"}, mask_ranks={4}),
     "no masks": Claims(masks=(), causal=None, returns_weights=False),
     "causal flag without masks": Claims(masks=()),
@@ -86,6 +87,10 @@ class ClaimedOnly(Complete):
             reasons.append(f"a mask of dtype {mask.dtype}")
         if mask.ndim not in self.claims.mask_ranks:
             reasons.append(f"a mask of {mask.ndim} dimensions")
+        if not self.claims.joint_masks and mask.ndim == 4 and mask.dtype == torch.bool:
+            padding, shared = mask.flatten(1, 2).any(1)[:, None, None], mask.any(0)
+            if not torch.equal(mask, padding & shared):
+                reasons.append("a mask that is not a padding mask and another one for all items")
         for name, size, first in zip("BHLS"[-mask.ndim :], mask.shape, range(mask.ndim), strict=True):
             same = size == 0 or torch.equal(mask, mask.narrow(first, 0, 1).expand_as(mask))
             if name not in claimed_axes(self.claims) and not same:
@@ -99,12 +104,13 @@ class Subject:
 
     name: str
     claims: Claims
+    cls: type[ClaimedOnly] = ClaimedOnly
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ClaimedOnly:
         """Build the module, which knows what is claimed."""
         if config.bias not in self.claims.bias:
             raise NotImplementedError(f"not claimed: bias={config.bias!r}")
-        module = ClaimedOnly(config, weights.to(dtype, device))
+        module = self.cls(config, weights.to(dtype, device))
         module.claims = self.claims
         return module
 

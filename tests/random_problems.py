@@ -9,17 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import variants
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS
 from mha.conformance.cases.values import VALUES
+from mha.conformance.faults.base import implementation_of
 from mha.implementations.loop import implementation as loop
 from mha.implementations.sdpa import implementation as sdpa
 from mha.implementations.vectorized import implementation as vectorized
 from mha.spec import Implementation, Problem
 from mha.spec.bounds import Ball
 
-IMPLEMENTATIONS = {"loop": loop, "vectorized": vectorized, "sdpa": sdpa}
+IMPLEMENTATIONS = {
+    "loop": loop,
+    "vectorized": vectorized,
+    "sdpa": sdpa,
+    "no_key_bias": implementation_of(variants.NoKeyBias),
+}
 # The dtypes in which the bound is sharp, with the relative error of one number that must exceed it, whatever the seed.
 MUST_EXCEED = {"float32": 1e-2, "float64": 1e-9}
 

@@ -15,6 +15,7 @@ import torch
 from test_front_end import CHECKOUT, run
 from torch import Tensor
 
+import variants
 from mha.conformance.benchmarks import memory
 from mha.conformance.benchmarks.memory import memory_limit, peak_memory
 from mha.conformance.benchmarks.workloads import SHAPES, workload_of
@@ -23,6 +24,7 @@ from mha.conformance.pytest_plugin import benchmarks
 from mha.conformance.pytest_plugin.stash import SELECTION
 from mha.conformance.settings import Settings
 from mha.implementations import resolve
+from mha.spec import Claims
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 MINE = """\
@@ -116,10 +118,13 @@ def test_conforming_implementation_is_timed_with_its_peak_memory(
         ("fused_qkv", "token", "inference", "float32", "does not claim cross_attention"),
         ("flex", "encoder", "training", "float32", "does not claim gradients"),
         ("Correct", "encoder", "inference", "float16", "float16 on cpu is not claimed"),
+        ("NotScaled", "encoder", "inference", "float32", "it claims a scale"),
     ],
 )
 def test_unclaimed_workload_is_not_timed(name: str, shape: str, mode: str, dtype: str, reason: str) -> None:
-    implementation = faults.correct if name == "Correct" else resolve(name)[0].implementation
+    not_scaled = faults.implementation_of(variants.NotScaled, Claims(scale=1.0))
+    own = {"Correct": faults.correct, "NotScaled": not_scaled}
+    implementation = own[name] if name in own else resolve(name)[0].implementation
     with pytest.raises(pytest.skip.Exception, match=reason):
         speed_of(implementation, shape, mode, dtype)
 

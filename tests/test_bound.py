@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -198,6 +199,16 @@ def test_small_errors_exceed_the_bound(defect: Callable[[Problem, float], Output
         assert ratio(getattr(incorrect, part), ball) > 1
 
 
+@pytest.mark.parametrize("dtype", TRAITS)
+def test_sums_of_rows_do_not_depend_on_how_large_the_scores_are(dtype: str) -> None:
+    case = Case(n_heads=3, head_dim=5, B=2, L=7, S=65, dtype=dtype, seed=1)
+    for factor in (1, 16, 64):
+        problem = case.problem()
+        expected = oracle(problem.change(w_q=problem.weights.w_q * factor), PLAIN)
+        largest = 2 * torch.finfo(problem.query.dtype).eps * (6 + math.log(65)) + 300 * ROUNDOFF.get(dtype, 2.0**-24)
+        assert expected.sums.rad.max() < largest
+
+
 def test_nothing_is_known_where_a_projection_overflows() -> None:
     config = Config(d_model=2, n_heads=1, bias=False)
     one = torch.eye(2, dtype=torch.float16)
@@ -207,6 +218,7 @@ def test_nothing_is_known_where_a_projection_overflows() -> None:
     expected = oracle(problem, Claims())
     assert expected.weights.rad.isinf().all()
     assert expected.output.rad.isinf().all()
+    assert expected.sums.rad.isinf().all()
 
 
 @pytest.mark.parametrize("empty_row", ["zeros", "nan", "uniform"])

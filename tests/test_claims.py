@@ -16,7 +16,7 @@ import variants
 from mha.conformance import Verdict, check
 from mha.conformance.faults import mask_edges
 from mha.conformance.faults import registry as faults
-from mha.conformance.faults.base import CLAIMS
+from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM
 from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
@@ -46,6 +46,10 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
     "dropout of the output": (OutputDropped, replace(CLAIMS, dropout="output")),
     "everything in float32": (variants.EverythingInSingle, replace(CLAIMS, rounding=TIGHTEST)),
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
+    "no key bias": (variants.NoKeyBias, replace(CLAIMS, rounding=TIGHTEST)),
+    "not scaled": (variants.NotScaled, replace(CLAIMS, scale=1.0)),
+    "another scale": (variants.ScaledDown, replace(CLAIMS, scale=-0.02)),
+    "heads of their own width": (faults.Complete, OWN_HEAD_DIM),
 }
 # The clauses and families that each variant is tested on: those that its claims affect. By default, all.
 ON_EMPTY = ("SHP-1", "SHP-5", "SMX-5", "MSK-2", "MSK-5", "MSK-8", "MSK-9", "PTH-1", "PTH-2", "NUM-1", "GRD-1", "GRD-4")
@@ -68,6 +72,10 @@ TESTED_ON = {
     "dropout of the output": ("DRP", "GRD-1", "GRD-2"),
     "everything in float32": (*ON_ARITHMETIC, "CMP-4"),
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
+    "no key bias": ("SMX", "MSK-8", "HED-1", "NUM", "GRD-1", "GRD-5", "GRD-7", "STA-3", "INC", "GQA", "CMP-4", "PTH-5"),
+    "not scaled": ON_ARITHMETIC,
+    "another scale": (*ON_ARITHMETIC, "GRD-7"),
+    "heads of their own width": ("CFG", "HED-1", "GRD-1"),
 }
 DTYPES = {
     "stored softmax": ("bfloat16",),

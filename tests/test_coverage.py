@@ -85,9 +85,11 @@ REJECTED_BY = {
 }
 
 
-@pytest.mark.parametrize("dropout", [True, "output", "both"])
-def test_known_bad_answer_without_a_defect_conforms(dropout: Any) -> None:
-    claims = replace(CLAIMS, dropout=dropout, composes=(), extras=())
+@pytest.mark.parametrize(
+    "claimed", [{"dropout": True}, {"dropout": "output"}, {"dropout": "both"}, {"scale": 1.0}], ids=str
+)
+def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
+    claims = replace(CLAIMS, composes=(), extras=(), **claimed)
     report = check(KnownBad("correct", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
@@ -109,14 +111,15 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "per_item_mask": (False, "MSK-2"),
     "per_head_mask": (False, "MSK-2"),
     "per_query_mask": (False, "MSK-2"),
+    "joint_masks": (False, "MSK-1"),
     "always_causal": (True, "EQV-2"),
     "causal": ("bottom_right", "CAU-3"),
     "empty_row": ("nan", "MSK-8"),
     "returns_weights": (False, "SMX-2"),
-    "scale": (1.0, "NUM-1"),
+    "scale": (1.0, "SMX-6"),
     "bias": ({False}, "SMX-3"),
     "dropout": (False, "DRP-1"),
-    "own_head_dim": (False, "HED-1"),
+    "own_head_dim": (True, "CFG-1"),
     "gradients": (False, "GRD-1"),
     "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),

@@ -17,6 +17,7 @@ from exact_attention import assert_within, mp, solve
 from random_problems import IMPLEMENTATIONS, MUST_EXCEED, built, moderate_problem, one_thread, random_case, ratio
 from torch import Tensor
 
+from mha.conformance.cases.case import Case
 from mha.conformance.cases.values import make_inputs
 from mha.spec import Claims, Config, Implementation, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
@@ -32,6 +33,8 @@ CONFIGS = {
     "two-for-six": Config(d_model=12, n_heads=6, n_kv_heads=2),
     "one-for-two-kdim": Config(d_model=6, n_heads=2, n_kv_heads=1, kdim=5, bias=False),
     "extra-keys": Config(d_model=6, n_heads=2, bias_kv=True, zero_key=True),
+    "narrow-heads": Config(d_model=7, n_heads=3, d_head=2, bias="qv"),
+    "grouped-wide-heads": Config(d_model=3, n_heads=4, n_kv_heads=2, d_head=3, vdim=2, bias="ko"),
 }
 # The axes of a mask, for B=2, L=5, S=7, and any H.
 SHAPES = ["S", "LS", "L1", "H11", "1L1", "BHLS", "B11S", "B1LS", "BHL1"]
@@ -54,10 +57,11 @@ def make(config: Config, mask: str = "", form: str = "bool", dtype: str = "float
     return Problem(config, weights.to(upstream.dtype), *inputs, **call), upstream
 
 
-def projected(problem: Problem, items: Any = slice(None)) -> Iterator[Tensor]:
-    """Projected queries, keys and values of some items, all heads in one dimension."""
+def projected(problem: Problem, items: Any = slice(None), bare: bool = False) -> Iterator[Tensor]:
+    """Projected queries, keys and values of some items, all heads in one dimension; bare: keys without their bias."""
     for name in INPUTS:
         weight, bias = (getattr(problem.weights, f"{kind}_{name[0]}") for kind in "wb")
+        bias = None if bare and name == "key" else bias
         yield torch.nn.functional.linear(getattr(problem, name)[items], weight, bias)
 
 
@@ -88,20 +92,21 @@ def collected(problem: Problem) -> dict[str, Tensor]:
     return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves(problem).items()}
 
 
-def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
+def split(problem: Problem, upstream: Tensor, claims: Claims, bare: bool = False) -> dict[str, Tensor]:
     """Autograd through the definition, item by item and head by head, through the maximum of a row too."""
     problem = differentiable(problem)
     config, given, bias = problem.config, problem.weights, score_bias(problem, claims)
-    width, total = config.head_dim, (given.b_o * upstream).sum() if config.bias else 0.0
+    width, tau = config.head_dim, claims.scale_for(config.head_dim)
+    total = 0 * upstream.sum() if given.b_o is None else (given.b_o * upstream).sum()
     for b, h in product(range(problem.shape[0]), range(config.n_heads)):
         own, kv = (slice(n * width, (n + 1) * width) for n in (h, h // (config.n_heads // config.kv_heads)))
-        q, k, v = (x[:, place] for x, place in zip(projected(problem, b), (own, kv, kv), strict=True))
+        q, k, v = (x[:, place] for x, place in zip(projected(problem, b, bare), (own, kv, kv), strict=True))
         if config.bias_kv:
             k, v = torch.cat([k, given.extra_k[None, kv]]), torch.cat([v, given.extra_v[None, kv]])
         if config.zero_key:
             k, v = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (k, v))
         some = (bias[b, h] > -math.inf).any(-1)  # a row without a key has no gradient
-        scores = (q @ k.T / width**0.5 + bias[b, h])[some]
+        scores = (q @ k.T * tau + bias[b, h])[some]
         raised = (scores - scores.amax(-1, keepdim=True)).exp()
         output = raised / raised.sum(-1, keepdim=True) @ v @ given.w_o[:, own].T
         total = total + (output * upstream[b][some]).sum()
@@ -109,12 +114,14 @@ def split(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tenso
     return collected(problem)
 
 
-def fused(problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", eps: float = 0.0) -> dict[str, Tensor]:
+def fused(
+    problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", eps: float = 0.0, bare: bool = False
+) -> dict[str, Tensor]:
     """Tiles of keys, weights from the log-sum-exp, D = dC.o; the defect multiplies what it names by 1 + eps."""
     problem = differentiable(problem)
     given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
-    bias, tau = score_bias(problem, claims), heads[1] ** -0.5
-    q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in projected(problem))
+    bias, tau = score_bias(problem, claims), claims.scale_for(heads[1])
+    q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in projected(problem, bare=bare))
     scores = (tau * q @ k.mT + bias).detach()
     context = (scores.softmax(-1).nan_to_num() @ v).detach().requires_grad_()
     output = torch.nn.functional.linear(context.transpose(1, 2).flatten(2), given.w_o, given.b_o)
@@ -135,6 +142,20 @@ def fused(problem: Problem, upstream: Tensor, claims: Claims, defect: str = "", 
     return collected(problem)
 
 
+def whisper(problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
+    """As transformers' Whisper: keys without a bias, queries that are scaled first, and SDPA."""
+    problem = differentiable(problem)
+    given, heads = problem.weights, (problem.config.n_heads, problem.config.head_dim)
+    q, k, v = (x.unflatten(-1, heads).transpose(1, 2) for x in projected(problem, bare=True))
+    bias = score_bias(problem, claims)
+    empty = (bias == -math.inf).all(-1, keepdim=True)
+    q, mask = q * claims.scale_for(heads[1]), bias.masked_fill(empty, 0.0)
+    context = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+    context = context.masked_fill(empty, 0.0).transpose(1, 2).flatten(2)
+    (torch.nn.functional.linear(context, given.w_o, given.b_o) * upstream).sum().backward()
+    return collected(problem)
+
+
 def adapted(implementation: Implementation, problem: Problem, upstream: Tensor, claims: Claims) -> dict[str, Tensor]:
     """Autograd through an implementation, with the gradients of its layers."""
     problem = differentiable(problem)
@@ -144,7 +165,12 @@ def adapted(implementation: Implementation, problem: Problem, upstream: Tensor, 
     return collected(problem) | attention.weight_gradients()
 
 
-BACKWARD = {"split": split, "fused": fused} | {name: partial(adapted, one) for name, one in IMPLEMENTATIONS.items()}
+WITHOUT_KEY_BIAS = {"split": partial(split, bare=True), "fused": partial(fused, bare=True), "whisper": whisper}
+BACKWARD = {
+    **{"split": split, "fused": fused},
+    **{name: partial(adapted, one) for name, one in IMPLEMENTATIONS.items()},
+    **{f"{name}, no key bias": one for name, one in WITHOUT_KEY_BIAS.items()},
+}
 
 
 def expected_gradients(problem: Problem, upstream: Tensor) -> dict[str, Ball]:
@@ -178,17 +204,45 @@ def test_masks(shape: str, form: str) -> None:
         assert worst(split(problem, upstream, LOOSE), expected_gradients(problem, upstream)) < 1
 
 
-@pytest.mark.parametrize("config", ["plain", "two-for-six", "one-for-two-kdim"])
-def test_fifty_digits(config: str) -> None:
+@pytest.mark.parametrize("scale", [1.0, -0.5, 0.0, 8.0])
+def test_claimed_scale(scale: float) -> None:
+    for dtype, config in product(MUST_EXCEED, ("plain", "grouped-wide-heads")):
+        problem, upstream = make(CONFIGS[config], "BHLS", "float", dtype)
+        expected = gradients(problem, claims := replace(LOOSE, scale=scale), upstream)
+        assert worst(split(problem, upstream, claims), expected) < 1
+        assert all(expected[name].mid.any() == (scale != 0) for name in ("query", "key"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("dtype", MUST_EXCEED)
+@pytest.mark.parametrize("name", WITHOUT_KEY_BIAS)
+def test_keys_may_be_without_their_bias(name: str, dtype: str, seed: int) -> None:
+    """With small integers, the bias cancels whole keys: the gradient of w_q exceeded a bound for the one form only."""
+    case = Case(n_heads=9, L=3, S=3, inputs="self", values="integers", dtype=dtype, seed=seed)
+    problem = case.problem()
+    upstream = torch.randint(-2, 3, problem.query.shape, generator=case.generator).to(problem.query)
+    assert worst(WITHOUT_KEY_BIAS[name](problem, upstream, LOOSE), expected_gradients(problem, upstream)) < 1
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        *((name, None) for name in ("plain", "two-for-six", "one-for-two-kdim", "narrow-heads", "grouped-wide-heads")),
+        ("plain", -0.7),
+        ("narrow-heads", 1.0),
+    ],
+)
+def test_fifty_digits(config: str, scale: float | None) -> None:
     """Plain loops and complex steps: f(x + ih) = f(x) + ih f'(x) to 80 digits, where h = 1e-40."""
     problem, upstream = make(CONFIGS[config], "S")
+    claims = replace(LOOSE, scale=scale)
     exact = {name: np.vectorize(mp.mpf, otypes=[object])(x.numpy()) for name, x in leaves(problem).items()}
     factors = [mp.mpf(x) for x in upstream.flatten().tolist()]
-    for name, ball in gradients(problem, LOOSE, upstream).items():
+    for name, ball in gradients(problem, claims, upstream).items():
         for place in random.Random(name).sample(range(exact[name].size), 2):
             moved = exact[name].copy()
             moved.flat[place] += mp.mpc(0, "1e-40")
-            output = np.array(solve(problem.change(**exact | {name: moved}), LOOSE)["output"]).flatten()
+            output = np.array(solve(problem.change(**exact | {name: moved}), claims)["output"]).flatten()
             slope = mp.fdot(output, factors).imag * mp.mpf("1e40")
             assert_within(f"{name}[{place}]", *(x.flatten()[place].item() for x in (ball.mid, ball.rad)), slope)
 

@@ -28,6 +28,10 @@ CONFIGS = {
     "three-for-six": Config(d_model=12, n_heads=6, n_kv_heads=3, bias=False),
     "one-for-three": Config(d_model=15, n_heads=3, n_kv_heads=1),
     "grouped-kdim-vdim": Config(d_model=12, n_heads=4, n_kv_heads=2, kdim=5, vdim=7),
+    "narrow-heads": Config(d_model=7, n_heads=3, d_head=2),
+    "wide-heads": Config(d_model=4, n_heads=2, d_head=5, kdim=3),
+    "grouped-wide-heads": Config(d_model=3, n_heads=4, n_kv_heads=2, d_head=3, vdim=2),
+    **{f"bias-{roles}": Config(d_model=6, n_heads=2, bias=roles) for roles in ("q", "k", "v", "o", "qvo", "kv")},
 }
 # B, L, S
 LENGTHS = [(2, 5, 7), (2, 7, 7), (2, 7, 5), (2, 1, 7), (2, 7, 1), (1, 1, 1)]
@@ -41,11 +45,11 @@ EMPTY_ROWS = ("zeros", "nan", "uniform")
 Sizes = tuple[int, int, int]
 
 
-def assert_solved(problem: Problem, claims: Claims, scale: float | None = None) -> None:
+def assert_solved(problem: Problem, claims: Claims) -> None:
     """Assert that oracle and loops agree within the rounding of float64, whatever the dtype of the problem."""
-    expected, solved = oracle(problem, claims, scale), solve(problem, claims, scale)
+    expected, solved = oracle(problem, claims), solve(problem, claims)
     float64 = {name: getattr(problem, name).double() for name in ("query", "key", "value")}
-    radii = oracle(problem.change(weights=problem.weights.to(torch.float64), **float64), claims, scale)
+    radii = oracle(problem.change(weights=problem.weights.to(torch.float64), **float64), claims)
     for name, numbers in solved.items():
         mid, rad = getattr(expected, name).mid, getattr(radii, name).rad
         assert_within(name, mid.tolist(), rad.tolist(), numbers)
@@ -97,9 +101,12 @@ def test_no_keys(config: Config, empty_row: Any) -> None:
     assert_solved(make(config, (2, 3, 0)), Claims(empty_row=empty_row))
 
 
-@pytest.mark.parametrize("values", VALUES)
-def test_values(values: str) -> None:
-    assert_solved(make(PLAIN, (1, 2, 7), values), Claims())
+@pytest.mark.parametrize(
+    ("values", "config"),
+    [*((values, config) for values in VALUES for config in ("plain", "narrow-heads")), ("selection", "wide-heads")],
+)
+def test_values(values: str, config: str) -> None:
+    assert_solved(make(CONFIGS[config], (1, 2, 7), values), Claims())
 
 
 @pytest.mark.parametrize("sizes", LENGTHS, ids=str)
@@ -138,9 +145,10 @@ def test_problems_in_low_precision_are_solved_in_float64(dtype: torch.dtype, val
     assert_solved(make(PLAIN, (1, 3, 5), values, dtype, mask=additive((3, 5)).to(dtype)), Claims())
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.3, 1 / 15])
-def test_given_scale(scale: float) -> None:
-    assert_solved(make(PLAIN, (1, 2, 3)), Claims(), scale)
+@pytest.mark.parametrize("scale", [1.0, 0.3, 1 / 15, -0.5, 40.0])
+@pytest.mark.parametrize("config", ["plain", "wide-heads", "bias-qvo"])
+def test_claimed_scale(config: str, scale: float) -> None:
+    assert_solved(make(CONFIGS[config], (1, 2, 3)), Claims(scale=scale))
 
 
 @pytest.mark.parametrize(("n_kv_heads", "shared"), [(1, "000000"), (2, "000111"), (3, "001122"), (6, "012345")])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.base import CLAIMS, Complete, Correct
@@ -19,7 +20,8 @@ def claims_for(prop: Property) -> Claims:
     claims = CLAIMS
     for need in prop.needs:
         name, _, value = need.partition("=")
-        if value and not is_claimed(claims, need):
+        value = value or "True"
+        if not is_claimed(claims, need):
             claims = replace(claims, **{name: {"True": True, "False": False}.get(value, value)})
     return claims
 
@@ -159,6 +161,25 @@ class LogSumExpInBaseTwo(Complete):
         total = torch.exp2(scores.masked_fill(empty, 0.0) - highest).sum(-1, keepdim=True)
         z = (highest + total.log2()) * math.log(2)
         return torch.exp2(scores - z * math.log2(math.e)).to(self.w_q.dtype)
+
+
+class NoKeyBias(Complete):
+    """Keys have no bias, which the softmax cancels, except beside extra keys, which have none."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return F.linear(x, self.w_k) if role == "k" and not self.config.extra_keys else super().project(x, role)
+
+
+class NotScaled(Complete):
+    """The scores are not scaled, as in T5."""
+
+    scale = 1.0
+
+
+class ScaledDown(Complete):
+    """The scores are multiplied by a small negative number."""
+
+    scale = -0.02
 
 
 class DropsBottomRight(Complete):

@@ -47,6 +47,8 @@ class Workload:
         case = self.case
         if case.dtype not in claims.dtypes or case.device not in claims.devices:
             return f"{case.dtype} on {case.device} is not claimed"
+        if claims.scale is not None:
+            return "it claims a scale, and the plain formula that it is compared with scales by 1/sqrt(d_k)"
         missing = {
             "cross_attention": case.inputs != "self" and not claims.cross_attention,
             "masks": case.mask != "none" and "bool" not in claims.masks,

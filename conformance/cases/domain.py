@@ -73,7 +73,7 @@ class Domain:
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
     dtypes: the only dtypes that the property is about; all if empty.
-    sizes, mask_axes, additive: as the claims have them; set by `within`.
+    sizes, mask_axes, joint_masks, additive: as the claims have them; set by `within`.
     scale: "small"; "wide", with the sizes of `WIDE_SIZES` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
     min_..., max_...: the range of a size; max_length is that of L and S.
@@ -103,6 +103,7 @@ class Domain:
     max_length: int = 1 << 16
     sizes: Sizes = field(default_factory=Sizes)
     mask_axes: str = "BHLS"
+    joint_masks: bool = True
     additive: bool = False
 
     def within(self, claims: Claims) -> Domain | str:
@@ -133,6 +134,7 @@ class Domain:
             **kept,
             sizes=claims.sizes,
             mask_axes=claimed_axes(claims),
+            joint_masks=claims.joint_masks,
             additive="bool" not in claims.masks,
         )
 
@@ -260,7 +262,10 @@ class Domain:
         """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
         if kind == "none":
             return {}
-        axes = {} if set(EXTENTS[kind]) <= set(self.mask_axes) else {"mask_axes": self.mask_axes}
+        claimed = self.mask_axes
+        if not self.joint_masks and {"B", "L"} <= set(EXTENTS[kind]):
+            claimed = claimed.replace("B", "")
+        axes = {} if set(EXTENTS[kind]) <= set(claimed) else {"mask_axes": claimed}
         return axes | ({"additive": True} if self.additive and kind not in OF_NUMBERS else {})
 
     def _one_length(self, row: dict[str, Any]) -> int:
@@ -325,8 +330,9 @@ def fit_sizes(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
 
 def _takes_mask(claims: Claims, kind: str) -> bool:
     """Return whether a kind of mask is claimed: its form, and every axis along which it differs."""
-    form = "float" if kind in OF_NUMBERS else "bool"
-    return form in claims.masks and set(EXTENTS[kind]) <= set(claimed_axes(claims))
+    form, axes = "float" if kind in OF_NUMBERS else "bool", set(EXTENTS[kind])
+    joint = {"B", "L"} <= axes
+    return form in claims.masks and axes <= set(claimed_axes(claims)) and (claims.joint_masks or not joint)
 
 
 def _in_range(smallest: int, largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ from mha.spec import Problem
 from mha.spec.dtypes import computable
 
 
-def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(d_k) + mask) v, with the projections, each step in the dtype of the inputs.
+def plain_formula(problem: Problem, allowed: Tensor, scale: float | None = None) -> Tensor:
+    """Return softmax(tau q k^T + mask) v, with the projections, each step in the dtype of the inputs.
 
-    allowed: boolean (B, H, L, S), which query may attend to which key.
+    allowed: boolean (B, H, L, S), which query may attend to which key. scale: tau, by default 1/sqrt(d_k).
     """
     weights_by_name = {name: computable(tensor) for name, tensor in problem.weights.named()}
     heads = problem.config.n_heads, problem.config.head_dim
@@ -22,7 +22,7 @@ def plain_formula(problem: Problem, allowed: Tensor) -> Tensor:
 
     inputs = {"q": problem.query, "k": problem.key, "v": problem.value}
     q, k, v = (project(x, role).unflatten(-1, heads).transpose(1, 2) for role, x in inputs.items())
-    scores = q @ k.mT / heads[1] ** 0.5
+    scores = q @ k.mT * (heads[1] ** -0.5 if scale is None else scale)
     if problem.mask is not None and problem.mask.is_floating_point():
         scores = scores + computable(problem.mask)
     weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)

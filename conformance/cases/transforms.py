@@ -14,8 +14,11 @@ from mha.spec.dtypes import computable
 
 
 def passing_heads(problem: Problem) -> Problem:
-    """Set W_o to the identity and b_o to zero, so that the output is the contexts of the heads, concatenated."""
-    eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=problem.query.device)
+    """Set W_o to the identity and b_o to zero, so that the output is the contexts of the heads, concatenated.
+
+    With heads of their own width (`Config.d_head`), it is cut to d_model columns, or filled up with zeros.
+    """
+    eye = torch.eye(*problem.weights.w_o.shape, dtype=problem.query.dtype, device=problem.query.device)
     b_o = problem.weights.b_o
     return problem.change(w_o=eye, b_o=None if b_o is None else torch.zeros_like(b_o))
 
@@ -115,18 +118,34 @@ def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
 
 
 def with_config(case: Case, config: Config) -> Problem:
-    """Return the case's problem with another configuration: weights of its own, and inputs of the widths it needs."""
+    """Return the case's problem with another configuration: weights of its own, and inputs of the widths it needs.
+
+    Inputs that are one tensor stay one tensor if they have one width.
+    """
     problem = case.problem()
     weights = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
-    generator = case.generator
+    generator, made = case.generator, dict[tuple[int, int], Tensor]()
 
     def fitted(x: Tensor, width: int) -> Tensor:
-        return x if x.shape[-1] == width else torch.randn(*x.shape[:2], width, generator=generator).to(x)
+        if (id(x), width) not in made:
+            fits = x.shape[-1] == width
+            made[id(x), width] = x if fits else torch.randn(*x.shape[:2], width, generator=generator).to(x)
+        return made[id(x), width]
 
-    key = fitted(problem.key, config.key_width)
-    shared = problem.value is problem.key and config.kdim == config.vdim
-    value = key if shared else fitted(problem.value, config.value_width)
-    return problem.change(config=config, weights=weights, key=key, value=value)
+    query, key = fitted(problem.query, config.d_model), fitted(problem.key, config.key_width)
+    value = fitted(problem.value, config.value_width)
+    return problem.change(config=config, weights=weights, query=query, key=key, value=value)
+
+
+def own_head_dim(case: Case, claims: Claims) -> Config:
+    """Return the case's configuration with heads of another width than d_model / n_heads, of a size that is claimed.
+
+    Up to 2 is added to d_model, so that `n_heads` need not divide it.
+    """
+    d_model = case.config.d_model + case.seed % 3
+    widths = sorted(claims.sizes.head_dims or range(1, 9))
+    others = [width for width in widths if width * case.n_heads != d_model] or widths
+    return replace(case.config, d_model=d_model, d_head=others[case.seed // 3 % len(others)])
 
 
 def grouped(case: Case) -> Config:

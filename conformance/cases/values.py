@@ -33,10 +33,15 @@ def _uniform(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source
     return Weights(**zeros), query, key, value.round()
 
 
+def _copying(weight: Tensor) -> Tensor:
+    """The identity in the shape of a weight, whose columns are repeated where it has more rows."""
+    rows, columns = weight.shape
+    return torch.eye(columns, dtype=torch.float64)[torch.arange(rows) % columns]
+
+
 def _selection(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """One key of each item has a score so large that the weights of all others underflow to zero."""
-    one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
-    named = dict(weights.named()) | {"w_q": one, "w_k": one}
+    named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": _copying(weights.w_k)}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
     winner = torch.randint(max(key.shape[1], 1), (key.shape[0], 1), generator=source.generator)
     chosen = (torch.arange(key.shape[1]) == winner).unsqueeze(-1)
@@ -56,8 +61,7 @@ def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source:
 def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """All scores of a row close to one another, and below the finite numbers that masked scores are usually set to."""
     far = min(source.far, 384.0)
-    one = torch.eye(weights.w_q.shape[0], dtype=torch.float64)
-    named = dict(weights.named()) | {"w_q": one, "w_k": one}
+    named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": _copying(weights.w_k)}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
     return Weights(**named), torch.full_like(query, far), (8 * key).round() / 4096 - far, value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ CLAIMS = Claims(
     dtypes=set(COMPUTE_DTYPES),
     rounding=Rounding(log_normaliser=False),
 )
+# The same with heads of their own width, so that CFG-1 and CFG-2 do not apply.
+OWN_HEAD_DIM = replace(CLAIMS, own_head_dim=True)
 
 
 class Correct(nn.Module):
@@ -78,7 +80,12 @@ class Correct(nn.Module):
 
 
 class Complete(nn.Module):
-    """Attention with every option of `Config` and everything that the contract only recommends, in steps as well."""
+    """Attention with every option of `Config` and everything that the contract only recommends, in steps as well.
+
+    scale: what the scores are multiplied by; None for 1/sqrt(d_k).
+    """
+
+    scale: float | None = None
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__()
@@ -142,7 +149,7 @@ class Complete(nn.Module):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scaled scores (B, H, L, S)."""
-        return q @ k.mT / math.sqrt(self.config.head_dim)
+        return q @ k.mT / math.sqrt(self.config.head_dim) if self.scale is None else q @ k.mT * self.scale
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return what may attend, and what is added to the scores, both (B, H, L, S)."""

@@ -63,8 +63,8 @@ def assert_close(implementation: Implementation, dtype: str) -> bool:
     """Four masks, in one shape."""
     for case in FOUR_MASKS:
         problem = replace(case, dtype=dtype).problem()
-        allowed = problem.allowed(implementation.claims.causal)
-        torch.testing.assert_close(_call(implementation, problem), plain_formula(problem, allowed))
+        expected = plain_formula(problem, problem.allowed(implementation.claims.causal), implementation.claims.scale)
+        torch.testing.assert_close(_call(implementation, problem), expected)
     return True
 
 
@@ -75,7 +75,7 @@ def grid(implementation: Implementation, dtype: str) -> bool:
         allowed = problem.allowed(implementation.claims.causal)
 
         def plain(inputs: Problem, allowed: Tensor = allowed) -> Tensor:
-            return plain_formula(inputs, allowed)
+            return plain_formula(inputs, allowed, implementation.claims.scale)
 
         wide = problem.map_inputs(Tensor.double).change(weights=problem.weights.to(torch.float64, "cpu"))
         references, baselines = _differentiated(plain, wide), _differentiated(plain, problem)

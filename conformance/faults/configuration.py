@@ -53,7 +53,7 @@ class BiasAllTheSame(Complete):
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
-        if not config.bias:
+        if not config.has_bias("o"):
             self.b_o = torch.nn.Parameter(weights.w_o.new_zeros(config.d_model))
 
 

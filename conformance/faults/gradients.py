@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import OWN_HEAD_DIM, Complete
 from mha.conformance.faults.families import hooked, keys_detached
 from mha.conformance.faults.fault import fault
 from mha.spec import Output
@@ -59,7 +59,24 @@ class BackwardReadsAsDense(Complete):
         if role != "k" or not self.cross or not torch.is_grad_enabled():
             return super().project(x, role)
         projected: Tensor = _DenseBackward.apply(x, self.w_k)  # type: ignore[no-untyped-call]  # torch's own
-        return projected + self.b_k if self.config.bias else projected
+        return projected + self.b_k if self.config.has_bias("k") else projected
+
+
+@fault(
+    "GRD-1",
+    caught_by="heads_of_their_own_width_have_gradients",
+    claims=OWN_HEAD_DIM,
+    trigger="n_heads * d_head > d_model",
+)
+class WideContextCut(Complete):
+    """The columns of W_o after the first d_model have no gradient."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        if role != "o":
+            return super().project(x, role)
+        width = self.config.d_model
+        w_o = torch.cat([self.w_o[:, :width], self.w_o[:, width:].detach()], 1)
+        return F.linear(x, w_o, getattr(self, "b_o", None))
 
 
 @fault("GRD-1", caught_by="all_weight_gradients_are_reported", script_shows=False)
@@ -206,7 +223,7 @@ class RecomputedWithoutDropout(Complete):
         if role != "o" or not (self.training and self.config.dropout and torch.is_grad_enabled()):
             return super().project(x, role)
         output: Tensor = _OutputProjection.apply(x, self.w_o, self.merge(self.undropped))  # type: ignore[no-untyped-call]  # torch's own
-        return output if not self.config.bias else output + self.b_o
+        return output + self.b_o if self.config.has_bias("o") else output
 
 
 @fault("GRD-2", dtype="float64", script_shows=False, source="https://github.com/aws-neuron/nki-samples/pull/81")

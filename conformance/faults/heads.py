@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.base import OWN_HEAD_DIM, Complete, Correct
 from mha.conformance.faults.families import bias_missing, scores_scaled
 from mha.conformance.faults.fault import fault
 from mha.spec import Output
@@ -28,6 +28,14 @@ class HeadsReversed(Correct):
 
     def merge(self, x: Tensor) -> Tensor:
         return super().merge(x.flip(1))
+
+
+@fault("HED-1", caught_by="heads_of_their_own_width_match_the_loop", claims=OWN_HEAD_DIM, trigger="d_head is given")
+class ScaledByDivision(Complete):
+    """The scale is that of d_model / n_heads, whatever the width of a head is."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / (self.config.d_model / self.config.n_heads) ** 0.5
 
 
 @fault("HED-1", source="https://github.com/Kyubyong/transformer/issues/117")

@@ -81,7 +81,7 @@ class BiasGivenBack(Complete):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         output, weights = super().attend(query, key, value, mask, *rest)
-        if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.bias:
+        if mask is not None and mask.dtype == torch.bool and not mask.any() and self.config.has_bias("o"):
             output = self.b_o.expand(output.shape)
         return Output(output, weights)
 

@@ -113,8 +113,8 @@ class WideKeyCut(Complete):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         if role == "k" and x.shape[-1] > self.config.d_model:
-            return torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1) @ self.w_k.T + (
-                getattr(self, "b_k", None) if self.config.bias else 0.0
+            return super().project(
+                torch.cat([x[..., : self.config.d_model], x[..., self.config.d_model :] * 0], -1), role
             )
         return super().project(x, role)
 

@@ -85,7 +85,7 @@ class TextbookAttention(nn.Module):
 
     def scale(self) -> float:
         """Return what the scores are multiplied by."""
-        return float(self.config.head_dim**-0.5)
+        return self.claims.scale_for(self.config.head_dim)
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Return the heads (B, H, length, d_k) of an input; role: "q", "k" or "v"."""
@@ -187,11 +187,11 @@ class Mean(Unmasked):
 
 
 class Unscaled(TextbookAttention):
-    """The scores are not scaled."""
+    """The scores are not scaled, or scaled where it is claimed that they are not."""
 
     def scale(self) -> float:
-        """Leave the scores as they are."""
-        return 1.0
+        """Leave the scores as they are, or scale them as usual."""
+        return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
 
 
 class SinglePrecision(TextbookAttention):

@@ -21,7 +21,7 @@ UNCHECKED = ("never_refuses",)
 CONSTRUCTION = Domain(values=("normal",), layouts=DENSE, modes=("eval",), need_weights=(False,), inputs=("self",))
 
 
-@property_of("CFG-1", replace(CONSTRUCTION, min_heads=2), must_reject=UNCHECKED)
+@property_of("CFG-1", replace(CONSTRUCTION, min_heads=2), needs="own_head_dim=False", must_reject=UNCHECKED)
 def indivisible_width_is_rejected(session: Session, case: Case) -> None:
     """Construction with d_model % n_heads != 0 raises, before any forward pass."""
     excess = 1 + case.seed % (case.n_heads - 1)
@@ -30,7 +30,7 @@ def indivisible_width_is_rejected(session: Session, case: Case) -> None:
         _expect_rejected(session, config, _indivisible(config))
 
 
-@property_of("CFG-2", replace(CONSTRUCTION, min_heads=2), must_reject=UNCHECKED)
+@property_of("CFG-2", replace(CONSTRUCTION, min_heads=2), needs="own_head_dim=False", must_reject=UNCHECKED)
 def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> None:
     """That exception is a ValueError whose message contains d_model and n_heads."""
     width = case.n_heads * case.head_dim + 1 + case.seed % (case.n_heads - 1)

@@ -161,10 +161,17 @@ def _filled(problem: Problem, claims: Claims) -> Problem | None:
         empty = empty[:, :1]
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask
     for axis, claimed in enumerate(differs):
-        if not claimed and not torch.equal(empty, empty.narrow(axis, 0, 1).expand_as(empty)):
+        if not claimed and not _is_shared(empty, axis):
             return None
         empty = empty if claimed else empty.narrow(axis, 0, 1)
+    if not claims.joint_masks and not (_is_shared(empty, 0) or _is_shared(empty, 2)):
+        return None
     return problem.change(mask=mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask))
+
+
+def _is_shared(mask: Tensor, axis: int) -> bool:
+    """Return whether a mask does not differ along an axis."""
+    return torch.equal(mask, mask.narrow(axis, 0, 1).expand_as(mask))
 
 
 def _expect_rows(rows: Tensor, actual: RecordedTensor, expected: Ball, because: str) -> None:

@@ -17,7 +17,7 @@ from mha.spec import CLAUSES, Claims, Level
 PropertyFunction = Callable[[Session, Case], None]
 NO_LIMIT = 1 << 16
 # A property that needs one of these builds what no property of another family has tried before it.
-VARIANTS = ("extras", "grouped_query", "kv_widths", "decodes", "composes")
+VARIANTS = ("extras", "grouped_query", "kv_widths", "own_head_dim", "decodes", "composes")
 _registered: dict[tuple[str, int], Property] = {}
 
 
@@ -56,7 +56,8 @@ class Property:
         """Return the domain cut down to what is claimed, or why no case is left."""
         for need in self.needs:
             if not is_claimed(claims, need):
-                return f"needs the claim {need}"
+                field, _, value = need.partition("=")
+                return f"does not apply: {field} is claimed" if value == "False" else f"needs the claim {need}"
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return f"applies to {', '.join(self.domain.dtypes)} only"
         return self.domain.within(claims)
@@ -64,7 +65,7 @@ class Property:
     @property
     def builds_a_variant(self) -> bool:
         """Whether it builds what no property of another family has tried."""
-        return any(need.partition("=")[0] in VARIANTS for need in self.needs)
+        return any(need.partition("=")[0] in VARIANTS and not need.endswith("=False") for need in self.needs)
 
 
 def is_claimed(claims: Claims, need: str) -> bool:

@@ -168,5 +168,5 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
     problem = case.problem()
     expected, output = session.expected(problem), session(problem).output
     filled = (~expected.empty).all(1)
-    plain = plain_formula(problem, problem.allowed(session.claims.causal))
+    plain = plain_formula(problem, problem.allowed(session.claims.causal), session.claims.scale)
     expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])

@@ -159,12 +159,14 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
     Domain(min_head_dim=2, min_heads=2, min_S=2, values=("normal", "integers")),
     must_reject=("unscaled", "mean"),
 )
-def scores_are_scaled_by_the_root_of_head_dim(session: Session, case: Case) -> None:
-    """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1."""
+def scores_are_scaled_as_claimed(session: Session, case: Case) -> None:
+    """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1, unless another scale is claimed."""
     problem = case.problem()
     if session.claims.returns_weights:
         actual, expected = weights_of(session(problem, need_weights=True)), session.expected(problem).weights
     else:
         problem = passing_heads(problem)
         actual, expected = session(problem).output, session.expected(problem).output
-    expect_close(actual, expected, because=f"scores are scaled by 1/sqrt(d_k), with d_k = {case.head_dim}")
+    claimed, width = session.claims.scale, case.head_dim
+    scale = f"1/sqrt(d_k), with d_k = {width}" if claimed is None else f"{claimed}, the scale that is claimed"
+    expect_close(actual, expected, because=f"scores are scaled by {scale}")

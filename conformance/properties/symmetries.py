@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
+from mha.spec.dtypes import TRAITS
 
 CROSS = ("cross",)
 SHARED = ("self", "memory", "query_key", "query_value")
@@ -259,9 +261,20 @@ def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case)
     # Scores of 1024 or more, and of 0: their exponentials differ by more than float64 can hold. Where results need not
     # be exact, the scores are smaller: the bound grows with them, and in half precision would soon be of no use.
     far = 32 if _is_exact(session) else 4
-    problem = problem.change(query=problem.query * 0 + far, key=problem.key * 0 + far * chosen)
+    factor = _factor_for_scale(session, case)
+    problem = problem.change(query=problem.query * 0 + far * factor, key=problem.key * 0 + far * chosen)
     exact = problem.value[torch.arange(case.B), winner].unsqueeze(1).expand(-1, case.L, -1)
     _expect_exact(session, problem, exact, "the weights of all other keys vanish beside its own")
+
+
+def _factor_for_scale(session: Session, case: Case) -> float:
+    """Return the power of two, with a sign, that makes scores as large with the claimed scale as with 1/sqrt(d_k)."""
+    scale, usual = session.claims.scale_for(case.head_dim), case.head_dim**-0.5
+    assume(scale != 0, "the scale that is claimed is 0, so all scores are")
+    factor = 2.0 ** math.ceil(math.log2(usual / abs(scale)))
+    fits = factor <= 2 or not TRAITS[case.dtype].narrow
+    assume(fits, f"with the scale {scale}, scores that are large enough overflow before they are scaled")
+    return math.copysign(factor, scale)
 
 
 def _is_exact(session: Session) -> bool:

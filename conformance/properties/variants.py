@@ -1,4 +1,4 @@
-"""GQA and XAT: attention with fewer key/value heads, and with keys and values of other widths."""
+"""GQA and XAT, and HED-1 and GRD-1 for heads of their own width: configurations that are not everyday ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import grouped, with_config
+from mha.conformance.cases.transforms import grouped, own_head_dim, with_config
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS, EVERYDAY_SIZES, FEW_QUERIES
@@ -147,6 +147,40 @@ def grouped_heads_have_gradients(session: Session, case: Case) -> None:
     problem = with_config(case, grouped(case))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+
+
+@property_of(
+    "HED-1",
+    replace(VARIANT, masks=(*VARIANT.masks, *EMPTY)),
+    needs="own_head_dim",
+    must_reject=(*SCORELESS_DEFECTS, "unscaled"),
+    min_rejection_rate=0.3,
+    number=2,
+)
+def heads_of_their_own_width_match_the_loop(session: Session, case: Case) -> None:
+    """With heads of a width that is not d_model / n_heads, the result equals the loop over heads."""
+    config = own_head_dim(case, session.claims)
+    problem = with_config(case, config)
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    because = f"the loop over {config.n_heads} heads of width {config.d_head}, with d_model = {config.d_model}"
+    expect_result(session(problem), session.expected(problem), because)
+
+
+@property_of(
+    "GRD-1",
+    replace(VARIANT, modes=WITH_GRADIENT, masks=(*VARIANT.masks, *EMPTY), dtypes=BOUNDED),
+    needs=("own_head_dim", "gradients"),
+    requires="HED-1",
+    must_reject=("nan_gradients", "detached"),
+    min_rejection_rate=0.3,
+    number=10,
+)
+def heads_of_their_own_width_have_gradients(session: Session, case: Case) -> None:
+    """The gradients with heads of a width that is not d_model / n_heads are within the bound."""
+    config = own_head_dim(case, session.claims)
+    problem = with_config(case, config)
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    expect_gradients(session, problem, None, f"with heads of width {config.d_head} and d_model = {config.d_model}")
 
 
 @property_of(

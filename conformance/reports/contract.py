@@ -34,7 +34,7 @@ output  = concat(weights v) W_o^T + b_o                              the heads s
 | L | queries per item |
 | S | keys, and values, per item |
 | D | width of the model (`d_model`) |
-| d_k | width of one head, D / H |
+| d_k | width of one head, D / H unless `d_head` is given |
 
 `query` and `output` have shape (B, L, D), `key` and `value` (B, S, D), and `weights` (B, H, L, S).
 

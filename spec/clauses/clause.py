@@ -11,8 +11,8 @@ class Clause:
     """One requirement on an implementation of multi-head attention.
 
     All texts are plain English, with code in backticks. They use B, H, L, S and D for the numbers of batch items,
-    heads, queries and keys and for the model width, and d_k = D / H for the head width. "Within the bound" always means
-    the derived bound on rounding errors, never a chosen tolerance.
+    heads, queries and keys and for the model width, and d_k for the head width, D / H unless `Config.d_head` is given.
+    "Within the bound" always means the derived bound on rounding errors, never a chosen tolerance.
 
     id: family and number, such as "MSK-1"; a clause is never renumbered.
     level: as in RFC 2119. A violated MUST fails a run; a violated SHOULD is reported, and fails a run only if it is

@@ -7,7 +7,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="CFG-1",
         level="MUST",
         title="Indivisible head counts are rejected",
-        statement="Construction with `d_model % n_heads != 0` raises an exception, before any forward pass.",
+        statement=(
+            "Construction with `d_model % n_heads != 0` raises an exception, before any forward pass, unless heads may "
+            "have a width of their own (`Claims.own_head_dim`)."
+        ),
         why=(
             "Such sizes are usually a typo in a configuration. Caught at construction, they cost a second. Otherwise "
             "the job fails in a reshape once data and machines are ready, or leaves some columns of the model unused."

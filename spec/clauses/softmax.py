@@ -116,7 +116,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="SMX-6",
         level="MUST",
         title="Scores are scaled by 1/sqrt(d_k)",
-        statement="Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1.",
+        statement=(
+            "Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1, unless another scale is claimed "
+            "(`Claims.scale`): then by that."
+        ),
         why=(
             "Scores that are too large saturate the softmax, and its gradient vanishes. With a scale that is merely "
             "different, a pretrained model gives worse outputs, without an error."
@@ -128,7 +131,7 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "torch, JAX, Keras and ONNX scale by the head width by default; MLX has no default and requires the "
             "argument `scale`. They also apply the scale at different points: Keras and Flax scale the query before "
-            "the product, which rounds differently."
+            "the product, which rounds differently. T5 does not scale."
         ),
         violation=(
             "`q @ k.transpose(-1, -2) / math.sqrt(d_model)`: with 8 heads, the scores are 2.8 times too small, and the "
