@@ -27,8 +27,10 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["masks"] = {"bool", "float"}
     if point.masked and not point.per_head:
         claims["per_head_mask"] = False
-    if point.masked and (not point.per_query or point.split):
+    if point.masked and not point.per_query:
         claims["per_query_mask"] = False
+    if point.split:
+        claims["joint_masks"] = False
     if point.masked and not point.per_item:
         claims["per_item_mask"] = False
     if point.causal in CAUSAL_ALWAYS:

@@ -89,6 +89,8 @@ def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iter
     shape = tuple(size if free else 1 for size, free in zip(problem.shape, differs, strict=True))
     for probability in (0.7, 0.3):  # with 0.3, some rows are empty
         allowed = torch.rand(shape, generator=generator) < probability
+        if not claims.joint_masks:
+            allowed = allowed[:, :, :1] & allowed[:1]
         if "bool" in claims.masks:
             yield allowed
         if "float" in claims.masks:
