@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mha.conformance.settings import Settings
 
 Status = Literal["pass", "fail", "waived", "stale_waiver", "not_claimed", "refused", "blocked", "harness_error"]
+# A clause with one of these was seen to fail.
+FAILED = ("fail", "refused", "waived")
 # A required clause with one of these means that the implementation does not conform.
 NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
 # Of the JSON. A change that a reader of an older format would misread makes the next; format 1 is still read.
@@ -49,7 +51,8 @@ class Verdict:
     rejected it.
     case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
     status is not "pass". script: a stand-alone script that reproduces the failure. blocked_by: the clause or family
-    whose failure makes this clause meaningless. seconds: how long it took.
+    that explains the failure; the status is "blocked" only if that is seen to fail too (see `settled`). seconds: how
+    long it took.
 
     >>> where = {"dtype": "float32", "device": "cpu"}
     >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms
@@ -86,7 +89,9 @@ class Report:
 
     targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it. strict: whether
     SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
-    implementations that could not be loaded, and why. started: in UTC. host: the machine.
+    implementations that could not be loaded, and why. torch_changes: what had been replaced or set in torch before the
+    run, as by the import of an implementation; it is in place while implementations run, and at no other time.
+    started: in UTC. host: the machine.
 
     >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
     >>> report.conforms, report.failing, Report.from_json(report.to_json()) == report
@@ -101,6 +106,7 @@ class Report:
     strict: bool = False
     incomplete: bool = False
     broken: dict[str, str] = field(default_factory=dict)
+    torch_changes: tuple[str, ...] = ()
     started: str = ""
     host: str = ""
     format: Literal[2] = FORMAT
@@ -126,7 +132,7 @@ class Report:
             return names.index(verdict.implementation), *where, list(CLAUSES).index(verdict.clause)
 
         return Report(
-            verdicts=tuple(sorted(verdicts, key=place)),
+            verdicts=settled(sorted(verdicts, key=place)),
             profile=settings.profile,
             seed=settings.seed,
             versions=versions(),
@@ -173,7 +179,7 @@ class Report:
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read a report of format 1 or 2; raises ValueError, in one line, for anything else."""
+        """Read a report of format 1 or 2, and settle it; raises ValueError, in one line, for anything else."""
         from pydantic import ValidationError
 
         try:
@@ -188,7 +194,7 @@ class Report:
         try:
             if written == 1:
                 text = json.dumps(_from_format_1(data))
-            report = _adapter().validate_json(text, strict=True)
+            report: Report = _adapter().validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -196,7 +202,7 @@ class Report:
         unknown = sorted({verdict.clause for verdict in report.verdicts} - set(CLAUSES))
         if unknown:
             raise ValueError(f"the report has clauses that this version does not know: {', '.join(unknown)}")
-        return report  # type: ignore[no-any-return]  # of a cached function
+        return replace(report, verdicts=settled(report.verdicts))
 
     @staticmethod
     def schema() -> dict[str, Any]:
@@ -204,6 +210,22 @@ class Report:
         schema: dict[str, Any] = _adapter().json_schema(mode="serialization")
         schema["properties"] = {"conforms": {"type": "boolean"}} | schema["properties"]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """Return the verdicts, with each "blocked" if the clause or family that explains it fails too, and else "fail".
+
+    It must fail by itself, for the same implementation, in the same dtype and on the same device; of a family, a
+    required clause must. The order of the verdicts does not matter.
+
+    >>> where = {"implementation": "mine", "level": "MUST", "dtype": "float32", "device": "cpu", "status": "fail"}
+    >>> cause, explained = Verdict(clause="STA-1", **where), Verdict(clause="NUM-1", blocked_by="STA", **where)
+    >>> [verdict.status for verdict in settled([explained, cause])], settled([explained])[0].status
+    (['blocked', 'fail'], 'fail')
+    """
+    verdicts = tuple(verdicts)
+    causes = {(*_subject(verdict), cause) for verdict in verdicts for cause in _explains(verdict)}
+    return tuple(_settle(verdict, (*_subject(verdict), verdict.blocked_by) in causes) for verdict in verdicts)
 
 
 def by_implementation(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
@@ -223,6 +245,24 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """Return the time, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _subject(verdict: Verdict) -> tuple[str, str, str]:
+    return verdict.implementation, verdict.dtype, verdict.device
+
+
+def _explains(verdict: Verdict) -> Iterator[str]:
+    """Yield what a verdict shows to fail by itself: its clause and, if that is required, its family."""
+    if verdict.status in FAILED and not verdict.blocked_by:
+        yield verdict.clause
+        if verdict.required:
+            yield CLAUSES[verdict.clause].family
+
+
+def _settle(verdict: Verdict, explained: bool) -> Verdict:
+    if explained and verdict.status in ("fail", "refused"):
+        return replace(verdict, status="blocked")
+    return replace(verdict, status="fail") if verdict.status == "blocked" and not explained else verdict
 
 
 @cache

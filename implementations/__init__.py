@@ -4,7 +4,7 @@ from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.module import from_module
 from mha.implementations.discovery import Inference, Registered, Resolved, discover, preflight, resolve
-from mha.implementations.errors import ImplementationError, UnavailableError
+from mha.implementations.errors import ImplementationError, UnavailableError, UnsupportedCallError
 
 __all__ = [
     "ImplementationError",
@@ -12,6 +12,7 @@ __all__ = [
     "Registered",
     "Resolved",
     "UnavailableError",
+    "UnsupportedCallError",
     "as_output",
     "discover",
     "from_kernel",

@@ -19,6 +19,8 @@ from torch import nn
 
 from mha.implementations.errors import ImplementationError, UnavailableError
 from mha.implementations.inference.infer import infer
+from mha.implementations.inference.probes import most_biases
+from mha.implementations.pristine import as_found, pristine
 from mha.spec import Claims, Config, Implementation, Weights
 
 # The group of entry points under which packages register implementations.
@@ -145,9 +147,12 @@ def preflight(implementation: Implementation) -> None:
             f"{implementation!r:.80} is not an implementation: it needs a name (str), claims (mha.spec.Claims) and a "
             f"method build, but its name is {name!r:.80} and its claims are {claims!r:.80}"
         )
-    config = Config(d_model=4, n_heads=2, bias=True in claims.bias)
+    sizes = claims.sizes
+    n_heads, head_dim = min(sizes.n_heads or {2}), min(sizes.head_dims or {2})
+    config = Config(d_model=n_heads * head_dim, n_heads=n_heads, bias=most_biases(claims.bias))
     try:
-        implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
+        with pristine(), as_found():  # what it changes is changed again when it is judged
+            implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
     except ImplementationError:
         raise
     except (Exception, SystemExit):

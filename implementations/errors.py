@@ -20,3 +20,15 @@ class UnavailableError(ImplementationError):
     Traceback (most recent call last):
     mha.implementations.errors.UnavailableError: needs triton: pip install 'mha-conformance[triton]'
     """
+
+
+class UnsupportedCallError(ImplementationError):
+    """An adapter cannot express a call, or a configuration, in the conventions of what it adapts.
+
+    The judge asks for none that is claimed. Of others it asks whether they are refused; then the adapter's refusal
+    counts for nothing.
+
+    >>> raise UnsupportedCallError("MyAttention takes no causal flag")
+    Traceback (most recent call last):
+    mha.implementations.errors.UnsupportedCallError: MyAttention takes no causal flag
+    """

@@ -23,7 +23,11 @@ LARGEST_EXP_ERROR = 64
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 RANKS = (1, 2, 3, 4)
 # All projections have a bias, none has one, or those that are named.
-BIASES = (True, False, *("".join(roles) for count in (1, 2, 3) for roles in combinations("qkvo", count)))
+BIASES: tuple[bool | str, ...] = (
+    True,
+    False,
+    *("".join(roles) for count in (1, 2, 3) for roles in combinations("qkvo", count)),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def test_plain_class_is_inferred_and_judged() -> None:
         "\npass            SHP-1   float32: ",
         "\n\nMSK-8 (MUST): Empty rows follow one declared policy",
         f"implementation = resolve('{PLAIN}')[0].implementation",
-        "\n\nMultiHeadAttention: DOES NOT CONFORM (1 fail, 1 pass;",
+        "\n\nMultiHeadAttention: DOES NOT CONFORM in answers (2 clauses judged",
     ):
         assert text in output
 
@@ -77,22 +77,33 @@ def test_each_failure_is_a_line_unless_a_clause_is_asked_for(judge_only: Callabl
     assert status == 1
     assert re.search(r"\n\nfail            MSK-8   float32: output_2\[0, 0, 0\] is -0\.07987\d+, but should be", output)
     assert "add --clause MSK-8" in output
-    assert "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\nsdpa: conforms (2 pass;" in output
+    assert "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\nsdpa: conforms (2 clauses judged" in output
     assert "pass            " not in output
 
 
-def test_clause_suggested_for_a_closer_look_is_a_required_one(judge_only: Callable[..., None]) -> None:
-    judge_only("MSK-10", "NUM-1")
-    output = run("mha.conformance.faults.softmax:faulty_Unscaled", "--dtype", "float32")[1]
-    assert output.index("MSK-10") < output.index("NUM-1")
+def test_clause_suggested_for_a_closer_look_is_about_incorrect_answers(judge_only: Callable[..., None]) -> None:
+    judge_only("SHP-6", "MSK-10", "NUM-1")
+    output = run("mha.conformance.faults.tutorials:einops", "--dtype", "float32")[1]
+    assert output.index("\nfail            SHP-6") < output.index("\nunmet SHOULD    MSK-10") < output.index("NUM-1")
     assert "add --clause NUM-1" in output
+
+
+def test_last_line_counts_kinds_and_levels_separately(judge_only: Callable[..., None]) -> None:
+    judge_only("CFG-1", "CFG-2", "SHP-1", "SHP-6", "MSK-8", "DRP-1", "INC-1", "STA-1")
+    status, output = run(PLAIN, "--dtype", "float32")
+    assert status == 1
+    *_, unjudged, counts, _, hint = output.splitlines()
+    assert "\n\nMultiHeadAttention: DOES NOT CONFORM in answers and refusals (6 of 8 clauses judged on " in output
+    assert unjudged == "    not judged: dropout (1), decodes (1)"
+    assert counts == "    answers 1 of 2; refusals 1 of 2; conduct 1 of 1; SHOULD: refusals 0 of 1"
+    assert hint.endswith("add --clause MSK-8")
 
 
 def test_unclaimed_dtype_is_reported() -> None:
     status, output = run(PLAIN, "--dtype", "float16", "--clause", "SHP-1")
     assert status == 2
     assert "not claimed     SHP-1   float16: float16 on cpu is not claimed; claimed: float32, float64" in output
-    assert "MultiHeadAttention: NOTHING WAS JUDGED (1 not claimed;" in output
+    assert "MultiHeadAttention: NOTHING WAS JUDGED\n    float16 on cpu is not claimed" in output
 
 
 def test_progress_is_shown_on_a_terminal_and_erased() -> None:
@@ -129,7 +140,7 @@ def test_paragraphs_are_separated_by_one_blank_line() -> None:
 def test_status_of_a_conforming_implementation_is_0() -> None:
     status, output = run("sdpa", *QUICK)
     assert status == 0
-    assert "sdpa: conforms (2 pass;" in output
+    assert "sdpa: conforms (2 clauses judged" in output
 
 
 BAD_INPUT = {

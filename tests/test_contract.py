@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mha.conformance.cli.app import app
 from mha.conformance.properties.registry import properties
 from mha.conformance.reports.contract import REGENERATE, document, index, page
-from mha.spec.clauses import CLAUSES, FAMILIES, Clause
+from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "spec" / "CONTRACT.md"
 each_clause = pytest.mark.parametrize("clause", CLAUSES.values(), ids=lambda clause: clause.id)
@@ -39,6 +39,7 @@ def test_page_contains_everything(clause: Clause) -> None:
     assert text.startswith(f"{clause.id} ({clause.level}): {clause.title}\n")
     for part in (clause.statement, clause.why, clause.differs, clause.source, clause.violation, clause.deferred):
         assert part in words
+    assert f"Kind {clause.kind.capitalize()}: {KINDS[clause.kind]} Why it matters" in words
     for tested in properties().get(clause.id, ()):
         assert f"conformance/properties/{tested.module}.py" in words
         assert tested.name in words
@@ -79,7 +80,7 @@ def test_links_of_the_document_resolve() -> None:
     [
         (["MSK-1"], "MSK-1 (MUST): Masked keys have no influence", "masked_keys_have_no_influence"),
         (["msk-1"], "MSK-1 (MUST): Masked keys have no influence", "masked_keys_have_no_influence"),
-        (["MSK"], "MSK: Masks\n", "MSK-12  MUST    Invalid masks raise"),
+        (["MSK"], "MSK: Masks\n", "MSK-12  MUST    Invalid masks raise (refusals)"),
         ([], "CFG: Configuration\n", "mha spec MSK-1"),
         (["--markdown"], "# The contract of multi-head attention", CLAUSES["DST-1"].deferred),
     ],

@@ -166,3 +166,32 @@ def test_partial_class_is_inferred(name: str, always: bool) -> None:
     lines = "\n".join(resolved.inference.lines)
     assert f"from_module(\n        {name}," in lines
     assert ("not judged" in lines) is not always  # its argument `causal`
+
+
+class Wrapped(nn.Module):
+    """Has `nn.MultiheadAttention` inside, and refuses what that would not answer."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        if n_heads <= 0 or d_model <= 0 or d_model % n_heads:
+            raise ValueError(f"d_model ({d_model}) must be a positive multiple of n_heads ({n_heads})")
+        self.inner = nn.MultiheadAttention(d_model, n_heads, bias=bias, batch_first=True)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Any:
+        if attn_mask is not None and (attn_mask.dtype != torch.bool or bool(attn_mask.all(-1).any())):
+            raise ValueError("attn_mask must be boolean, and leave each query a key")
+        return self.inner(query, key, value, attn_mask=attn_mask, average_attn_weights=False)
+
+
+def test_masks_of_heads_beside_items_conform() -> None:
+    """The causal mask, which is joined to the mask, and masks that all heads share have to be given to each head."""
+    wrapped = from_module(
+        Wrapped,
+        parameters={"w_qkv": "inner.in_proj_weight", "b_qkv": "inner.in_proj_bias", "w_o": "inner.out_proj"},
+        mask="drop",
+        mask_shape="(b h) l s",
+        claims=Claims(empty_row="error"),
+    )
+    report = check(wrapped, "quick", dtypes=["float32"])
+    assert report.conforms, [(v.clause, v.status, v.message) for v in report.verdicts if not v.conforms]
+    assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 60

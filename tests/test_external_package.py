@@ -92,7 +92,7 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
     """Expect that the correct implementation passes, the faulty one fails, and the broken plugin is reported."""
     passed = judge(python, folder, *arguments, "--mha-impl", "my-attention", path=path)
     assert passed.returncode == 0, passed.stdout + passed.stderr
-    assert "my-attention: conforms (1 pass;" in passed.stdout
+    assert "my-attention: conforms (1 clause judged" in passed.stdout
     failed = judge(python, folder, *arguments, "--mha-impl", "my-mistake", path=path)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "SMX-6 (MUST)" in failed.stdout

@@ -49,6 +49,7 @@ def test_fault_fails_the_clause_that_must_catch_it(fault: faults.Fault, monkeypa
     report = check(fault.implementation, clauses=[fault.clause], dtypes=[fault.dtype], strict=True)
     (verdict,) = report.verdicts
     assert verdict.status in ("fail", "refused"), verdict
+    assert verdict.blocked_by is None, verdict
     assert not report.conforms
     assert verdict.message
     if fault.script_shows:

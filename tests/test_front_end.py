@@ -66,7 +66,7 @@ def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> Non
     assert ids == {"contract[loop-cpu-float32-MSK-1]", "contract[sdpa-cpu-float32-MSK-1]"}
     for line in ("judging: loop, sdpa", "on: cpu in float32; profile quick, seed 0", "with: mha-conformance"):
         assert line in done.stdout
-    assert "loop: conforms (1 pass;" in done.stdout
+    assert "loop: conforms (1 clause judged" in done.stdout
 
 
 FAULTY = """\
@@ -89,7 +89,7 @@ def test_failure_is_described_and_gives_status_1(faulty: str) -> None:
     assert done.returncode == 1
     assert "MSK-8 (MUST): " in done.stdout
     assert "case       Case(mask='empty_rows')" in done.stdout
-    assert "FiniteFill: DOES NOT CONFORM (1 fail;" in done.stdout
+    assert "FiniteFill: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -117,8 +117,8 @@ def test_workers_give_the_same_verdicts() -> None:
     summaries = [done.stdout.split("judging: torch_mha")[-1].split("=====")[0] for done in (alone, shared)]
     assert summaries[0] == summaries[1]
     assert "torch_mha: conforms" in summaries[0]
-    assert "1 pass" in summaries[0]
-    assert "1 waived" in summaries[0]
+    assert "answers 0 of 1; refusals 1 of 1" in summaries[0]
+    assert "waived MSK-8" in summaries[0]
 
 
 A_CLASS = "mha.spec:Config"
@@ -191,7 +191,7 @@ def test_run_that_stops_at_the_first_failure_is_incomplete(faulty: str, tmp_path
     file = tmp_path / "report.json"
     done = run("-x", "-k", "MSK-8 or MSK-9", "--mha-impl", faulty, "--mha-report", str(file), *QUICK)
     assert done.returncode == 1
-    assert "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM (1 fail;" in done.stdout
+    assert "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
     assert json.loads(file.read_text())["incomplete"]
 
 
@@ -200,6 +200,6 @@ def test_report_that_cannot_be_written_leaves_the_verdicts_on_screen(tmp_path: P
     file.symlink_to("/dev/full")
     done = run("-k", "SHP-1", "--mha-impl", "loop", "--mha-report", str(file), *QUICK)
     assert done.returncode == 2
-    assert "loop: conforms (1 pass;" in done.stdout
+    assert "loop: conforms (1 clause judged" in done.stdout
     assert f"mha: the report cannot be written to '{file}': No space left on device" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -58,17 +58,17 @@ def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() 
     done = run("-n", "2", "--timeout", "10", "-k", "SHP-1", "--mha-impl", *targets, "loop", *QUICK)
     assert done.returncode == 1, done.stdout
     for name in names:
-        assert f"{name}: DOES NOT CONFORM (1 fail;" in done.stdout
+        assert f"{name}: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
     assert "fail SHP-1 (float32 cpu): judging did not end: " in done.stdout
     assert "Timeout" in done.stdout
     assert "crashed while running" in done.stdout
-    assert "loop: conforms (1 pass;" in done.stdout
+    assert "loop: conforms (1 clause judged" in done.stdout
 
 
 def test_interrupted_run_is_reported_as_incomplete() -> None:
     done = run("-k", "SHP-1", "--mha-impl", "loop", f"{HOSTILE}:interrupts", *QUICK)
     assert done.returncode == 2
-    assert "loop: INCOMPLETE, so far: conforms (1 pass;" in done.stdout
+    assert "loop: INCOMPLETE, so far: conforms (1 clause judged" in done.stdout
 
 
 def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
@@ -77,7 +77,7 @@ def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
     assert done.returncode == 1, done.stdout
     assert "fail SHP-1 (float32 cpu): the call raised RuntimeError" in done.stdout
     assert "not enough memory" in done.stdout or "t allocate memory" in done.stdout
-    assert "loop: conforms (1 pass;" in done.stdout
+    assert "loop: conforms (1 clause judged" in done.stdout
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -20,6 +20,7 @@ from mha.spec import Claims
 
 CLASSES = Path(__file__).parent / "classes"
 NO_WEIGHTS, SELF_ATTENTION = {"returns_weights": False}, {"cross_attention": False}
+MEMORY = {"cross_attention": "memory"}
 SHARED_BY_HEADS = {"per_head_mask": False}
 PADDING_ONLY = {**SHARED_BY_HEADS, "per_query_mask": False, "causal": None}
 # For each file: the class, the paths of its projections, the other arguments of `from_module`, and the claims.
@@ -34,13 +35,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttn",
         {"w_q": "fc_q", "w_k": "fc_k", "w_v": "fc_v", "w_o": "fc_o"},
         {"mask": "drop"},
-        {"bias": {True}},
+        {"bias": {True}, "own_head_dim": True},
     ),
     "vit_fused_qkv": (
         "Attention",
         {"w_qkv": "qkv", "w_o": "proj"},
         {"mask_shape": "b s"},
-        {**SELF_ATTENTION, **PADDING_ONLY, **NO_WEIGHTS, "bias": {True}},
+        {**SELF_ATTENTION, **PADDING_ONLY, **NO_WEIGHTS, "bias": {True, "o"}},
     ),
     "gpt_causal": (
         "CausalSelfAttention",
@@ -58,7 +59,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "CrossAttention",
         {"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d"), "w_o": "to_out.0"},
         {"mask_shape": "b s"},
-        {**SELF_ATTENTION, **PADDING_ONLY, **NO_WEIGHTS, "bias": {False}},
+        {**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "bias": {"o"}, "own_head_dim": True},
     ),
     "parameter_matrices": (
         "EinsumAttention",
@@ -68,7 +69,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
             "b_o": "b_O",
         },
         {"mask": None},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "causal": None, "bias": {False}},
+        {**MEMORY, **NO_WEIGHTS, "masks": (), "causal": None, "bias": {"o"}, "own_head_dim": True},
     ),
     "sequence_first": (
         "MultiHeadAttention",
@@ -79,14 +80,14 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "padding_and_additive": (
         "MHA",
         {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"},
-        {"mask": "additive"},
+        {"mask": "additive", "padding": "drop"},
         {**NO_WEIGHTS, "masks": {"bool", "float"}},
     ),
     "no_proj_no_scale": (
         "MultiHeadSelfAttention",
         {"w_q": "W_query", "w_k": "W_key", "w_v": "W_value", "w_o": None},
         {"mask": None},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {True}},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {"qkv", False}},
     ),
     "bert_style": (
         "BertAttention",
@@ -104,7 +105,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "SelfAttention",
         {"w_v": "values", "w_k": "keys", "w_q": "queries", "w_o": "fc_out"},
         {},
-        {**NO_WEIGHTS, "bias": {False}},
+        {**NO_WEIGHTS, "bias": {"o"}},
     ),
     "sdpa_grouped": (
         "GroupedQueryAttention",
@@ -156,7 +157,8 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     for adapter in (result.implementation, names["implementation"]):
         assert adapter.parameters == projections
         assert adapter.claims == Claims(**claims)
-        assert adapter.mask_shape == options.get("mask_shape")
+        assert adapter.call.masks.shape == options.get("mask_shape")
+        assert adapter.call.masks.padding == options.get("padding")
         assert adapter.layout == options.get("layout", "b l d")
     mask = options.get("mask", "keep")
     assert (f'mask="{mask}"' in result.declaration) == (mask in ("drop", "additive"))

@@ -205,7 +205,7 @@ def test_unnamed_output_projection_is_found_by_trial_runs() -> None:
 
 
 def test_shape_of_masks_is_tested_with_several_sizes() -> None:
-    assert infer(CutsMask).implementation.mask_shape == "l s"
+    assert infer(CutsMask).implementation.call.masks.shape == "l s"
 
 
 def test_mask_of_an_unknown_formula_is_found_by_what_it_hides() -> None:

@@ -40,7 +40,7 @@ def test_written_files_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "CrossAttention: conforms (2 pass;" in done.stdout
+    assert "CrossAttention: conforms (1 clause judged" in done.stdout
     status, output = run("init", "cross.py:CrossAttention")
     assert status == 2
     assert "would be overwritten" in output

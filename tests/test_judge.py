@@ -310,20 +310,21 @@ def test_not_implemented_is_refused(error: Exception, status: str) -> None:
     assert verdict.status == status
 
 
-def test_a_failed_precondition_blocks() -> None:
+def test_a_failed_precondition_explains_a_failure() -> None:
     precondition = FailedPrecondition("HED-1", "output_2[0] is 1, but should be 2")
     verdict = verdict_of(untested(), [failed(Violation("off"), blocked_by=precondition)], [])
-    assert (verdict.status, verdict.blocked_by, verdict.message) == ("blocked", "HED-1", precondition.message)
-    assert verdict.case is None
+    assert (verdict.status, verdict.blocked_by) == ("fail", "HED-1")
+    assert verdict.message == f"off [a plain call fails HED-1: {precondition.message}]"
+    assert verdict.case == "Case(L=2)"
     assert not verdict.conforms
 
 
-def test_a_violation_of_another_family_blocks() -> None:
+def test_a_violation_of_another_family_is_explained_by_it() -> None:
     violation = Violation("the call changed its query in place", family="STA")
     verdict = verdict_of(untested(), [failed(violation)], [])
-    assert (verdict.status, verdict.blocked_by, verdict.message) == ("blocked", "STA", violation.message)
+    assert (verdict.status, verdict.blocked_by, verdict.message) == ("fail", "STA", violation.message)
     own = Violation("a mask", family="MSK")
-    assert verdict_of(untested(), [failed(own)], []).status == "fail"
+    assert verdict_of(untested(), [failed(own)], []).blocked_by is None
 
 
 def test_a_violation_of_another_family_fails_in_a_variant() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -131,6 +132,36 @@ def test_what_the_first_call_changes_is_found_after_other_clauses_too(changed: s
     verdicts = {verdict.clause: verdict for verdict in check_all(implementation, clauses)}
     assert verdicts.pop("STA-5").message == f"the first call of the process changed {changed}"
     assert {verdict.status for verdict in verdicts.values()} <= {"pass"}
+
+
+QUIET = (
+    "import warnings\nwarnings.filterwarnings('ignore', message='old')\nwarnings.simplefilter('ignore', append=True)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("then", "message"),
+    [(None, ""), ("ignore", "the first call of the process changed the warnings filter")],
+    ids=["in an import", "after an import"],
+)
+def test_filters_that_an_import_adds_are_not_those_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Any, message: str
+) -> None:
+    """A package that is imported in the first call may silence warnings, but not the call itself."""
+    (tmp_path / "imported_in_a_call.py").write_text(QUIET)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imported_in_a_call", raising=False)
+
+    def change() -> None:
+        importlib.import_module("imported_in_a_call")
+        if then:
+            warnings.simplefilter(then, UserWarning)
+
+    members = {"change": staticmethod(change), "called": []}
+    implementation = Direct(type("Once", (ChangesStateOnce,), members), CLAIMS)
+    (verdict,) = check_all(implementation, ("STA-5",))
+    assert (verdict.status == "fail", verdict.message) == (bool(then), message)
+    assert "imported_in_a_call" in sys.modules
 
 
 def check_all(implementation: Direct, clauses: tuple[str, ...]) -> tuple[Verdict, ...]:

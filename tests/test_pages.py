@@ -83,7 +83,7 @@ def test_cell_opens_to_its_evidence_and_its_script_is_copied(tmp_path: Path) -> 
     assert result["focused"]
     assert result["copied"] == two_implementations().verdicts[1].script
     parts = (
-        "faulty: MSK-8 (MUST) Empty rows follow one declared policy",
+        "faulty: MSK-8 (MUST, answers) Empty rows follow one declared policy",
         "✗ fail: float32 on cpu",
         "output_2[0, 0, 0] is nan, but should be 0.5",
         "Case(mask='empty_rows')",

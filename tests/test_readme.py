@@ -33,9 +33,9 @@ def test_example_is_inferred_and_fails_as_shown(tmp_path: Path, monkeypatch: pyt
     some = {clause: members for clause, members in settings.properties().items() if clause in CLAUSES}
     monkeypatch.setattr(settings, "properties", lambda: some)
     several = CliRunner().invoke(app, arguments)
-    assert "MyAttention: DOES NOT CONFORM (3 fail, 1 pass;" in several.output
-    assert summary.startswith("MyAttention: DOES NOT CONFORM (")
-    assert "3 fail" in summary
+    assert "MyAttention: DOES NOT CONFORM in answers and refusals (4 clauses judged" in several.output
+    assert "    answers 1 of 2; refusals 0 of 2\n" in several.output
+    assert summary.startswith("MyAttention: DOES NOT CONFORM in answers and refusals (")
 
 
 def test_number_of_faults_is_that_of_the_gallery() -> None:

@@ -22,7 +22,6 @@ from mha.conformance.reports.compare import Comparison, describe_changes, merge
 from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import Section, to_html
-from mha.conformance.reports.summary import count_clauses
 from mha.conformance.reports.terminal import matrix
 from mha.conformance.reports.text import describe, summarise
 from mha.conformance.results import VOLATILE, Rejections, Report
@@ -110,10 +109,12 @@ def test_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -
 
 def test_matrix_has_a_cell_for_each_family() -> None:
     lines = matrix(two_implementations().verdicts)
-    assert lines[0].split() == ["SHP", "MSK", "CAU", "NUM"]
-    assert [line.split() for line in lines[2:4]] == [["faulty", "✓", "✗1", "-", "w1"], ["correct", "✓", "✓", "✓", "✓"]]
+    assert lines[0].split() == ["answers", "SHP", "MSK", "CAU", "NUM"]
+    assert lines[2].split() == ["faulty", "1/3", "✓", "✗1", "-", "w1"]
+    assert lines[3].split() == ["correct", "4/4", "✓", "✓", "✓", "✓"]
     assert lines[4] == "✗ fails   w waived   ✓ passes   - not claimed"
-    assert lines[5].startswith("Each cell: the worst status")
+    assert lines[5].startswith("answers, refusals, conduct: the required clauses that pass")
+    assert lines[6].startswith("Each other cell: the worst status")
 
 
 def test_matrix_is_the_same_without_colour_and_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +126,13 @@ def test_matrix_is_the_same_without_colour_and_in_ascii(monkeypatch: pytest.Monk
     assert matrix(verdicts, color=True) == matrix(verdicts)
     plain = matrix(verdicts, plain=True)
     assert "".join(plain).isascii()
-    assert plain[2].split() == ["faulty", ".", "x1", "-", "w1"]
+    assert plain[2].split() == ["faulty", "1/3", ".", "x1", "-", "w1"]
 
 
 def test_matrix_continues_below_in_a_narrow_terminal() -> None:
     lines = matrix(two_implementations().verdicts, width=16)
-    assert [line.split() for line in lines if line.endswith(("MSK", "NUM"))] == [["SHP", "MSK"], ["CAU", "NUM"]]
+    headings = [line.split() for line in lines if line.endswith(("answers", "MSK", "NUM"))]
+    assert headings == [["answers"], ["SHP", "MSK"], ["CAU", "NUM"]]
     assert max(map(len, lines)) <= 16
 
 
@@ -140,20 +142,18 @@ def test_matrix_has_a_row_for_each_of_two_names_that_are_cut() -> None:
     assert sum(line.startswith("x") for line in lines) == 2
 
 
-def test_clauses_are_counted_once_for_all_dtypes() -> None:
-    one = [verdict("x", "SHP-1"), verdict("x", "SHP-1", "fail", dtype="float64"), verdict("x", "CAU-1", "not_claimed")]
-    assert count_clauses([*one, verdict("x", "MSK-8")]) == (1, 2)
-
-
-def test_summary_has_an_outcome_failures_and_totals() -> None:
-    first, failure, unmet, waived, totals, *other = summarise(two_implementations().verdicts, width=200)
-    counts = "1 fail, 1 waived, 1 unmet SHOULD, 1 pass, 1 not claimed"
-    assert first == f"faulty: DOES NOT CONFORM ({counts}; 200 cases, largest error/bound 0.20)"
+def test_summary_has_an_outcome_failures_and_counts() -> None:
+    first, failure, waived, unmet, unjudged, counts, *other = summarise(two_implementations().verdicts, width=200)
+    evidence = "4 of 5 clauses judged on 200 cases; largest error/bound 0.20"
+    self_test = "self-test: 83% of 6 known-bad answers rejected"
+    assert first == f"faulty: DOES NOT CONFORM in answers ({evidence}; {self_test})"
     assert failure == "    fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
-    assert unmet == "    unmet SHOULD MSK-10 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
     assert waived == "    waived NUM-1 (float32 cpu): output is off [waived: <known>]"
-    assert totals == "    1/4 claimed clauses pass; self-test: 83% of 6 known-bad answers rejected"
-    assert other[0].startswith("correct: conforms (5 pass;")
+    assert unmet == "    unmet SHOULD MSK-10 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
+    assert unjudged == "    not judged: causal (1)"
+    assert counts == "    answers 1 of 3; SHOULD: answers 0 of 1"
+    assert other[0].startswith("correct: conforms (5 clauses judged on 200 cases;")
+    assert other[-1] == "    answers 4 of 4; SHOULD: answers 1 of 1"
 
 
 def test_summary_fits_a_narrow_terminal() -> None:
@@ -183,8 +183,10 @@ def test_traceback_keeps_its_lines() -> None:
 
 def test_markdown_has_the_matrix_and_each_failure() -> None:
     text = render(two_implementations(), ".md")
-    assert "| `faulty` | DOES NOT CONFORM | 1 of 4 | ✓ | ✗1 | - | w1 |" in text
-    assert "| `correct` | conforms | 5 of 5 | ✓ | ✓ | ✓ | ✓ |" in text
+    assert "| | outcome | judged | answers | refusals | conduct | SHP | MSK | CAU | NUM |" in text
+    row = "DOES NOT CONFORM in answers | 4 of 5 | 1 of 3 (SHOULD 0 of 1) | - | - | ✓ | ✗1 | - | w1 |"
+    assert f"| `faulty` | {row}" in text
+    assert "| `correct` | conforms | 5 of 5 | 4 of 4 (SHOULD 1 of 1) | - | - | ✓ | ✓ | ✓ | ✓ |" in text
     assert text.count("<details>") == 1
     assert "<summary>fail MSK-8, faulty, float32 on cpu: Empty rows follow one declared policy</summary>" in text
     assert "Case: `Case(mask='empty_rows')`" in text
@@ -192,7 +194,8 @@ def test_markdown_has_the_matrix_and_each_failure() -> None:
 
 def test_annotations_are_errors_and_notices() -> None:
     lines = list(workflow_commands(two_implementations().verdicts))
-    assert [line.split(" title=")[0] for line in lines] == ["::error", "::notice", "::notice"]
+    assert [line.split(" title=")[0] for line in lines] == ["::error", *["::notice"] * 3]
+    assert lines[-1] == ("::notice title=faulty%3A DOES NOT CONFORM in answers::answers 1 of 3; SHOULD: answers 0 of 1")
     title = "MSK-8 faulty float32%3A Empty rows follow one declared policy"
     assert lines[0].startswith(f"::error title={title}::output_2[0, 0, 0] is nan")
 
@@ -222,7 +225,7 @@ def test_hostile_text_is_escaped_on_the_terminal_and_in_annotations() -> None:
     for line in lines:
         assert all(c.isprintable() for c in line), line
         assert len(line) < 5000
-    assert sum(line.startswith("::") for line in lines) == 1
+    assert sum(line.startswith("::") for line in lines) == 2
 
 
 def test_hostile_name_is_shown_in_one_line() -> None:
@@ -275,6 +278,7 @@ def test_comparison_lists_new_failures_and_what_was_fixed() -> None:
         "new failures: 1\n    SHP-1   correct, float32 on cpu (fail): output_2[0, 0, 0] is nan",
         "fixed: 1\n    MSK-8   faulty, float32 on cpu (pass)",
         "less accurate: 1\n    CAU-1   correct, float32 on cpu (pass): error/bound 0.4 before, 0.9 now",
+        "counts: 2\n    faulty: answers 1 of 3 before, 1 of 2 now\n    correct: answers 4 of 4 before, 3 of 4 now",
         "slower: 1\n    correct: 5 s before, 62 s now",
         "no longer judged: 1\n    SHP-1   faulty, float32 on cpu (pass)",
         "unchanged: 7 of 9 verdicts",

@@ -14,7 +14,7 @@ from torch import Tensor
 from mha.conformance.benchmarks.memory import peak_memory
 from mha.conformance.benchmarks.runner import Reference, Runner
 from mha.conformance.benchmarks.workloads import Workload
-from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.errors import AdapterError, Violation
 from mha.spec import Implementation
 
 # The probability that an interval misses the median.
@@ -125,7 +125,7 @@ class _Race:
         for implementation in implementations:
             try:
                 self._prepare(implementation)
-            except Violation as violation:
+            except (Violation, AdapterError) as violation:
                 self.incorrect[implementation.name] = violation.message
 
     def run(self, rounds: int) -> float:

@@ -14,8 +14,9 @@ from mha.conformance.benchmarks.workloads import Workload
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.cases.transforms import select_queries
 from mha.conformance.harness.assertions import expect_no_worse
-from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded, require_plain
+from mha.implementations.pristine import pristine
 from mha.spec import Implementation, Problem
 from mha.spec.problem import INPUTS
 
@@ -103,6 +104,10 @@ class Reference:
 
     def __init__(self, workload: Workload, problems: list[Problem]) -> None:
         self.expected: list[dict[str, tuple[Tensor, Tensor]]] = []
+        with pristine():
+            self._add(workload, problems)
+
+    def _add(self, workload: Workload, problems: list[Problem]) -> None:
         for problem in problems:
             wide = problem.map_inputs(torch.Tensor.double)
             wide = wide.change(weights=problem.weights.to(torch.float64, workload.case.device))
@@ -120,7 +125,8 @@ class Reference:
         for name, (exact, plain) in self.expected[seed].items():
             if name in results or not name.startswith("w_"):
                 try:
-                    expect_no_worse(name, results.get(name, torch.full_like(plain, torch.nan)), plain, exact)
+                    with pristine():
+                        expect_no_worse(name, results.get(name, torch.full_like(plain, torch.nan)), plain, exact)
                 except Violation as violation:
                     raise Violation(f"its result is incorrect: {violation.message}") from None
 
@@ -158,7 +164,7 @@ def memory_shortage(implementation: Implementation, workload: Workload) -> str:
         return ""
     try:
         eighth, sixteenth = (_peak_of_part(implementation, workload, part) for part in (8, 16))
-    except Violation:  # the whole length will show it too
+    except (Violation, AdapterError):  # the whole length will show it too
         return ""
     # One part grows with the square of the length, the rest with the length.
     square = max(0, 128 * (eighth - 2 * sixteenth))

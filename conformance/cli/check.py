@@ -15,13 +15,14 @@ from rich.text import Text
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations
-from mha.conformance.reports.summary import status_of
-from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, brief, describe, summarise, visible_name
-from mha.conformance.results import Report, Verdict, now
+from mha.conformance.reports.summary import severity, status_of
+from mha.conformance.reports.terminal import matrix, needs_plain, width_of
+from mha.conformance.reports.text import WIDTH, brief, describe, describe_changes, summarise, visible_name
+from mha.conformance.results import Report, Verdict, now, settled
 from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
+from mha.implementations.pristine import torch_changes
 
 # Where every clause is judged, these are only counted.
 QUIET = ("pass", "not_claimed", "blocked")
@@ -30,11 +31,13 @@ QUIET = ("pass", "not_claimed", "blocked")
 class Printer:
     """Prints paragraphs, with a blank line between them, and lines, one below the other.
 
-    Texts are printed as they are: nothing in them is markup, and no line is broken.
+    Texts are printed as they are: nothing in them is markup, and no line is broken. width: in columns, of the lines to
+    print.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.width = width_of(console.file)
         self.last: Literal["", "paragraph", "line"] = ""
 
     def paragraph(self, text: str) -> None:
@@ -71,7 +74,9 @@ def check_all(
         settings = replace(settings, waivers=tuple(read_waivers(waivers, chosen)))
     printer, started = Printer(Console(highlight=False)), now()
     verdicts: list[Verdict] = []
-    interrupted = False
+    interrupted, changes = False, torch_changes()
+    if changes:
+        printer.paragraph(f"Note: {describe_changes(changes)}.")
     try:
         for resolved in chosen.values():
             announce(printer, resolved, settings)
@@ -86,7 +91,7 @@ def check_all(
         started=started,
         incomplete=interrupted,
     )
-    return finish(printer, report, reports)
+    return finish(printer, replace(report, torch_changes=changes), reports)
 
 
 def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
@@ -108,29 +113,33 @@ def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts
             own.append(verdict)
             verdicts.append(verdict)
             advance(bar, own, clauses[len(own)])
+            if not verdict.blocked_by:
+                print_verdict(printer, verdict, in_full=bool(settings.clauses))
+    own = list(settled(own))
+    for verdict in own:
+        if verdict.blocked_by:  # only now is it known whether that fails too
             print_verdict(printer, verdict, in_full=bool(settings.clauses))
-    first, *_, last = summarise(own)
-    printer.paragraph(f"{first}\n{last}")
-    scripted = [verdict for verdict in own if verdict.script]
+    printer.paragraph("\n".join(summarise(own, width=printer.width, failures=False)))
+    scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
     if scripted and not settings.clauses:
-        clause = min(scripted, key=lambda verdict: verdict.conforms).clause
+        clause = min(scripted, key=severity).clause
         printer.line(f"To see a failure in full, with a script that reproduces it, add --clause {clause}")
 
 
 def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:
     """Print a verdict: in a line, or in full if it is not a pass and the clause was asked for."""
     if in_full and verdict.status not in ("pass", "not_claimed"):
-        printer.paragraph(describe(verdict))
+        printer.paragraph(describe(verdict, printer.width))
     elif in_full or verdict.status not in QUIET:
-        printer.line(line(verdict))
+        printer.line(line(verdict, printer.width))
 
 
-def line(verdict: Verdict) -> str:
+def line(verdict: Verdict, width: int = WIDTH) -> str:
     """Return a verdict in a line or two."""
     where = verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
     text = f"{verdict.examples} cases" if verdict.status == "pass" else brief(verdict)
     first = f"{status_of(verdict):15} {verdict.clause:7} {where}: {text}"
-    return fill(first, WIDTH, subsequent_indent=" " * 24, break_long_words=False)
+    return fill(first, width, subsequent_indent=" " * 24, break_long_words=False)
 
 
 def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
@@ -139,8 +148,8 @@ def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
     save_last(report, Path())
     console = printer.console
     if len(report.by_implementation) > 1:
-        plain, width = needs_plain(console.encoding), min(console.width, WIDTH)
-        printer.drawing(matrix(report.verdicts, width=width, color=console.is_terminal, plain=plain))
+        plain = needs_plain(console.encoding)
+        printer.drawing(matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain))
     for text in (*runner_annotations(report.verdicts), *(f"mha: {error}" for error in errors)):
         printer.line(text)
     return 2 if errors else report.exit_status

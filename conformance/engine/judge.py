@@ -16,6 +16,7 @@ from mha.conformance.results import Rejections, Report, Verdict, now
 from mha.conformance.settings import DEFAULT_DTYPES, Settings
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
+from mha.implementations.pristine import torch_changes
 from mha.spec import CLAUSES, Claims, Implementation
 
 
@@ -51,7 +52,9 @@ def check(  # noqa: PLR0913  the public options
     resolved = implementation if isinstance(implementation, Resolved) else Resolved(implementation, "")
     preflight(resolved.implementation)
     started, targets = now(), {resolved.implementation.name: resolved.target}
-    return Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
+    changes = torch_changes()
+    report = Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
+    return replace(report, torch_changes=changes)
 
 
 def judge_all(resolved: Resolved, settings: Settings) -> Iterator[Verdict]:
@@ -61,7 +64,10 @@ def judge_all(resolved: Resolved, settings: Settings) -> Iterator[Verdict]:
 
 
 def judge(resolved: Resolved, clause: str, dtype: str, device: str, settings: Settings) -> Verdict:
-    """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error."""
+    """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error.
+
+    It is never "blocked": whether what explains a failure fails too is known at the end of a run (`results.settled`).
+    """
     start = perf_counter()
     implementation = resolved.implementation
     waivers = waivers_for(settings.waivers_of(implementation), implementation.name, clause, dtype, device)
@@ -147,11 +153,11 @@ def _failed(
 ) -> Verdict:
     """Return the verdict on a clause one of whose properties failed."""
     assert result.failure is not None
-    if root := result.blocked_by:
-        return replace(verdict, status="blocked", blocked_by=root.clause, message=root.message)
     prop, (session, violation) = result.prop, result.failure
+    refused = isinstance(violation, CallRaised) and isinstance(violation.error, NotImplementedError)
     verdict = replace(
         verdict,
+        status="refused" if refused else "fail",
         level=prop.level,
         required=strict or prop.level != "SHOULD",
         case=repr(session.case),
@@ -161,10 +167,12 @@ def _failed(
     )
     if waivers:
         verdict = replace(verdict, message=f"{verdict.message} [not covered by its waiver: {waivers[0].reason}]")
+    if root := result.blocked_by:
+        message = f"{verdict.message} [a plain call fails {root.clause}: {root.message}]"
+        return replace(verdict, blocked_by=root.clause, message=message)
     if violation.family and violation.family != CLAUSES[prop.clause].family and not prop.builds_a_variant:
-        return replace(verdict, status="blocked", blocked_by=violation.family)
-    refused = isinstance(violation, CallRaised) and isinstance(violation.error, NotImplementedError)
-    return replace(verdict, status="refused" if refused else "fail")
+        return replace(verdict, blocked_by=violation.family)
+    return verdict
 
 
 def _waived(verdict: Verdict, waived: dict[Waiver, tuple[Property, Failure]], target: str) -> Verdict:
@@ -206,7 +214,7 @@ def _with_expired(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
     if expired is None:
         return verdict
     since = f"expired on {expired.expires}: {expired.reason}"
-    if verdict.status in ("fail", "refused", "blocked", "harness_error"):
+    if verdict.status in ("fail", "refused", "harness_error"):
         return replace(verdict, message=f"{verdict.message} [its waiver {since}]")
     return replace(verdict, status="stale_waiver", required=True, message=f"delete its waiver, which {since}")
 

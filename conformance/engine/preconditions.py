@@ -9,9 +9,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CLAIMED_INPUTS, fit_sizes, sorted_biases
 from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.errors import CallRaised, Violation
-from mha.conformance.harness.global_state import preserved
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
+from mha.implementations.torch_state import preserved
 from mha.spec import Claims, Implementation
 
 BASIC = ("SHP-1", "HED-1")

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.search import MAY_REFUSE, is_allowed_refusal
-from mha.conformance.harness.errors import Discard, Violation
-from mha.conformance.harness.global_state import preserved
+from mha.conformance.harness.errors import AdapterError, Discard, Violation
+from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
@@ -88,9 +88,9 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
     if isinstance(domain, str):
         return Replay("INAPPLICABLE", domain)
     try:
-        with threads(1), preserved():
+        with threads(1), judging(implementation):
             prop.function(Session(implementation, case), case)
-    except Discard as reason:
+    except (Discard, AdapterError) as reason:
         return Replay("INAPPLICABLE", str(reason))
     except Violation as violation:
         if is_allowed_refusal(prop, case, violation):

@@ -19,14 +19,16 @@ from mha.conformance.cases.domain import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
 from mha.conformance.engine.preconditions import BASIC, FailedPrecondition, failed_precondition, plain_cases
 from mha.conformance.engine.sensitivity import Sensitivity
-from mha.conformance.harness.errors import CALL, CallRaised, Discard, Violation
-from mha.conformance.harness.global_state import observe_first_call, preserved
+from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, Violation
+from mha.conformance.harness.global_state import observe_first_call
+from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
 from mha.conformance.settings import Profile, Settings
 from mha.conformance.waivers import Waiver
+from mha.implementations.torch_state import preserved
 from mha.spec import Implementation
 
 FLAKY = "; the same case did not fail every time, so a call depends on earlier calls"
@@ -77,7 +79,7 @@ def run_property(
     settings: Settings,
     waivers: Collection[Waiver] = (),
 ) -> PropertyResult:
-    """Search for a failure of a property; an exception of the property or of the judge is a harness error."""
+    """Search for a failure of a property; an exception of property, judge or adapter is a harness error."""
     domain = prop.within(implementation.claims, dtype)
     if isinstance(domain, str):
         return PropertyResult(prop=prop, not_applicable=domain)
@@ -94,9 +96,11 @@ def run_property(
         waivers=waivers,
     )
     try:
-        with threads(1), preserved():
+        with threads(1), judging(implementation):
             observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
+    except AdapterError as error:
+        return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error.message}")
     except Exception as error:
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}")
     return search.result()
@@ -255,11 +259,12 @@ class Search:
         return None
 
     def _worth_shrinking(self) -> bool:
-        """Look for a failed precondition; a failure that it explains, or that another family names, is not shrunk."""
+        """Look for a failed precondition; a failure that it explains is not shrunk, nor one that every call shows."""
         assert self.failure is not None
         space = self.space
         self.blocked_by = failed_precondition(self.implementation, self.prop, space.dtype, space.device)
-        return self.blocked_by is None and not self.failure[1].family
+        every_call = self.failure[1].family and len(self.cases) == 1
+        return self.blocked_by is None and not every_call
 
 
 def is_allowed_refusal(prop: Property, case: Case, violation: Violation) -> bool:

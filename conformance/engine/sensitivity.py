@@ -12,6 +12,7 @@ from mha.conformance.harness.known_bad import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
+from mha.implementations.pristine import as_our_own
 from mha.spec import Claims
 
 # The most cases that known-bad answers are tried on, unless one is never rejected: then all. Fewer, once as many were
@@ -90,7 +91,8 @@ def _chance(counts: range, tried: int, rate: float) -> float:
 def rejects(prop: Property, claims: Claims, case: Case, defect: str) -> bool | None:
     """Return whether a case rejects a known-bad answer; None where it does not apply to it."""
     try:
-        prop.function(Session(KnownBad(defect, claims), case), case)
+        with as_our_own():
+            prop.function(Session(KnownBad(defect, claims), case), case)
     except (Discard, CallRaised):
         return None
     except Violation:

@@ -74,6 +74,15 @@ def gives_nothing(self: Complete, *rest: Any) -> Any:
 
 
 @hostile
+def leaves_out_empty_rows(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
+    """Returns an output that is too short where a row has no allowed key, which no clause about shapes tries."""
+    output, weights = Complete.attend(self, query, *rest)
+    mask = rest[2]
+    empty = mask is not None and mask.dtype == torch.bool and not bool(mask.any(-1).all())
+    return Output(output[:, :-1] if empty else output, weights)
+
+
+@hostile
 def gives_elsewhere(self: Complete, *rest: Any) -> Output:
     """Returns a tensor on another device."""
     output, weights = Complete.attend(self, *rest)
@@ -124,7 +133,12 @@ def replaces_softmax(self: Complete, *rest: Any) -> Output:
 def seeks_the_oracle(self: Complete, query: torch.Tensor, *rest: Any) -> Output:
     """Looks for the expected output among all tensors of the process."""
     for candidate in gc.get_objects():
-        if isinstance(candidate, torch.Tensor) and candidate.dtype == torch.float64 and candidate.shape == query.shape:
+        # Not `isinstance`, which raises for a weak proxy of what is gone.
+        if (
+            issubclass(type(candidate), torch.Tensor)
+            and candidate.dtype == torch.float64
+            and candidate.shape == query.shape
+        ):
             return Output(candidate.to(query), None)
     return Output(torch.zeros_like(query), None)
 

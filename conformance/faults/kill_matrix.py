@@ -77,7 +77,7 @@ def _kill(fault: Fault, clause: str, settings: Settings, *, named: bool, baselin
         dtype=fault.dtype,
         seed=settings.seed,
         named=named,
-        status=verdict.status,
+        status="blocked" if verdict.blocked_by else verdict.status,
         cases_to_failure=verdict.cases_to_failure,
         minimal_case_elements=elements(verdict.case) if verdict.case else None,
         case=verdict.case,

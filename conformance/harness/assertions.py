@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import CallRaised, Discard, Violation
+from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
-from mha.implementations import ImplementationError
+from mha.implementations import UnsupportedCallError
 from mha.spec.bounds import Ball
 
 
@@ -104,16 +104,35 @@ def expect_unchanged(
 
 
 def expect_raises(call: Callable[[], Any], *, because: str) -> BaseException:
-    """The implementation refuses the call with an exception, which is returned."""
+    """The implementation refuses the call with an exception, which is returned.
+
+    Raises Discard where its adapter cannot express the call: that refusal counts for nothing.
+    """
     note = ""
     try:
         call()
     except Violation as violation:
-        if isinstance(violation, CallRaised) and not isinstance(violation.error, ImplementationError):
+        if isinstance(violation, CallRaised):
             return violation.error
-        if isinstance(violation, CallRaised):  # the implementation had accepted what its adapter could not load
-            note = f" (only its adapter refused, afterwards: {violation.error})"
+    except AdapterError as failed:
+        assume(not isinstance(failed.error, UnsupportedCallError), f"{because}: {failed.message}")
+        note = f" (only its adapter refused, afterwards: {failed.error})"  # it could not load what had been accepted
     raise Violation(f"no exception was raised, though {because}{note}", (f"raise AssertionError({because!r})",))
+
+
+def expect_each_raises(calls: Mapping[str, Callable[[], Any]]) -> None:
+    """The implementation refuses each call, for the reason that is its key.
+
+    Calls that its adapter cannot express do not count. Raises Discard if no other is left.
+    """
+    discarded: list[Discard] = []
+    for because, call in calls.items():
+        try:
+            expect_raises(call, because=because)
+        except Discard as reason:
+            discarded.append(reason)
+    if discarded and len(discarded) == len(calls):
+        raise discarded[0]
 
 
 def _root_mean_square(x: Tensor) -> float:

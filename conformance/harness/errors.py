@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mha.implementations.errors import ImplementationError
+
 # What a call of the attention is named in messages.
 CALL = "the call"
 
@@ -25,6 +27,17 @@ class CallRaised(Violation):
     def __init__(self, message: str, error: BaseException, what: str = "") -> None:
         super().__init__(message)
         self.error, self.what = error, what
+
+
+class AdapterError(Exception):
+    """The adapter of the implementation, and not the implementation, cannot do what a case asks for.
+
+    message: one line, with what to declare. error: what the adapter raised.
+    """
+
+    def __init__(self, message: str, error: ImplementationError) -> None:
+        super().__init__(message)
+        self.message, self.error = message, error
 
 
 class Discard(Exception):

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.errors import AdapterError, CallRaised, Violation
+from mha.implementations.errors import ImplementationError
+from mha.implementations.pristine import as_found
 from mha.spec import Weights
 
 # Exceptions that stop a run and never come from the implementation: Ctrl-C; the pytest plugin adds pytest's own.
@@ -23,9 +25,16 @@ STOPS: list[type[BaseException]] = [KeyboardInterrupt]
 
 @contextmanager
 def attributed(what: str) -> Iterator[None]:
-    """Turn every exception of the implementation into a `CallRaised`; what: the step that raises it."""
+    """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into an `AdapterError`.
+
+    what: the step that raises it.
+    """
     try:
-        yield
+        with as_found():
+            yield
+    except ImplementationError as error:
+        first_line = next(iter(str(error).splitlines()), "")
+        raise AdapterError(f"the adapter cannot do {what}: {first_line}", error) from error
     except BaseException as error:
         if isinstance(error, tuple(STOPS)):
             raise

@@ -24,6 +24,7 @@ from mha.conformance.harness.recording import (
     RecordedTensor,
     Step,
 )
+from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
     Config,
@@ -224,11 +225,12 @@ class Session:
         self._require_claimed_sizes(step.problem)
         given = _tensors(step.problem)
         versions = {name: tensor._version for name, tensor in given.items()}
-        settings = {name: getattr(torch, name)() for name in SETTINGS}
-        returned = self._returned(step, instance)
-        changed = {name: value for name, value in settings.items() if getattr(torch, name)() != value}
-        for name, value in settings.items():
-            SETTINGS[name](value)
+        with as_found():
+            settings = {name: getattr(torch, name)() for name in SETTINGS}
+            returned = self._returned(step, instance)
+            changed = {name: value for name, value in settings.items() if getattr(torch, name)() != value}
+            for name, value in settings.items():
+                SETTINGS[name](value)
         require_untouched(self.implementation)
         for name, value in changed.items():
             assertion = f"assert torch.{name}() == {value!r}"

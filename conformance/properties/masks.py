@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -23,8 +24,8 @@ from mha.conformance.harness.assertions import (
     expect,
     expect_agree,
     expect_close,
+    expect_each_raises,
     expect_equal,
-    expect_raises,
     expect_unchanged,
 )
 from mha.conformance.harness.errors import CallRaised
@@ -258,13 +259,14 @@ def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> 
 )
 def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
     """A mask that is not broadcastable to (B, H, L, S) raises."""
-    problem = case.problem()
+    problem, calls = case.problem(), {}
     for shape in _shapes_that_do_not_broadcast(problem.shape):
         for form in sorted(session.claims.masks):
             dtype = torch.bool if form == "bool" else problem.query.dtype
             mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
             because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {problem.shape}"
-            expect_raises(partial(session, problem.change(mask=mask)), because=because)
+            calls[because] = partial(session, problem.change(mask=mask))
+    expect_each_raises(calls)
 
 
 def _shapes_that_do_not_broadcast(sizes: tuple[int, int, int, int]) -> list[tuple[int, ...]]:
@@ -320,7 +322,19 @@ def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> Non
     dtypes = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
     dtypes |= set() if "bool" in session.claims.masks else {torch.bool}
     dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
+    calls = {}
     for dtype in sorted(dtypes, key=str):
         mask = torch.ones(problem.shape, dtype=dtype, device=problem.query.device)
-        because = f"a mask of dtype {dtype} is not claimed, so its meaning would be a guess"
-        expect_raises(partial(session, problem.change(mask=mask)), because=because)
+        because = f"a mask of dtype {dtype} is not claimed: {_advice(dtype, session.claims.masks)}"
+        calls[because] = partial(session, problem.change(mask=mask))
+    expect_each_raises(calls)
+
+
+def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
+    """Return what to do about a mask that is accepted though its dtype is not claimed."""
+    if dtype is torch.bool:
+        return 'claim masks={"bool", "float"} if True means that a query may attend to the key, and otherwise refuse it'
+    if dtype.is_floating_point:
+        return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
+    forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
+    return f"refuse it, so that callers convert it to {forms} themselves"

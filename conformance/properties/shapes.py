@@ -12,7 +12,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
-from mha.conformance.harness.assertions import expect_agree, expect_close, expect_raises, expect_shape
+from mha.conformance.harness.assertions import expect_agree, expect_close, expect_each_raises, expect_shape
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import weights_of
@@ -81,17 +81,17 @@ DISAGREEING = Domain(values=NORMAL, layouts=DENSE, inputs=("cross",), max_length
 def shapes_that_disagree_are_refused(session: Session, case: Case) -> None:
     """A width other than D, different S of key and value, and batch sizes that differ raise; nothing is broadcast."""
     problem = case.problem()
-    for because, change in _disagreeing(problem).items():
-        expect_raises(partial(session, problem.change(**change)), because=because)
+    changes = _disagreeing(problem)
+    expect_each_raises({why: partial(session, problem.change(**change)) for why, change in changes.items()})
 
 
 @property_of("SHP-6", DISAGREEING, needs="extras=length_first", must_reject=("never_refuses",), max_cases=12, number=2)
 def shapes_that_disagree_are_refused_with_the_length_first(session: Session, case: Case) -> None:
     """The same inputs raise in the layout (length, batch, width)."""
     problem = case.problem().change(config=replace(case.config, length_first=True))
-    for because, change in _disagreeing(problem).items():
-        transposed = problem.change(**change).map_inputs(lambda x: x.transpose(0, 1))
-        expect_raises(partial(session, transposed), because=f"{because}, with length_first=True")
+    changed = {why: problem.change(**change) for why, change in _disagreeing(problem).items()}
+    transposed = {why: each.map_inputs(lambda x: x.transpose(0, 1)) for why, each in changed.items()}
+    expect_each_raises({f"{why}, with length_first=True": partial(session, each) for why, each in transposed.items()})
 
 
 def _disagreeing(problem: Problem) -> dict[str, dict[str, Tensor]]:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mha.conformance.harness.integrity import put_back
 from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
+from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
 from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Registered, Resolved, discover, resolve
+from mha.implementations.pristine import torch_changes
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,13 @@ class Selection:
     """What the options select.
 
     implementations: by name, in order. unavailable: the registered ones that could not be loaded.
-    started: when, in UTC.
+    torch_changes: as in `Report`. started: when, in UTC.
     """
 
     settings: Settings
     implementations: dict[str, Resolved]
     unavailable: tuple[Registered, ...]
+    torch_changes: tuple[str, ...]
     started: str
 
     def header(self) -> list[str]:
@@ -42,6 +44,7 @@ class Selection:
             f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; "
             f"profile {settings.profile}, seed {settings.seed}{strict}",
             f"with: {packages}",
+            *([f"note: {describe_changes(self.torch_changes)}"] if self.torch_changes else []),
             *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
@@ -62,14 +65,12 @@ def _select(config: pytest.Config) -> Selection:
     """Return what the options select; raise ValueError, in one line, for an invalid option."""
     settings = _settings(config)
     registered, resolved = _resolve(config)
-    if replaced := put_back():
-        raise ValueError(f"importing an implementation replaced {replaced}; import it without side effects")
     implementations = by_name(resolved)
     _validate_reports(config)
     if file := config.option.mha_waivers:
         settings = replace(settings, waivers=tuple(read_waivers(Path(file), implementations)))
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
-    return Selection(settings, implementations, unavailable, now())
+    return Selection(settings, implementations, unavailable, torch_changes(), now())
 
 
 def _settings(config: pytest.Config) -> Settings:

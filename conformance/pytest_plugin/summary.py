@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, summarise
+from mha.conformance.reports.text import WIDTH, describe, summarise
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.spec import CLAUSES
 
@@ -32,6 +33,7 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     """
     chosen, verdicts = selection(session.config), _verdicts(reporter)
     report = _report(session, chosen, verdicts)
+    _shorten_blocked(reporter, report)
     if verdicts:
         session.config.stash[REPORT] = report
         save_last(report, session.config.invocation_params.dir)
@@ -46,7 +48,7 @@ def finish(session: pytest.Session, reporter: Any) -> None:
 
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
-    return Report.of_run(
+    report = Report.of_run(
         chosen.settings,
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
@@ -54,6 +56,7 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
         incomplete=bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE,
         broken={entry.name: entry.error for entry in chosen.unavailable if entry.broken},
     )
+    return replace(report, torch_changes=chosen.torch_changes)
 
 
 def summary(config: pytest.Config) -> list[str]:
@@ -62,7 +65,7 @@ def summary(config: pytest.Config) -> list[str]:
     width = max(NARROWEST, min(terminal.fullwidth, WIDTH))
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
-    summaries = summarise(report.verdicts, incomplete=report.incomplete)
+    summaries = summarise(report.verdicts, incomplete=report.incomplete, width=width)
     return [*chosen.header(), "", *drawn, "", *summaries, *runner_annotations(report.verdicts)]
 
 
@@ -76,6 +79,19 @@ def _verdicts(reporter: Any) -> list[Verdict]:
         elif not carried and getattr(report, "failed", False) and (item := ITEM.search(report.nodeid)):
             verdicts.append(_stopped(report, *item.groups()))
     return verdicts
+
+
+def _shorten_blocked(reporter: Any, report: Report) -> None:
+    """Replace what pytest will print about items whose failure another one explains: not until now was that known."""
+    blocked = {_key(verdict): verdict for verdict in report.verdicts if verdict.status == "blocked"}
+    for failed in reporter.stats.get("failed", ()):
+        for name, value in getattr(failed, "user_properties", ()):
+            if name == "mha" and (verdict := blocked.get(_key(_from_dict(value)))):
+                failed.longrepr = describe(verdict)
+
+
+def _key(verdict: Verdict) -> tuple[str, str, str, str]:
+    return verdict.implementation, verdict.device, verdict.dtype, verdict.clause
 
 
 def _from_dict(data: dict[str, Any]) -> Verdict:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from mha.conformance.reports.summary import status_of
+from mha.conformance.reports.summary import Count, Tally, severity, status_of, tally
 from mha.conformance.reports.text import brief, subject, visible, visible_name
-from mha.conformance.results import Report, Verdict
+from mha.conformance.results import Report, Verdict, settled
 from mha.spec.clauses import CLAUSES
 
 Key = tuple[str, str, str, str]
@@ -31,16 +31,22 @@ def merge(reports: Sequence[Report]) -> Report:
     for other in reports[1:]:
         for name, mine, theirs in _setting_changes(first, other):
             raise ValueError(f"not shards of one run: {name} is {mine!r} in one and {theirs!r} in another")
-    verdicts = _merged(verdict for report in reports for verdict in report.verdicts)
+    # Each on its own, since another shard may have judged what explains it.
+    verdicts = _merged(settled([verdict])[0] for report in reports for verdict in report.verdicts)
     return replace(
         first,
-        verdicts=_ordered(verdicts.values()),
+        verdicts=settled(_ordered(verdicts.values())),
         targets={name: target for report in reports for name, target in report.targets.items()},
         incomplete=any(report.incomplete for report in reports),
         broken={name: error for report in reports for name, error in report.broken.items()},
+        torch_changes=_all_changes(reports),
         started=min(report.started for report in reports),
         host=", ".join(dict.fromkeys(report.host for report in reports)),
     )
+
+
+def _all_changes(reports: Sequence[Report]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(change for report in reports for change in report.torch_changes))
 
 
 class Change(NamedTuple):
@@ -141,7 +147,7 @@ class Comparison:
 
     @cached_property
     def _failing(self) -> list[Verdict]:
-        return [verdict for verdict in self._new.values() if _fails(verdict)]
+        return sorted((verdict for verdict in self._new.values() if _fails(verdict)), key=severity)
 
     @cached_property
     def _failed_before(self) -> set[Key]:
@@ -158,6 +164,7 @@ def describe_changes(comparison: Comparison) -> list[str]:
         "still failing": map(_label, comparison.still_failing),
         "changed": [f"{_label(new)}, {status_of(old)} before" for old, new in comparison.changed],
         "less accurate": [f"{_label(verdict)}: error/bound {margin}" for verdict, margin in margins],
+        "counts": _counts(comparison),
         "slower": slower,
         "no longer judged": map(_label, comparison.no_longer_judged),
     }
@@ -166,6 +173,21 @@ def describe_changes(comparison: Comparison) -> list[str]:
         if indented := [f"    {entry}" for entry in entries]:
             lines += ["", f"{title}: {len(indented)}", *indented]
     return [*lines, "", f"unchanged: {comparison.unchanged} of {len(comparison.after.verdicts)} verdicts"]
+
+
+def _counts(comparison: Comparison) -> Iterator[str]:
+    """Yield the counts that differ, for each implementation that both runs judged."""
+    before = comparison.before.by_implementation
+    for name, own in comparison.after.by_implementation.items():
+        old, new = (_by_level_and_kind(tally(verdicts)) for verdicts in (before.get(name, ()), own))
+        both = ((kind, count, new.get(kind, count)) for kind, count in old.items())
+        if changed := [f"{kind} {count} before, {now} now" for kind, count, now in both if count != now]:
+            yield f"{visible_name(name)}: {'; '.join(changed)}"
+
+
+def _by_level_and_kind(counted: Tally) -> dict[str, Count]:
+    required: dict[str, Count] = dict(counted.must.items())
+    return required | {f"SHOULD {kind}": count for kind, count in counted.should.items()}
 
 
 def _notes(comparison: Comparison) -> list[str]:

@@ -6,12 +6,13 @@ import re
 import textwrap
 
 from mha.conformance.properties.listing import Listed, listing
-from mha.spec.clauses import CLAUSES, FAMILIES, Clause
+from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 REGENERATE = "mha spec --markdown > spec/CONTRACT.md"
 NO_DIFFERENCE = "No differences are known."
 PROPERTIES = "conformance/properties"
 WIDTH = 80
+_KINDS = "\n".join(f"  - *{kind}*: {meaning}" for kind, meaning in KINDS.items())
 INTRODUCTION = f"""\
 # The contract of multi-head attention
 
@@ -50,6 +51,8 @@ The levels are those of RFC 2119.
 
 - **MUST**: a violation fails the run. **SHOULD**: a violation is reported, but fails only a strict run. **MAY**: the
   capability is optional, and the clause applies to implementations that claim it.
+- Reports count three kinds of clause separately:
+{_KINDS}
 - **Equal**, "the same" and "changes nothing" mean bit for bit where the operations are the same, and within the bound
   elsewhere.
 - **Within the bound** means no further from the exact result than rounding explains. The bound is derived for each
@@ -73,13 +76,14 @@ def page(clause_id: str, width: int = WIDTH) -> str:
     """
     clause = CLAUSES[clause_id]
     parts = [f"{clause.id} ({clause.level}): {clause.title}", _fill(clause.statement, width, "")]
-    parts += [f"{heading}\n{_fill(text, width)}" for heading, text in _sections(clause).items()]
+    sections = {"Kind": f"{clause.kind.capitalize()}: {KINDS[clause.kind]}", **_sections(clause)}
+    parts += [f"{heading}\n{_fill(text, width)}" for heading, text in sections.items()]
     parts.append("Tested by\n" + (_listing(clause) or _fill(_untested(clause), width)))
     return "\n\n".join(parts)
 
 
 def index(family: str | None = None, width: int = WIDTH) -> str:
-    """Return one line per clause (id, level, title), grouped by family; of one family only, if given.
+    """Return one line per clause (id, level, title, kind), grouped by family; of one family only, if given.
 
     >>> print(index("INC"))
     INC: Incremental decoding
@@ -90,7 +94,7 @@ def index(family: str | None = None, width: int = WIDTH) -> str:
     for letters, kind in FAMILIES.items():
         if family in (None, letters):
             members = [clause for clause in CLAUSES.values() if clause.family == letters]
-            lines = [f"    {clause.id:<8}{clause.level:<8}{clause.title}" for clause in members]
+            lines = [f"    {clause.id:<8}{clause.level:<8}{clause.title}{_kind(clause)}" for clause in members]
             blocks.append("\n".join([f"{letters}: {kind.title}", _fill(kind.about, width, ""), *lines]))
     return "\n\n".join(blocks)
 
@@ -107,12 +111,18 @@ def document() -> str:
 
 def _entry(clause: Clause) -> str:
     """Return the section of the document on one clause."""
-    lines = [f'<a id="{clause.id.lower()}"></a>', f"### {clause.id} ({clause.level}): {_markdown(clause.title)}"]
+    heading = f"{clause.id} ({clause.level}, {clause.kind}): {_markdown(clause.title)}"
+    lines = [f'<a id="{clause.id.lower()}"></a>', f"### {heading}"]
     lines.append(_markdown(clause.statement))
     lines += [f"*{heading}:* {_markdown(text)}" for heading, text in _sections(clause).items()]
     links = [f"[`{_label(each, clause)}`](../{PROPERTIES}/{each.module}.py)" for each in _properties(clause)]
     lines.append("*Tested by:* " + (", ".join(links) or _markdown(_untested(clause))))
     return "\n\n".join(lines) + "\n"
+
+
+def _kind(clause: Clause) -> str:
+    """Return the kind of a clause in brackets, if it is not that of most clauses."""
+    return "" if clause.kind == "answers" else f" ({clause.kind})"
 
 
 def _sections(clause: Clause) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from mha.conformance.reports.summary import is_failure
+from mha.conformance.reports.summary import is_failure, outcome, severity, tally
 from mha.conformance.reports.text import LISTED, brief, visible, visible_name
-from mha.conformance.results import Verdict
+from mha.conformance.results import Verdict, by_implementation
 from mha.spec.clauses import CLAUSES
 
 
@@ -17,14 +17,26 @@ def runner_annotations(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet SHOULD."""
-    for verdict in verdicts:
-        if verdict.status in LISTED:
-            kind = "error" if is_failure(verdict) else "notice"
-            title = f"{verdict.clause} {visible_name(verdict.implementation)} {verdict.dtype}"
-            title = _escaped(f"{title}: {CLAUSES[verdict.clause].title}").replace(":", "%3A").replace(",", "%2C")
-            message = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
-            yield f"::{kind} title={title}::{_escaped(message)}"
+    """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet SHOULD.
+
+    The runner shows only the first few of a step, so the most severe come first. A notice with the counts follows for
+    each implementation that has any failure.
+    """
+    grouped = by_implementation(verdicts)
+    failures = {name: [v for v in own if v.status in LISTED] for name, own in grouped.items()}
+    for verdict in sorted((verdict for own in failures.values() for verdict in own), key=severity):
+        title = f"{verdict.clause} {visible_name(verdict.implementation)} {verdict.dtype}"
+        message = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
+        kind = "error" if is_failure(verdict) else "notice"
+        yield _command(kind, f"{title}: {CLAUSES[verdict.clause].title}", message)
+    for name, own in grouped.items():
+        if failures[name]:
+            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", str(tally(own)))
+
+
+def _command(kind: str, title: str, message: str) -> str:
+    title = _escaped(title).replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={title}::{_escaped(message)}"
 
 
 def _escaped(text: str) -> str:

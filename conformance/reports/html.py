@@ -15,17 +15,16 @@ from mha.conformance.reports.summary import (
     SIGNS,
     cell_of,
     conforms,
-    count_clauses,
-    count_statuses,
-    is_failure,
     legend,
     outcome,
+    severity,
     status_of,
+    tally,
     total_rejections,
 )
-from mha.conformance.reports.text import LONGEST_SCRIPT, visible, visible_name
+from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, visible, visible_name
 from mha.conformance.results import Report, Verdict
-from mha.spec.clauses import CLAUSES, FAMILIES, Clause
+from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 # The CSS class of each sign.
 CLASSES = {"!": "error", "✗": "fail", "b": "blocked", "w": "waived", "s": "unmet", "✓": "pass", "-": "unclaimed"}
@@ -54,6 +53,7 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         title="Multi-head attention conformance report",
         outcome=_outcome(report, by_name),
         facts=_facts(report),
+        kinds=KINDS,
         summary=[_summary(name, own) for name, own in by_name.items()],
         sections=sections,
         families=families,
@@ -85,9 +85,13 @@ def _by_name(report: Report) -> dict[str, list[Verdict]]:
 
 
 def _outcome(report: Report, by_name: ByName) -> str:
-    count = f"{sum(conforms(own) for own in by_name.values())} of {len(by_name)} implementations conform"
+    conforming = [own for own in by_name.values() if conforms(own)]
+    count = f"{len(conforming)} of {len(by_name)} implementations conform"
+    if partly := sum(tally(own).few_judged for own in conforming):
+        count += f", {partly} of them as far as judged"
     sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
     sentences += [f"{visible_name(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items()]
+    sentences += [f"{describe_changes(report.torch_changes)}."] if report.torch_changes else []
     return " ".join(sentences)
 
 
@@ -100,15 +104,13 @@ def _facts(report: Report) -> list[str]:
 
 def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
     """Return the row of an implementation in the table of implementations."""
-    passing, claimed = count_clauses(own)
-    counts = total_rejections(own)
+    counted, counts = tally(own), total_rejections(own)
     return {
         "name": name,
         "sign": "✓" if conforms(own) else "✗",
         "outcome": outcome(own),
-        "passing": passing,
-        "claimed": claimed,
-        "counts": count_statuses(own),
+        "judged": f"{counted.judged} of {counted.clauses}",
+        "counts": [(counted.must.get(kind, ""), counted.should.get(kind, "")) for kind in KINDS],
         "rejected": f"{counts.rejected / counts.tried:.0%} of {counts.tried}" if counts.tried else "",
         "examples": sum(verdict.examples for verdict in own),
         "seconds": f"{sum(verdict.seconds for verdict in own):.0f}",
@@ -132,12 +134,13 @@ def _clause_row(clause: Clause, members: Sequence[Sequence[Verdict]]) -> dict[st
     """Return the row of a clause in the matrix; members: the verdicts of each implementation, in order."""
     signs = [cell_of(verdicts).sign if verdicts else "" for verdicts in members]
     passes = set(signs) <= {"✓", "-", ""}
-    return {"id": clause.id, "title": clause.title, "level": clause.level, "signs": signs, "passes": passes}
+    about = {"id": clause.id, "title": clause.title, "level": clause.level, "kind": clause.kind}
+    return about | {"signs": signs, "passes": passes}
 
 
 def _clauses(report: Report) -> dict[str, dict[str, str]]:
     """Return what the page says about each clause that was judged."""
-    fields = ("id", "level", "title", "statement", "why", "differs", "source")
+    fields = ("id", "level", "kind", "title", "statement", "why", "differs", "source")
     judged = {verdict.clause for verdict in report.verdicts}
     return {id: {name: getattr(CLAUSES[id], name) for name in fields} for id in CLAUSES if id in judged}
 
@@ -165,7 +168,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "margin": f"{verdict.margin:.3g}" if verdict.margin else "",
         "rejected": _rejected(verdict),
         "violated": visible_name(verdict.violated),
-        "blocked_by": verdict.blocked_by,
+        "blocked_by": verdict.blocked_by if verdict.status == "blocked" else "",
         "seconds": verdict.seconds,
         "script": visible(verdict.script or "", LONGEST_SCRIPT),
     }
@@ -176,9 +179,9 @@ def _rejected(verdict: Verdict) -> str:
 
 
 def _failures(report: Report) -> Iterator[dict[str, str]]:
-    """Yield what does not pass, what keeps an implementation from conforming first, once for all dtypes and devices."""
+    """Yield what does not pass, the most severe first, once for all dtypes and devices."""
     grouped: dict[tuple[str, str, str], list[Verdict]] = {}
-    for verdict in sorted(report.verdicts, key=is_failure, reverse=True):
+    for verdict in sorted(report.verdicts, key=severity):
         if status_of(verdict) not in ("pass", "not claimed"):
             grouped.setdefault((verdict.implementation, verdict.clause, status_of(verdict)), []).append(verdict)
     for (name, clause, status), own in grouped.items():
@@ -217,7 +220,7 @@ def _position(margin: float) -> str:
 
 
 def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
-    """Return the clauses that each implementation does not claim, by the reason."""
+    """Return the clauses that each implementation does not claim, by the reason, the most frequent first."""
     grouped: dict[str, dict[str, list[str]]] = {}
     for name, own in by_name.items():
         for verdict in own:
@@ -226,4 +229,4 @@ def _unclaimed(by_name: ByName) -> dict[str, dict[str, list[str]]]:
                 clauses = reasons.setdefault(visible(verdict.message), [])
                 if verdict.clause not in clauses:
                     clauses.append(verdict.clause)
-    return grouped
+    return {name: dict(sorted(each.items(), key=lambda entry: -len(entry[1]))) for name, each in grouped.items()}

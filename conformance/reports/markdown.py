@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from mha.conformance.reports.summary import by_family, cell_of, count_clauses, is_failure, legend, outcome, status_of
+from mha.conformance.reports.summary import (
+    by_family,
+    cell_of,
+    is_failure,
+    legend,
+    outcome,
+    severity,
+    status_of,
+    tally,
+)
 from mha.conformance.reports.text import LONGEST_NAME, brief, subject, visible, visible_name
 from mha.conformance.results import Report, Verdict
-from mha.spec.clauses import CLAUSES
+from mha.spec.clauses import CLAUSES, KINDS
 
 # A comment on GitHub holds 65,536 characters.
 MOST_FAILURES, LONGEST_CASE = 40, 300
 
 
 def to_markdown(report: Report) -> str:
-    """Return a table of implementations and families, and each failure with its minimal case."""
-    failures = [verdict for verdict in report.verdicts if is_failure(verdict)]
+    """Return a table of implementations and families, and each failure with its minimal case, the most severe first."""
+    failures = sorted((verdict for verdict in report.verdicts if is_failure(verdict)), key=severity)
     lines = ["## Multi-head attention conformance report", "", _facts(report), "", *_matrix(report), ""]
     for verdict in failures[:MOST_FAILURES]:
         lines += _details(verdict)
@@ -33,20 +42,30 @@ def _facts(report: Report) -> str:
 
 
 def _matrix(report: Report) -> Iterator[str]:
-    """Yield the lines of the table, and its legend."""
+    """Yield the lines of the table, and what its columns and signs mean."""
     rows = {name: by_family(own) for name, own in report.by_implementation.items()}
     families = list(dict.fromkeys(letters for row in rows.values() for letters in row))
+    yield "| | " + " | ".join(["outcome", "judged", *KINDS, *families]) + " |"
+    yield "|" + "---|" * (3 + len(KINDS) + len(families))
     signs = set()
-    yield "| | outcome | clauses passed | " + " | ".join(families) + " |"
-    yield "|---|---|---|" + "---|" * len(families)
     for name, own in report.by_implementation.items():
-        cells = [cell_of(rows[name][letters]) if letters in rows[name] else None for letters in families]
-        signs |= {cell.sign for cell in cells if cell}
-        passing, claimed = count_clauses(own)
-        start = [f"`{_code(visible_name(name))}`", outcome(own), f"{passing} of {claimed}"]
-        yield "| " + " | ".join([*start, *(cell.text if cell else "" for cell in cells)]) + " |"
+        cells = {letters: cell_of(members) for letters, members in rows[name].items()}
+        signs |= {cell.sign for cell in cells.values()}
+        texts = (cells[letters].text if letters in cells else "" for letters in families)
+        yield f"| `{_code(visible_name(name))}` | " + " | ".join([outcome(own), *_counts(own), *texts]) + " |"
+    yield ""
+    kinds = ", ".join(f"{kind} ({meaning.removesuffix('.')})" for kind, meaning in KINDS.items())
+    yield f"Clauses that pass, of those judged, by kind: {kinds}."
     yield ""
     yield ", ".join(legend(signs)) + "; a number counts clauses."
+
+
+def _counts(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return how many clauses were judged, and for each kind how many pass."""
+    counted = tally(verdicts)
+    required = [str(counted.must.get(kind, "-")) for kind in KINDS]
+    recommended = [f" (SHOULD {counted.should[kind]})" if kind in counted.should else "" for kind in KINDS]
+    return [f"{counted.judged} of {counted.clauses}", *map(str.__add__, required, recommended)]
 
 
 def _details(verdict: Verdict) -> list[str]:

@@ -39,7 +39,7 @@ function show(button) {
   const name = data.names[button.parentElement.cellIndex - 1];
   const evidence = document.getElementById("evidence");
   evidence.replaceChildren();
-  document.getElementById("cell-title").textContent = `${name}: ${clause.id} (${clause.level}) ${clause.title}`;
+  document.getElementById("cell-title").textContent = `${name}: ${clause.id} (${clause.level}, ${clause.kind}) ${clause.title}`;
   element("p", clause.statement, evidence);
   for (const verdict of data.verdicts[clause.id][name]) {
     const part = element("section", undefined, evidence);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from textwrap import shorten
 
 from mha.conformance.results import NONCONFORMING, Rejections, Verdict
-from mha.spec.clauses import CLAUSES, FAMILIES
+from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Kind
 
 # The sign of each status and what it means, from the worst status to the best.
 SIGNS = {
@@ -21,6 +23,11 @@ SIGNS = {
     "pass": ("✓", "passes"),
     "not claimed": ("-", "not claimed"),
 }
+UNJUDGED = ("not_claimed", "blocked")
+# Why a clause was not judged, as `Domain.within`, `Property.within` and the judge put it.
+MISSING_CLAIM = re.compile(r"needs the claim (\w+)")
+OTHER_DTYPES = re.compile(r"applies to .* only")
+UNCLAIMED_DTYPE = re.compile(r" is not claimed(;|$)")
 # In ASCII, for terminals that cannot show the signs.
 PLAIN = {"✗": "x", "✓": "."}
 
@@ -85,28 +92,116 @@ def conforms(verdicts: Collection[Verdict]) -> bool:
 
 
 def outcome(verdicts: Collection[Verdict]) -> str:
-    """Return the verdict on an implementation as a whole, in words."""
+    """Return the verdict on an implementation as a whole, in words: also in which kinds of clause it fails."""
     statuses = {verdict.status for verdict in verdicts}
     if "harness_error" in statuses:
         return "COULD NOT BE JUDGED"
     if statuses <= {"not_claimed"}:
         return "NOTHING WAS JUDGED"
     if not conforms(verdicts):
-        return "DOES NOT CONFORM"
-    return "conforms, with waivers" if "waived" in statuses else "conforms"
+        return f"DOES NOT CONFORM in {' and '.join(_failing_kinds(verdicts))}"
+    words = "conforms as far as judged" if tally(verdicts).few_judged else "conforms"
+    return f"{words}, with waivers" if "waived" in statuses else words
 
 
-def count_clauses(verdicts: Collection[Verdict]) -> tuple[int, int]:
-    """Return how many clauses pass in every dtype and on every device, and how many are claimed."""
-    claimed = {verdict.clause for verdict in verdicts if verdict.status != "not_claimed"}
-    unmet = {verdict.clause for verdict in verdicts if verdict.status not in ("pass", "not_claimed")}
-    return len(claimed - unmet), len(claimed)
+def severity(verdict: Verdict) -> tuple[int, int, int]:
+    """Return a sort key: what keeps an implementation from conforming comes first, and there incorrect answers."""
+    sign, clause = SIGNS[status_of(verdict)][0], CLAUSES[verdict.clause]
+    return list(dict(SIGNS.values())).index(sign), list(KINDS).index(clause.kind), list(CLAUSES).index(clause.id)
 
 
-def count_statuses(verdicts: Iterable[Verdict]) -> str:
-    """Return the number of verdicts of each status, the worst first, as in "1 fail, 40 pass"."""
-    counts = Counter(status_of(verdict) for verdict in verdicts)
-    return ", ".join(f"{counts[status]} {status}" for status in SIGNS if status in counts)
+@dataclass(frozen=True)
+class Count:
+    """How many clauses pass in every dtype and on every device, and how many were judged."""
+
+    passing: int
+    judged: int
+
+    def __str__(self) -> str:
+        """Return it as in "57 of 58"."""
+        return f"{self.passing} of {self.judged}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """The clauses of an implementation, each counted once for all dtypes and devices, by its worst verdict.
+
+    must, should: those that were judged, by kind; a MAY that is claimed counts as a MUST. unjudged: how many were not
+    judged, since they are not claimed or blocked, by the reason, the most frequent first.
+    """
+
+    must: dict[Kind, Count]
+    should: dict[Kind, Count]
+    unjudged: dict[str, int]
+
+    @property
+    def judged(self) -> int:
+        """The number of clauses that were judged."""
+        return sum(count.judged for count in (*self.must.values(), *self.should.values()))
+
+    @property
+    def clauses(self) -> int:
+        """The number of clauses, judged or not."""
+        return self.judged + sum(self.unjudged.values())
+
+    @property
+    def few_judged(self) -> bool:
+        """Whether fewer than half of the clauses were judged."""
+        return 2 * self.judged < self.clauses
+
+    def __str__(self) -> str:
+        """Return the counts, as in "answers 57 of 58; refusals 2 of 3; SHOULD: answers 4 of 5, conduct 1 of 1"."""
+        parts = [f"{kind} {count}" for kind, count in self.must.items()]
+        recommended = ", ".join(f"{kind} {count}" for kind, count in self.should.items())
+        return "; ".join([*parts, f"SHOULD: {recommended}"] if recommended else parts)
+
+
+def tally(verdicts: Iterable[Verdict]) -> Tally:
+    """Count the clauses of an implementation by level and kind.
+
+    >>> where = {"implementation": "mine", "dtype": "float32", "device": "cpu"}
+    >>> passes, fails = Verdict(clause="MSK-1", level="MUST", status="pass", **where), {"status": "fail", **where}
+    >>> print(tally([passes, Verdict(clause="MSK-2", level="MUST", **fails)]))
+    answers 1 of 2
+    """
+    by_clause: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_clause.setdefault(verdict.clause, []).append(verdict)
+    worst = [min(own, key=severity) for own in by_clause.values()]  # "not claimed" is the least severe
+    judged = [verdict for verdict in worst if verdict.status not in UNJUDGED]
+    reasons = Counter(_reason(v, by_clause[v.clause]) for v in worst if v.status in UNJUDGED)
+    return Tally(
+        must=_counts(verdict for verdict in judged if verdict.level != "SHOULD"),
+        should=_counts(verdict for verdict in judged if verdict.level == "SHOULD"),
+        unjudged=dict(reasons.most_common()),
+    )
+
+
+def _counts(verdicts: Iterable[Verdict]) -> dict[Kind, Count]:
+    """Return the counts of each kind that has any, in the order of `KINDS`."""
+    passes: dict[Kind, list[bool]] = {kind: [] for kind in KINDS}
+    for verdict in verdicts:
+        passes[CLAUSES[verdict.clause].kind].append(verdict.status == "pass")
+    return {kind: Count(sum(each), len(each)) for kind, each in passes.items() if each}
+
+
+def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
+    """Return in a word or two why a clause was not judged: the claim that is missing, where it is one."""
+    if worst.blocked_by:
+        return f"blocked by {worst.blocked_by}"
+    messages = [verdict.message for verdict in verdicts]
+    first = next((text for text in messages if not UNCLAIMED_DTYPE.search(text)), messages[0]).partition("; ")[0]
+    if claim := MISSING_CLAIM.match(first):
+        return claim[1]
+    return "other dtypes" if OTHER_DTYPES.match(first) or UNCLAIMED_DTYPE.search(first) else shorten(first, 40)
+
+
+def _failing_kinds(verdicts: Iterable[Verdict]) -> list[Kind]:
+    """Return the kinds of what fails in its own right, or of what is blocked if nothing else does."""
+    failures = [verdict for verdict in verdicts if is_failure(verdict)]
+    failures = [verdict for verdict in failures if verdict.status != "blocked"] or failures
+    found = {CLAUSES[verdict.clause].kind for verdict in failures}
+    return [kind for kind in KINDS if kind in found]
 
 
 def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:

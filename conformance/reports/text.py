@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mha.conformance.reports.summary import count_clauses, count_statuses, outcome, status_of, total_rejections
+from mha.conformance.reports.summary import Tally, outcome, severity, status_of, tally, total_rejections
 from mha.conformance.results import NONCONFORMING, Verdict, by_implementation
 from mha.spec.clauses import CLAUSES
 
@@ -13,6 +13,7 @@ from mha.spec.clauses import CLAUSES
 LONGEST_TEXT, LONGEST_NAME, LONGEST_SCRIPT, LONGEST_BRIEF = 4000, 80, 100_000, 200
 # In columns: of a line, unless the terminal is narrower, and of the labels of a description.
 WIDTH, LABEL_WIDTH = 110, 11
+INDENT = " " * 4
 # How a level reads beside a failure.
 LEVELS = {"MAY": "MAY, and claimed"}
 LISTED = (*NONCONFORMING, "waived", "harness_error")
@@ -35,6 +36,14 @@ def visible_name(name: str) -> str:
     return visible(name.replace("\n", " "), LONGEST_NAME)
 
 
+def describe_changes(torch_changes: Collection[str]) -> str:
+    """Return in a line what had been changed in torch before a run, empty if nothing had; see `Report`."""
+    if not torch_changes:
+        return ""
+    changes = visible(", ".join(torch_changes).replace("\n", " "))
+    return f"torch had been changed before the run: {changes}; the judge computes without that"
+
+
 def subject(verdict: Verdict) -> str:
     """Return what a verdict is about: the implementation, the dtype and the device."""
     return f"{visible_name(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
@@ -47,7 +56,7 @@ def brief(verdict: Verdict) -> str:
 
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
     """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
-    clause = CLAUSES[verdict.clause]
+    clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
     lines = [f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", ""]
     if verdict.message:
         lines.append(_row("message", visible(verdict.message), width))
@@ -57,14 +66,14 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     tried = f"{verdict.examples} case{'s' * (verdict.examples != 1)} tried"
     rows = {
         "sizes": _sizes(verdict.case or ""),
-        "blocked by": verdict.blocked_by or "",
+        "blocked by": f"{verdict.blocked_by}, which fails too: start there" if blocked else "",
         "judged": f"{subject(verdict)}; {tried}",
         "clause": clause.statement,
         "libraries": clause.differs,
         "source": clause.source,
     }
     lines += [_row(label, text, width) for label, text in rows.items() if text]
-    if verdict.script:
+    if verdict.script and not blocked:
         lines += ["", "To reproduce it without the judge, save this script, which has the names above, and run it:", ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
@@ -81,64 +90,85 @@ def _sizes(code: str) -> str:
     return f"B={case.B}, L={case.L}, S={case.S}, d_model={case.config.d_model}, n_heads={case.n_heads}"
 
 
-def summarise(verdicts: Iterable[Verdict], *, incomplete: bool = False, width: int = WIDTH) -> list[str]:
-    """Return for each implementation its outcome, a line for each clause that does not pass, and its totals.
+def summarise(
+    verdicts: Iterable[Verdict], *, incomplete: bool = False, width: int = WIDTH, failures: bool = True
+) -> list[str]:
+    """Return for each implementation its outcome, a line for each clause that does not pass, and its counts.
 
-    What blocks other clauses comes first. incomplete: the run was stopped, so clauses may be missing. width: in
-    columns; a longer line continues below, indented.
+    What blocks other clauses comes first, then incorrect answers. incomplete: the run was stopped, so clauses may be
+    missing. width: in columns; a longer line continues below, indented. failures: whether to list what fails.
     """
     lines = []
     for own in by_implementation(verdicts).values():
-        lines.append(_wrapped(_headline(own, incomplete), width, "", " " * 8))
-        lines += [_wrapped(line, width, "    ", " " * 8) for line in (*_failures(own), *_blocked(own), _totals(own))]
+        lines.append(_wrapped(_headline(own, incomplete), width, "", 2 * INDENT))
+        listed = _failures(own) if failures else ()
+        details = (*listed, *_blocked(own), *_totals(own, width - len(INDENT)))
+        lines += [_wrapped(line, width, INDENT, 2 * INDENT) for line in details]
     return lines
 
 
 def _headline(verdicts: Sequence[Verdict], incomplete: bool) -> str:
     whole = f"INCOMPLETE, so far: {outcome(verdicts)}" if incomplete else outcome(verdicts)
-    examples, margin = sum(v.examples for v in verdicts), max(v.margin for v in verdicts)
-    counts = f"{count_statuses(verdicts)}; {examples} cases, largest error/bound {margin:.2f}"
-    return f"{visible_name(verdicts[0].implementation)}: {whole} ({counts})"
+    examples, margin, counted = sum(v.examples for v in verdicts), max(v.margin for v in verdicts), tally(verdicts)
+    name = visible_name(verdicts[0].implementation)
+    if not counted.judged:
+        return f"{name}: {whole}"
+    judged = f"{counted.judged} of {counted.clauses}" if counted.unjudged else str(counted.judged)
+    clauses, cases = "clause" + "s" * (counted.clauses != 1), "case" + "s" * (examples != 1)
+    evidence = f"{judged} {clauses} judged on {examples} {cases}; largest error/bound {margin:.2f}"
+    if (known_bad := total_rejections(verdicts)).tried:
+        share = known_bad.rejected / known_bad.tried
+        evidence += f"; self-test: {share:.0%} of {known_bad.tried} known-bad answers rejected"
+    return f"{name}: {whole} ({evidence})"
 
 
 def _failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield a line for each clause that fails or is waived in its own right."""
-    blocking = {verdict.blocked_by for verdict in verdicts if verdict.blocked_by}
+    blocking = {verdict.blocked_by or "" for verdict in verdicts if verdict.status == "blocked"}
     grouped: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.status in LISTED and not verdict.blocked_by:
+        if verdict.status in LISTED and verdict.status != "blocked":
             grouped.setdefault((verdict.clause, status_of(verdict)), []).append(verdict)
-    for clause, status in sorted(grouped, key=lambda key: _rank(key[0], blocking)):
-        same = grouped[clause, status]
+    for same in sorted(grouped.values(), key=lambda same: _rank(same[0], blocking)):
         where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in same)
-        yield f"{status} {clause} ({where}): {brief(same[0])}"
+        yield f"{status_of(same[0])} {same[0].clause} ({where}): {brief(same[0])}"
 
 
 def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield a line for each clause or family that blocks others."""
-    grouped: dict[str, list[Verdict]] = {}
+    grouped: dict[str, list[str]] = {}
     for verdict in verdicts:
-        if verdict.blocked_by:
-            grouped.setdefault(verdict.blocked_by, []).append(verdict)
-    for cause, blocked in grouped.items():
-        clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in blocked))
-        yield f"blocked by {cause}: {clauses} could not be judged: {brief(blocked[0])}"
+        if verdict.status == "blocked":
+            grouped.setdefault(verdict.blocked_by or "", []).append(verdict.clause)
+    for cause, clauses in grouped.items():
+        yield f"blocked by {cause}: {', '.join(dict.fromkeys(clauses))}"
 
 
-def _totals(verdicts: Sequence[Verdict]) -> str:
-    """Return how many clauses pass and how sensitive their cases are, or why none was judged."""
-    passing, claimed = count_clauses(verdicts)
-    if not claimed:
-        return visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts)))
-    line, counts = f"{passing}/{claimed} claimed clauses pass", total_rejections(verdicts)
-    if not counts.tried:
-        return line
-    return f"{line}; self-test: {counts.rejected / counts.tried:.0%} of {counts.tried} known-bad answers rejected"
+def _totals(verdicts: Sequence[Verdict], width: int) -> Iterator[str]:
+    """Yield what was not judged, in a line of at most `width` columns, and how many clauses of each kind pass."""
+    counted = tally(verdicts)
+    if not counted.judged:
+        yield visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts)))
+        return
+    yield from _unjudged(counted, width)
+    yield str(counted)
 
 
-def _rank(clause: str, blocking: Collection[str]) -> tuple[bool, int]:
-    """Return a sort key: what blocks other clauses comes first, then the order of the contract."""
-    return clause not in blocking and CLAUSES[clause].family not in blocking, list(CLAUSES).index(clause)
+def _unjudged(counted: Tally, width: int) -> Iterator[str]:
+    """Yield a line with the reasons for which clauses were not judged, the rest of them together if they do not fit."""
+    reasons = [f"{visible_name(reason)} ({number})" for reason, number in counted.unjudged.items()]
+    numbers = list(counted.unjudged.values())
+    for shown in range(len(reasons), -1, -1):
+        others = [f"others ({sum(numbers[shown:])})"] if shown < len(reasons) else []
+        line = f"not judged: {', '.join(reasons[:shown] + others)}"
+        if reasons and (len(line) <= width or shown == 0):
+            yield line
+            return
+
+
+def _rank(verdict: Verdict, blocking: Collection[str]) -> tuple[bool, tuple[int, int, int]]:
+    """Return a sort key: what blocks other clauses comes first, then what is most severe."""
+    return verdict.clause not in blocking and CLAUSES[verdict.clause].family not in blocking, severity(verdict)
 
 
 def _row(label: str, text: str, width: int) -> str:

@@ -1,11 +1,7 @@
-# timm 1.0.31: CFG-2 a bare AssertionError without the sizes; CFG-3 a negative num_heads is accepted; CFG-6 so is attn_drop=nan.
+# timm 1.0.31: CFG-2 a bare AssertionError without the sizes; CFG-3 a negative num_heads is accepted.
 from timm.layers import Attention
 
-for arguments in (
-    {"dim": 10, "num_heads": 3},
-    {"dim": 8, "num_heads": -2},
-    {"dim": 8, "num_heads": 2, "attn_drop": float("nan")},
-):
+for arguments in ({"dim": 10, "num_heads": 3}, {"dim": 8, "num_heads": -2}):
     try:
         print(arguments, "built, head_dim", Attention(**arguments).head_dim)
     except Exception as error:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
-from mha.implementations.errors import ImplementationError
-from mha.spec import Claims, MaskConvention, Output, causal_mask, join_causal, to_convention
+from mha.implementations.adapters.masks import MaskFormat, Sizes
+from mha.implementations.errors import ImplementationError, UnsupportedCallError
+from mha.spec import Claims, Config, Output, causal_mask, join_causal
 
 # The names under which functions take each input and each option; a function has at most one of them.
 INPUT_NAMES = {
@@ -20,11 +20,18 @@ INPUT_NAMES = {
     "key": ("key", "keys", "k", "K"),
     "value": ("value", "values", "v", "V"),
 }
+# One input for key and value.
+MEMORY_NAMES = (
+    *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
+    *("encoder_outputs", "enc_output", "enc_outputs"),
+)
 OPTION_NAMES = {
     "mask": ("mask", "attn_mask", "attention_mask", "src_mask", "key_padding_mask", "padding_mask", "pad_mask"),
     "is_causal": ("is_causal", "causal"),
     "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
 }
+# Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
+PADDING_NAMES = ("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "key_mask", "mask")
 
 
 class Call(Protocol):
@@ -54,35 +61,37 @@ class Signature:
     """The parameters of a function by what they mean.
 
     inputs: its names for query, key and value; empty if they are passed by position.
-    one_input: whether it takes a single input, as self-attention does.
-    mask, is_causal, need_weights: its names for these options; None for an option that it does not have.
-    mask_required: whether the mask has no default.
+    one_input: whether it can be called with a single input, as self-attention is.
+    memory: its name for one input that is both key and value; the query then comes first.
+    mask, padding, is_causal, need_weights: its names for these options; None for an option that it does not have.
+    required: those of its options, and its memory, that have no default.
     """
 
     inputs: tuple[str, ...]
     one_input: bool
+    memory: str | None
     mask: str | None
+    padding: str | None
     is_causal: str | None
     need_weights: str | None
-    mask_required: bool
+    required: frozenset[str]
 
 
-@dataclass(frozen=True)
-class MaskFormat:
-    """The masks that a function takes; see `mask`, `mask_shape` and `mask_numbers` of `from_module`."""
-
-    convention: MaskConvention | None = "keep"
-    shape: str | None = None
-    numbers: bool = False
-
-
-def signature_of(parameters: Mapping[str, inspect.Parameter]) -> Signature:
-    """Return what the parameters of a function mean, by their names."""
-    inputs = input_names(parameters)
-    options = {option: option_name(option, parameters) for option in OPTION_NAMES}
-    mask = options["mask"]
-    mask_required = mask is not None and parameters[mask].default is inspect.Parameter.empty
-    return Signature(inputs, not inputs and takes_one_input(parameters), **options, mask_required=mask_required)
+def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
+    """Return what the parameters of a function mean, by their names; padding: whether one mask is of key padding."""
+    inputs, memory = input_names(parameters), memory_name(parameters)
+    masks = [name for name in OPTION_NAMES["mask"] if name in parameters]
+    of_padding = next((name for name in PADDING_NAMES if name in parameters), None) if padding else None
+    return Signature(
+        inputs=inputs,
+        one_input=not inputs and takes_one_input(parameters),
+        memory=None if inputs else memory,
+        mask=next((name for name in masks if name != of_padding), None),
+        padding=of_padding,
+        is_causal=option_name("is_causal", parameters),
+        need_weights=option_name("need_weights", parameters),
+        required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
+    )
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
@@ -97,9 +106,19 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     return next((name for name in OPTION_NAMES[option] if name in parameters), None)
 
 
+def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return a function's name for one input that is both key and value; None unless one other input comes first."""
+    name = next((name for name in MEMORY_NAMES if name in parameters), None)
+    first = next((p for p in parameters.values() if p.name != "self"), None)
+    others = [p.name for p in required_inputs(parameters) if p.name != name]
+    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    query_first = first is not None and first.kind in by_position and others == [first.name]
+    return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
+
+
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option."""
-    others = {"self", *(name for names in OPTION_NAMES.values() for name in names)}
+    others = {"self", *PADDING_NAMES, *(name for names in OPTION_NAMES.values() for name in names)}
     required = [p for name, p in parameters.items() if p.default is p.empty and name not in others]
     return [p for p in required if p.kind is not p.VAR_KEYWORD]
 
@@ -110,33 +129,66 @@ def takes_one_input(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return len(inputs) == 1 and inputs[0].kind in (inspect.Parameter.POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD)
 
 
-def call_by_name(label: str, function: Callable[..., Any], claims: Claims, layout: str, masks: MaskFormat) -> Call:
-    """Return a `Call` that passes everything by the function's own names, and inputs it does not name by position.
+def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:
+    """Return what the parameters of a function mean, if it can be called by name with these masks.
 
-    A function without a causal flag gets the causal mask, aligned as claimed, joined to the mask. One that requires a
-    single argument is self-attention: it gets the query, and raises if key and value are other tensors.
-    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l (length).
+    label: the name in messages.
 
     Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
-    the convention declares a mask for which the function has no parameter.
+    a convention is declared for which the function has no parameter.
     """
-    if masks.convention not in (None, *get_args(MaskConvention)):
-        raise ImplementationError(
-            f"{label}: mask must be 'keep', 'drop', 'additive' or None, but is {masks.convention!r}"
-        )
-    if masks.shape is not None and not set(axes_of(masks.shape)) <= {*"bhls", "1"}:
-        raise ImplementationError(
-            f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is {masks.shape!r}"
-        )
+    masks.validate(label)
     try:
         parameters = inspect.signature(function).parameters
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or pass call=...") from error
-    signature = signature_of(parameters)
-    if masks.convention and not signature.mask:
+    signature = signature_of(parameters, padding=masks.padding is not None)
+    needs = {"mask": (masks.convention, signature.mask), "padding": (masks.padding, signature.padding)}
+    for option, (convention, name) in needs.items():
+        if convention and not name:
+            known = ", ".join(OPTION_NAMES["mask"] if option == "mask" else PADDING_NAMES)
+            kind = "a padding mask" if option == "padding" else "another mask" if masks.padding else "a mask"
+            raise ImplementationError(
+                f"{label}: {option}={convention!r}, but none of its parameters ({', '.join(parameters)}) has a known "
+                f"name of {kind} ({known}); pass {option}=None or call=..."
+            )
+    return signature
+
+
+def limits(signature: Signature, masks: MaskFormat, claims: Claims) -> dict[str, Any]:
+    """Return the claims that no call of a function can express, each with the most that one can.
+
+    >>> parameters = inspect.signature(lambda x, mask=None: x).parameters
+    >>> limits(signature_of(parameters), MaskFormat(shape="b s"), Claims(per_head_mask=False))
+    {'cross_attention': False, 'per_query_mask': False, 'causal': None}
+    """
+    most: dict[str, Any] = {}
+    if signature.memory and claims.cross_attention is True:
+        most["cross_attention"] = "memory"
+    elif signature.one_input and not signature.memory and claims.cross_attention:
+        most["cross_attention"] = False
+    if claims.masks:
+        most |= masks.limits(claims)
+    joined = masks.convention is not None and "l" in masks.axes
+    if claims.causal and not (claims.always_causal or signature.is_causal or joined):
+        most["causal"] = None
+    return most
+
+
+def call_by_name(label: str, signature: Signature, claims: Claims, layout: str, masks: MaskFormat) -> CallByName:
+    """Return a `Call` that passes everything by the function's own names, and inputs it does not name by position.
+
+    A function without a causal flag gets the causal mask, aligned as claimed, joined to the mask. One with a single
+    input for key and value gets the key; one with a single input gets the query.
+    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l (length).
+
+    Raises ImplementationError for claims that no call can express.
+    """
+    if most := limits(signature, masks, claims):
+        lower = ", ".join(f"{name}={value!r}" for name, value in most.items())
+        claimed = ", ".join(f"{name}={_plain(getattr(claims, name))}" for name in most)
         raise ImplementationError(
-            f"{label}: mask={masks.convention!r}, but none of its parameters ({', '.join(parameters)}) has a known "
-            f"name of a mask ({', '.join(OPTION_NAMES['mask'])}); pass mask=None or call=..."
+            f"{label}: no call of it can express the claims {claimed}; claim {lower} or pass call=..."
         )
     batch_axis, length_axis = (layout.split().index(axis) for axis in "bl")
     return CallByName(label, signature, claims, masks, batch_axis, length_axis)
@@ -144,7 +196,10 @@ def call_by_name(label: str, function: Callable[..., Any], claims: Claims, layou
 
 @dataclass(frozen=True)
 class CallByName:
-    """A `Call` by the names of a function's parameters; made by `call_by_name`."""
+    """A `Call` by the names of a function's parameters; made by `call_by_name`.
+
+    n_heads: H, to which masks are expanded that the function takes for each head.
+    """
 
     label: str
     signature: Signature
@@ -152,6 +207,13 @@ class CallByName:
     masks: MaskFormat
     batch_axis: int
     length_axis: int
+    n_heads: int = 1
+
+    def built_for(self, config: Config) -> CallByName:
+        """Return the call of an attention with this configuration."""
+        axes = self.batch_axis, self.length_axis
+        batch_axis, length_axis = reversed(axes) if config.length_first else axes
+        return replace(self, n_heads=config.n_heads, batch_axis=batch_axis, length_axis=length_axis)
 
     def __call__(  # noqa: PLR0913  the arguments of an attention
         self,
@@ -166,77 +228,72 @@ class CallByName:
         need_weights: bool,
     ) -> Output:
         """Call the target with its own names and its own format of masks."""
-        names = self.signature
-        if names.one_input and not (query is key is value):
-            raise NotImplementedError(f"{self.label} takes one input: query, key and value must be one tensor")
-        mask, is_causal = self._causal(query, key, mask, is_causal)
-        options = self._mask(query, key, mask)
+        names, sizes = self.signature, self._sizes(query, key)
+        inputs, options = self._inputs(query, key, value)
+        keys, rest = self.masks.split(self.label, mask)
+        rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
+        options |= self._masks(keys, rest, sizes, query.dtype)
         if names.is_causal:
             options[names.is_causal] = is_causal
         elif is_causal:
-            raise NotImplementedError(f"{self.label} takes no causal flag")
+            raise UnsupportedCallError(f"{self.label} takes no causal flag")
         if names.need_weights:
             options[names.need_weights] = need_weights
-        if names.inputs:
-            return as_output(target(**dict(zip(names.inputs, (query, key, value), strict=True)), **options))
-        return as_output(target(*((query,) if names.one_input else (query, key, value)), **options))
+        return as_output(target(*inputs, **options))
 
-    def _causal(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor | None, bool]:
+    def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
+        """Return B, H, L and S; without a batch, B is 1."""
+        if query.ndim == 2:
+            return 1, self.n_heads, len(query), len(key)
+        axis = self.length_axis
+        return query.shape[self.batch_axis], self.n_heads, query.shape[axis], key.shape[axis]
+
+    def _inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """Return the inputs that are passed by position, and those that are passed by name."""
+        names = self.signature
+        if names.inputs:
+            return (), dict(zip(names.inputs, (query, key, value), strict=True))
+        if names.memory and (self.claims.cross_attention or names.memory in names.required):
+            if key is not value:
+                raise UnsupportedCallError(f"{self.label} takes key and value as one input, {names.memory}")
+            return (query,), {names.memory: key}
+        if not names.one_input:
+            return (query, key, value), {}
+        if not (query is key is value):
+            raise UnsupportedCallError(f"{self.label} takes one input: query, key and value must be one tensor")
+        return (query,), {}
+
+    def _causal(
+        self, mask: Tensor | None, is_causal: bool, sizes: Sizes, device: torch.device
+    ) -> tuple[Tensor | None, bool]:
         """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no flag."""
         if self.claims.always_causal:
             if not is_causal:
-                raise NotImplementedError(f"{self.label} is always causal")
+                raise UnsupportedCallError(f"{self.label} is always causal")
             return mask, False
         if is_causal and not self.signature.is_causal and self.claims.causal:
-            lengths = query.shape[self.length_axis], key.shape[self.length_axis]
-            return join_causal(mask, causal_mask(*lengths, self.claims.causal, query.device)), False
+            return join_causal(mask, causal_mask(*sizes[2:], self.claims.causal, device)), False
         return mask, is_causal
 
-    def _mask(self, query: Tensor, key: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """Return the mask by the function's own name, in its own format."""
-        name, masks = self.signature.mask, self.masks
-        if mask is None:
-            return {name: None} if name and self.signature.mask_required else {}
-        if not name:
-            raise NotImplementedError(f"{self.label} takes no mask")
-        # A boolean mask that is not claimed is not translated: refusing it is the function's task.
-        unclaimed = mask.dtype == torch.bool and "bool" not in self.claims.masks
-        if masks.shape is not None:
-            lengths = query.shape[self.length_axis], key.shape[self.length_axis]
-            mask = shape_mask(self.label, mask, masks.shape, query.shape[self.batch_axis], lengths)
-        mask = to_convention(mask, "keep" if unclaimed else masks.convention or "keep", query.dtype)
-        return {name: mask.to(query.dtype) if masks.numbers and mask.dtype == torch.bool else mask}
+    def _masks(
+        self, keys: Tensor | None, mask: Tensor | None, sizes: Sizes, dtype: torch.dtype
+    ) -> dict[str, Tensor | None]:
+        """Return the masks by the function's own names, in its own format; keys: (B, S), those that are not padding."""
+        names = self.signature
+        given: dict[str, Tensor | None] = {name: None for name in (names.mask, names.padding) if name in names.required}
+        if mask is not None and names.mask:
+            # A boolean mask that is not claimed is not translated: refusing it is the function's task.
+            claimed = mask.dtype != torch.bool or "bool" in self.claims.masks
+            given[names.mask] = self.masks.translate(self.label, mask, sizes, dtype, claimed=claimed)
+        elif mask is not None:
+            raise UnsupportedCallError(f"{self.label} takes no mask")
+        if keys is not None and names.padding:
+            given[names.padding] = self.masks.translate_padding(keys, sizes, dtype)
+        return given
 
 
-def axes_of(pattern: str) -> list[str]:
-    """Return the axes that an einops pattern names, in order."""
-    return pattern.replace("(", " ").replace(")", " ").split()
-
-
-def shape_mask(label: str, mask: Tensor, pattern: str, batch: int, lengths: tuple[int, int]) -> Tensor:
-    """Bring a canonical mask to the shape that a module takes, with every axis at full size.
-
-    label: the name in messages. mask: broadcastable to (B, H, L, S). batch, lengths: B and (L, S).
-    pattern: of b, h, l, s and 1; the mask must not differ along an axis that it leaves out or has as 1.
-
-    Raises NotImplementedError where it does, and ValueError for a mask that is not broadcastable.
-    """
-    mask = mask[(None,) * (4 - mask.ndim)]
-    sizes = {"b": batch, "h": mask.shape[1], "l": lengths[0], "s": lengths[1]}
-    axes = []
-    for number, (axis, size) in enumerate(sizes.items()):
-        if mask.shape[number] not in (1, size):
-            raise ValueError(f"{label}: mask must be broadcastable to (B, H, L, S), but has {tuple(mask.shape)}")
-        if axis in axes_of(pattern):
-            mask = mask.expand(*(size if number == each else -1 for each in range(4)))
-            axes.append(axis)
-            continue
-        first = mask.narrow(number, 0, min(1, mask.shape[number]))
-        if mask.shape[number] > 1 and not torch.equal(first.expand_as(mask), mask):
-            raise NotImplementedError(f"{label} takes masks of the shape {pattern!r}, which cannot differ along {axis}")
-        mask = first
-        axes.append("1")
-    return rearrange(mask, f"{' '.join(axes)} -> {pattern}").contiguous()
+def _plain(value: Any) -> str:
+    return repr(set(value)) if isinstance(value, frozenset) else repr(value)
 
 
 def as_output(returned: Any) -> Output:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, MaskFormat, call_by_name
+from mha.implementations.adapters.calling import Call, call_by_name, read_signature
+from mha.implementations.adapters.masks import MaskFormat
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 
@@ -56,8 +57,10 @@ def from_kernel(
             f"{label}: claims has the extras {sorted(claims.extras)}, but the projections around a kernel have none; "
             "adapt a module instead"
         )
-    caller = call or call_by_name(label, kernel, claims, layout, MaskFormat(mask))
-    return KernelImplementation(label, claims, kernel, layout, caller)
+    if call is None:
+        masks = MaskFormat(mask)
+        call = call_by_name(label, read_signature(label, kernel, masks), claims, layout, masks)
+    return KernelImplementation(label, claims, kernel, layout, call)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +135,8 @@ class KernelAttention(nn.Module):
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of a configuration, in the order of `Weights`."""
-    width, kv_width = config.d_model, config.kv_heads * config.head_dim
-    rows = {"q": width, "k": kv_width, "v": kv_width, "o": width}
-    columns = {"q": width, "k": config.key_width, "v": config.value_width, "o": width}
+    inner_width, kv_width = config.inner_width, config.kv_heads * config.head_dim
+    rows = {"q": inner_width, "k": kv_width, "v": kv_width, "o": config.d_model}
+    columns = {"q": config.d_model, "k": config.key_width, "v": config.value_width, "o": inner_width}
     matrices: dict[str, tuple[int, ...]] = {f"w_{role}": (rows[role], columns[role]) for role in rows}
-    return matrices | ({f"b_{role}": (rows[role],) for role in rows} if config.bias else {})
+    return matrices | {f"b_{role}": (rows[role],) for role in rows if config.has_bias(role)}

@@ -11,7 +11,7 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from mha.implementations.adapters.calling import axes_of
+from mha.implementations.adapters.masks import axes_of
 from mha.implementations.errors import ImplementationError
 from mha.spec import Weights
 
@@ -70,19 +70,22 @@ def weight_gradients(
             continue
         attributes = {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
         for kind, attribute in attributes.items():
-            counts = {name: rows[name] for role in entry.roles if (name := f"{kind}_{role}") in rows}
-            if counts:
+            if any(f"{kind}_{role}" in rows for role in entry.roles):
                 tensors = [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
-                gradients |= _split_gradient(entry, kind, tensors, counts)
+                gradients |= _split_gradient(entry, kind, tensors, rows)
     return gradients
 
 
-def _split_gradient(entry: Entry, kind: str, tensors: Sequence[Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return the gradients by name: those of all layers are joined along the rows, then split by `counts`."""
+def _split_gradient(entry: Entry, kind: str, tensors: Sequence[Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return the gradients by name: those of all layers are joined along the rows, then split.
+
+    rows: of the weights of the configuration; others may be stacked with them.
+    """
+    names = [f"{kind}_{role}" for role in entry.roles]
+    counts = [rows[name] if name in rows else rows[f"w{name[1:]}"] for name in names]
     whole = torch.cat([entry.to_contract(_gradient(tensor), kind) for tensor in tensors])
-    rows = list(counts.values())
-    split = whole.reshape(sum(rows), *([-1] if kind == "w" else [])).split(rows)
-    return dict(zip(counts, split, strict=True))
+    split = whole.reshape(sum(counts), *([-1] if kind == "w" else [])).split(counts)
+    return {name: gradient for name, gradient in zip(names, split, strict=True) if name in rows}
 
 
 def _gradient(tensor: Tensor) -> Tensor:
@@ -202,27 +205,40 @@ def _layers(target: object) -> list[Any]:
 
 def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor]) -> None:
     """Fill one layer, list of layers or parameter with the weights of its roles."""
-    values = [given[name] for role in entry.roles if (name := f"{entry.kind}_{role}") in given]
+    value = _stacked(entry, entry.kind, given)
     if isinstance(target, nn.Module) and entry.kind == "w":
-        _fill_layers(where, entry, _layers(target), values, given)
+        _fill_layers(where, entry, _layers(target), given)
     elif isinstance(target, Tensor):
-        if values:
-            _copy(where, target, entry, torch.cat(values), entry.kind)
+        if value is not None:
+            _copy(where, target, entry, value, entry.kind)
         else:
             torch.nn.init.zeros_(target)
-    elif target is not None or values:
+    elif target is not None or value is not None:
         raise ImplementationError(f"{where} is of type {type(target).__name__}, but should be a layer or a parameter")
 
 
-def _fill_layers(
-    where: str, entry: Entry, layers: Sequence[Any], values: Sequence[Tensor], given: Mapping[str, Tensor]
-) -> None:
+def _stacked(entry: Entry, kind: str, given: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the weights ("w") or biases ("b") of an entry, stacked; None if it has none of them.
+
+    A missing bias beside others is zero.
+    """
+    names = [f"{kind}_{role}" for role in entry.roles]
+    if not any(name in given for name in names):
+        return None
+    return torch.cat([given[name] if name in given else _zero_bias(given[f"w{name[1:]}"]) for name in names])
+
+
+def _zero_bias(weight: Tensor) -> Tensor:
+    return weight.new_zeros(len(weight))
+
+
+def _fill_layers(where: str, entry: Entry, layers: Sequence[Any], given: Mapping[str, Tensor]) -> None:
     """Fill each layer with its share of the rows of weight and bias; without biases, a bias becomes zero."""
-    biases = [given[name] for role in entry.roles if (name := f"b_{role}") in given]
-    stacked = torch.cat(biases or [torch.zeros(value.shape[0]) for value in values])
-    for layer, weight, bias in _shares(layers, torch.cat(list(values)), stacked):
+    weights, biases = _stacked(entry, "w", given), _stacked(entry, "b", given)
+    assert weights is not None
+    for layer, weight, bias in _shares(layers, weights, _zero_bias(weights) if biases is None else biases):
         _copy(f"{where}.weight", getattr(layer, "weight", None), entry, weight, "w")
-        if getattr(layer, "bias", None) is not None or biases:
+        if getattr(layer, "bias", None) is not None or biases is not None:
             _copy(f"{where}.bias", getattr(layer, "bias", None), entry, bias, "b")
 
 

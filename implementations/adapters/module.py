@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, MaskFormat, call_by_name
+from mha.implementations.adapters.calling import Call, CallByName, Signature, call_by_name, limits, read_signature
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
+from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
@@ -26,12 +27,25 @@ CONSTRUCTOR_NAMES = {
     ),
     "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h"),
     "head_dim": ("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size"),
-    "bias": ("bias", "qkv_bias", "use_bias"),
+    "bias": ("bias", "use_bias", "attention_bias"),
+    "qkv_bias": ("qkv_bias",),
+    "q_bias": ("q_bias",),
+    "k_bias": ("k_bias",),
+    "v_bias": ("v_bias",),
+    "kv_bias": ("kv_bias",),
+    "o_bias": ("o_bias", "out_bias", "proj_bias"),
     "dropout": (
         *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
         "attention_probs_dropout_prob",
     ),
-    "no_dropout": ("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
+    "output_dropout": (
+        "proj_drop",
+        "proj_dropout",
+        "resid_drop",
+        "resid_dropout",
+        "resid_pdrop",
+        "hidden_dropout_prob",
+    ),
     "max_length": ("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings"),
     "n_kv_heads": ("n_kv_heads", "num_kv_heads"),
     "kdim": ("kdim",),
@@ -41,6 +55,8 @@ CONSTRUCTOR_NAMES = {
     "batch_first": ("batch_first",),
     "config": ("config", "cfg", "args"),
 }
+# The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
+BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer.
 MAX_LENGTH = 2048
 
@@ -56,6 +72,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask: MaskConvention | None = "keep",
     mask_shape: str | None = None,
     mask_numbers: bool = False,
+    padding: PaddingConvention | None = None,
     layout: str = "b l d",
     call: Call | None = None,
     claims: Claims | None = None,
@@ -78,14 +95,18 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_shape: the shape of its masks, such as "b s", "b 1 l s" or "(b h) l s", if it does not take what is
         broadcastable to (B, H, L, S); see also `Claims.per_head_mask` and `Claims.per_query_mask`.
     mask_numbers: whether it takes boolean masks as ones and zeros in the dtype of the query.
+    padding: "keep" or "drop" if, beside its mask, it takes one of keys (B, S) under a name of padding
+        (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there, and the rest of a mask to
+        `mask`. Masks of numbers are not split.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model) or "l b d".
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`.
-    claims: what the module supports; by default `Claims()`, with float masks if `mask` is "additive", and without masks
-        if it is None. If gradients are not claimed, the weights are loaded with requires_grad=False.
+    claims: what the module supports; by default `Claims()`, without what its parameters and masks cannot express, and
+        with float masks if `mask` is "additive". If gradients are not claimed, the weights are loaded with
+        requires_grad=False.
     name: the name in reports; by default that of the class.
 
-    Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised, and for arguments
-    that contradict each other.
+    Raises ImplementationError for a constructor or a `forward` whose parameters are not recognised, for arguments that
+    contradict each other, and for claims that no call can express.
 
     >>> class MyAttention(nn.Module):
     ...     def __init__(self, d_model, n_heads, bias=True):
@@ -113,24 +134,33 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     label = name or str(getattr(target, "__name__", "module"))
     if not (inspect.isclass(target) and issubclass(target, nn.Module)):
         raise ImplementationError(f"from_module needs a torch.nn.Module class, but got {constructor!r}")
-    claims = _claims(label, mask, claims)
     if not (callable(parameters) or isinstance(parameters, Mapping)):
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
         )
     if layout not in ("b l d", "l b d"):
         raise ImplementationError(f"{label}: layout must be 'b l d' or 'l b d', but is {layout!r}")
-    arguments = constructor_arguments(label, constructor)
-    masks = MaskFormat(mask, mask_shape, mask_numbers)
-    caller = call or call_by_name(label, target.forward, claims, layout, masks)
-    return ModuleImplementation(label, claims, constructor, parameters, arguments, caller, layout, mask_shape)
+    arguments, masks = constructor_arguments(label, constructor), MaskFormat(mask, mask_shape, mask_numbers, padding)
+    signature = None if call else read_signature(label, target.forward, masks)
+    claims = _claims(label, claims, masks, signature)
+    if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
+        raise ImplementationError(
+            f"{label}: claims own_head_dim, but none of the parameters of its constructor has a known name of head_dim "
+            f"({', '.join(CONSTRUCTOR_NAMES['head_dim'])})"
+        )
+    if signature is not None:
+        call = call_by_name(label, signature, claims, layout, masks)
+    assert call is not None
+    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout)
 
 
-def _claims(label: str, mask: MaskConvention | None, claims: Claims | None) -> Claims:
-    """Return the claims, or the default ones for a convention of masks."""
+def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None) -> Claims:
+    """Return the claims, or the default ones for a format of masks and what calls by name can express."""
+    convention = masks.convention
     if claims is None:
-        return Claims(masks=MASK_FORMS_OF.get(mask, {"bool"})) if mask else Claims(masks=(), causal=None)
-    if mask is None and claims.masks:
+        claims = Claims(masks=MASK_FORMS_OF[convention]) if convention else Claims(masks=(), causal=None)
+        return claims if signature is None else replace(claims, **limits(signature, masks, claims))
+    if convention is None and claims.masks:
         raise ImplementationError(
             f"{label}: mask=None declares that it takes no mask, but claims.masks is {sorted(claims.masks)}; "
             "claim masks=() or declare the convention"
@@ -152,7 +182,6 @@ class ModuleImplementation:
     arguments: Mapping[str, str]
     call: Call
     layout: str = "b l d"
-    mask_shape: str | None = None
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights.
@@ -160,9 +189,15 @@ class ModuleImplementation:
         Raises what the constructor raises for a configuration that it rejects, and ImplementationError for weights
         that cannot be loaded.
         """
-        module = construct(self.constructor, self.arguments, config).to(device=device, dtype=dtype)
-        parameters = self.parameters(config) if callable(self.parameters) else self.parameters
-        load(self.name, module, parameters, weights, config.head_dim)
+        module = construct(self.constructor, self.arguments, config, self.claims.dropout)
+        module = module.to(device=device, dtype=dtype)
+        try:
+            parameters = self.parameters(config) if callable(self.parameters) else self.parameters
+            load(self.name, module, parameters, weights, config.head_dim)
+        except ImplementationError:
+            raise
+        except Exception as error:  # the class has accepted the configuration
+            raise ImplementationError(f"{self.name}: {type(error).__name__} in loading its weights: {error}") from error
         if not self.claims.gradients:
             module.requires_grad_(False)
         return ModuleAttention(module, self, config, parameters, weights)
@@ -181,6 +216,8 @@ class ModuleAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.adapter, self.config, self.parameter_paths = module, adapter, config, parameters
+        self.call = adapter.call.built_for(config) if isinstance(adapter.call, CallByName) else adapter.call
+        self.transposes = adapter.layout == "l b d" and not config.length_first
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
 
     def forward(
@@ -194,15 +231,12 @@ class ModuleAttention(nn.Module):
         need_weights: bool = False,
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
-        if mask is not None and self.adapter.mask_shape:
-            mask = mask[(None,) * (4 - mask.ndim)]
-            mask = mask.expand(-1, self.config.n_heads, -1, -1)  # raises for a number of heads that is not 1 or H
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        if self.adapter.layout == "b l d":
-            return self.adapter.call(self.module, query, key, value, **options)
+        if not self.transposes:
+            return self.call(self.module, query, key, value, **options)
         transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
         query, key, value = (transposed[id(x)] for x in (query, key, value))
-        output, weights = self.adapter.call(self.module, query, key, value, **options)
+        output, weights = self.call(self.module, query, key, value, **options)
         return Output(output.transpose(0, 1) if isinstance(output, Tensor) else output, weights)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
@@ -214,23 +248,41 @@ class ModuleAttention(nn.Module):
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         gradients = weight_gradients(self.module, self.parameter_paths, self.rows, self.config.head_dim)
         absent = {name: rows for name, rows in self.rows.items() if name not in gradients}
-        width = {"w_k": self.config.key_width, "w_v": self.config.value_width}
+        config = self.config
+        width = {"w_k": config.key_width, "w_v": config.value_width, "w_o": config.inner_width}
         for name, rows in absent.items():  # of a projection that the module does not have
-            shape = (rows, width.get(name, self.config.d_model)) if name.startswith("w") else (rows,)
+            shape = (rows, width.get(name, config.d_model)) if name.startswith("w") else (rows,)
             gradients[name] = next(self.module.parameters()).new_zeros(shape)
         return gradients
 
 
-def construct(constructor: Callable[..., nn.Module], arguments: Mapping[str, str], config: Config) -> nn.Module:
-    """Call a constructor for a configuration; arguments: what each of its parameters is given."""
-    values: dict[str, Any] = {"no_dropout": 0.0, "max_length": MAX_LENGTH, "batch_first": not config.length_first}
-    values["n_kv_heads"] = config.kv_heads
-    values |= {
-        field: getattr(config, field) for field in CONSTRUCTOR_NAMES if field not in values and hasattr(config, field)
-    }
+def construct(
+    constructor: Callable[..., nn.Module],
+    arguments: Mapping[str, str],
+    config: Config,
+    dropout: bool | str = False,
+) -> nn.Module:
+    """Call a constructor for a configuration.
+
+    arguments: what each of its parameters is given. dropout: what `Config.dropout` applies to, as in `Claims.dropout`.
+    """
+    values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values())
     every = {name: values[field] for field, known in CONSTRUCTOR_NAMES.items() if field in values for name in known}
     values["config"] = SimpleNamespace(**every)
     return constructor(**{name: values[field] for name, field in arguments.items()})
+
+
+def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) -> dict[str, Any]:
+    """Return what a parameter of each meaning is given, by the keys of `CONSTRUCTOR_NAMES`."""
+    fields = ("d_model", "n_heads", "dropout", "kdim", "vdim", "bias_kv", "zero_key")
+    values: dict[str, Any] = {field: getattr(config, field) for field in fields}
+    values |= {field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()}
+    values |= {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim if config.n_heads else config.d_model}
+    values |= {"max_length": MAX_LENGTH, "batch_first": not config.length_first}
+    values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
+    if dropout == "output" and has_output_dropout:
+        values["dropout"] = 0.0
+    return values
 
 
 def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:

@@ -6,15 +6,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Signature, signature_of
+from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.inference.probes import CONFIG, Formula
+from mha.implementations.inference.probes import CONFIG, OWN_HEAD_DIM, Formula, Probe, most_biases, probes
 from mha.implementations.inference.projections import ParameterMap
+from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
 
@@ -22,7 +24,7 @@ from mha.spec import Claims, Config, MaskConvention, Output, Weights
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers: as for `from_module`. label: the name of the class.
+    parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
     from `Claims()`, added as they are found. problem: what the last call raised. weights_shape: of the weights that it
     returns, if any.
@@ -36,6 +38,7 @@ class Candidate:
     mask: MaskConvention | None = None
     mask_shape: str | None = None
     mask_numbers: bool = False
+    padding: PaddingConvention | None = None
     claims: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     problem: str = ""
@@ -45,8 +48,14 @@ class Candidate:
         """Return the arguments for `from_module`, except the claims."""
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
+        shape |= {"padding": self.padding} if self.padding else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
         return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
+
+    @property
+    def masks(self) -> MaskFormat:
+        """The format of its masks."""
+        return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding)
 
     def implementation(self) -> ModuleImplementation:
         """Return the implementation that this candidate declares."""
@@ -54,14 +63,21 @@ class Candidate:
         return from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
 
     @property
-    def self_attention(self) -> bool:
-        """Whether it takes one input."""
-        return "cross_attention" in self.claims
+    def cross_attention(self) -> bool | Literal["memory"]:
+        """What its inputs may be, as in `Claims`."""
+        claimed: bool | Literal["memory"] = self.claims.get("cross_attention", True)
+        return claimed
+
+    @property
+    def probes(self) -> tuple[Probe, Probe]:
+        """The inputs of trial runs."""
+        return probes(self.cross_attention)
 
     @property
     def config(self) -> Config:
         """The configuration of trial runs."""
-        return replace(CONFIG, bias=max(self.claims.get("bias", {True})))
+        own = OWN_HEAD_DIM if "own_head_dim" in self.claims else None
+        return replace(CONFIG, bias=most_biases(self.claims.get("bias", {True})), d_head=own)
 
     @property
     def weights(self) -> Weights:
@@ -77,11 +93,11 @@ class Candidate:
     @property
     def signature(self) -> Signature:
         """What the parameters of `forward` mean."""
-        return signature_of(self.forward_parameters)
+        return signature_of(self.forward_parameters, padding=self.padding is not None)
 
     def call(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
         """Build the module and call it in evaluation mode; if that raises, return None and set `problem`."""
-        with torch.no_grad():
+        with torch.no_grad(), as_found():
             try:
                 attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
                 return attention.eval()(*inputs, **options)  # type: ignore[no-any-return]  # of nn.Module

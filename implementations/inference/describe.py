@@ -11,17 +11,18 @@ from torch import nn
 
 from mha.implementations.adapters.calling import INPUT_NAMES
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.module import MAX_LENGTH
+from mha.implementations.adapters.module import BIAS_ROLES, MAX_LENGTH
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded
+from mha.spec.claims import BIASES
 
 WIDTH = 110
 # Options of constructors that no trial run tests: see the fields of `Claims`.
 NOT_TESTED = ("dropout", "n_kv_heads", "kdim", "vdim", "bias_kv", "zero_key")
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
-CONSTANTS = {"no_dropout": "0.0", "max_length": str(MAX_LENGTH)}
+CONSTANTS = {"output_dropout": "0.0", "max_length": str(MAX_LENGTH)} | dict.fromkeys(BIAS_ROLES, "bias")
 CONVENTIONS = {
     "keep": "True = may attend",
     "drop": "True = may not attend",
@@ -87,16 +88,19 @@ def _projections(parameters: Mapping[str, ParameterPath]) -> str:
 
 
 def _biases(candidate: Candidate) -> str:
-    values = candidate.claims.get("bias")
-    if values is None:
+    values = candidate.claims.get("bias", {True, False})
+    if values == {True, False}:
         return "with or without"
-    return "always" if True in values else "not on every projection"
+    names: dict[bool | str, str] = {True: "always", False: "none"}
+    return " or ".join(names.get(value) or f"on {', '.join(str(value))}" for value in BIASES if value in values)
 
 
 def _inputs(candidate: Candidate) -> str:
     axes = f"({', '.join(candidate.layout.split())})"
-    if candidate.self_attention:
+    if not candidate.cross_attention:
         return f"one, as self-attention, of shape {axes}"
+    if candidate.cross_attention == "memory" and not candidate.signature.inputs:
+        return f"query, and {candidate.signature.memory} as key and value, of shape {axes}"
     return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
 
 
@@ -116,7 +120,10 @@ def _mask(candidate: Candidate) -> str:
     meaning = CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
-    return f"{candidate.signature.mask}: {meaning}, {shape}"
+    padding = ""
+    if candidate.padding:
+        padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
+    return f"{candidate.signature.mask}: {meaning}, {shape}{padding}"
 
 
 def _causal(candidate: Candidate) -> str:
@@ -138,7 +145,8 @@ def _weights(candidate: Candidate) -> str:
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
     """Return the options of `forward` and of the constructor that no call uses."""
     signature, parameters = candidate.signature, candidate.forward_parameters
-    used = {*signature.inputs, signature.mask, signature.is_causal, signature.need_weights}
+    used = {*signature.inputs, signature.mask, signature.padding, signature.is_causal, signature.need_weights}
+    used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [name for name, field in arguments.items() if field in NOT_TESTED]
     known = {*arguments, *getattr(candidate.constructor, "keywords", ())}

@@ -6,20 +6,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import indent
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import required_inputs
+from mha.implementations.adapters.calling import Signature, required_inputs
 from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_arguments
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.masks import find_mask
-from mha.implementations.inference.probes import CONFIG, formulas, is_close, probes
+from mha.implementations.inference.probes import CONFIG, formulas, is_close
 from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.pristine import as_found, pristine
 from mha.spec import Weights, causal_mask
+from mha.spec.claims import BIASES
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class InferredClass:
         return table(self.rows), "", "The same as a declaration:", "", indent(self.declaration, "    ")
 
 
+@pristine()
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
     """Infer how a class, or a `functools.partial` of one, is built and called, and what it supports.
 
@@ -49,13 +52,15 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
     label = label or str(getattr(constructor, "__name__", "module"))
     arguments = constructor_arguments(label, constructor)
     try:
-        module = construct(constructor, arguments, CONFIG)
+        with as_found():
+            module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in arguments.values() else ""
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     try:
-        candidate = _understand(Candidate(constructor, {}, label), module, arguments)
+        candidate = _understand(Candidate(constructor, {}, label), module)
+        _find_own_head_dim(candidate, arguments)
         find_mask(candidate)
         _find_causal(candidate)
         _find_weights(candidate)
@@ -67,34 +72,53 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
     return InferredClass(candidate.implementation(), tuple(rows), declaration)
 
 
-def _understand(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
+def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the one candidate whose projections and layout give what the module computes."""
     _require_inputs(empty)
-    claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if empty.signature.one_input else {})
+    choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
+    for candidates in choices:
+        matching = [candidate for candidate in candidates if _find_formula(candidate)]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            return _only_choice(candidates, matching)
+    can_be_called = (each for each in choices if not all(candidate.problem for candidate in each))
+    return _only_choice(next(can_be_called, choices[0]), ())
+
+
+def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]) -> list[Candidate]:
+    """Return a candidate for each choice of projections and layouts."""
+    claims = {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
     candidates = [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
         for parameters in parameter_maps(module, CONFIG)
         for layout in ("b l d", "l b d")
     ]
-    biases = _possible_biases(candidates[0], arguments)
+    biases = _possible_biases(candidates[0])
     for candidate in candidates:
-        candidate.claims |= {} if len(biases) == 2 else {"bias": biases}
-    matching = [candidate for candidate in candidates if _find_formula(candidate)]
-    return matching[0] if len(matching) == 1 else _only_choice(candidates, matching)
+        candidate.claims |= {} if biases == {True, False} else {"bias": biases}
+    return candidates
+
+
+def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ...]:
+    """Return what the inputs may be, as in `Claims.cross_attention`, the most general first."""
+    if signature.memory:
+        return ("memory", False) if signature.one_input else ("memory",)
+    return (not signature.one_input,)
 
 
 def _require_inputs(candidate: Candidate) -> None:
-    """Raise Unclear unless the module takes one input or three."""
+    """Raise Unclear unless the module takes one input, two (the second one being key and value) or three."""
     signature, parameters = candidate.signature, candidate.forward_parameters
     required = [p for p in required_inputs(parameters) if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-    if not signature.one_input and not signature.inputs and len(required) != 3:
+    if not (signature.one_input or signature.memory or signature.inputs) and len(required) != 3:
         raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")
 
 
 def _only_choice(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> Candidate:
     """Return the candidate of a module that no formula describes, if there is one choice; otherwise raise Unclear."""
     first = candidates[0]
-    if not matching and not first.self_attention and not first.signature.inputs:
+    if not matching and first.cross_attention is True and not first.signature.inputs:
         raise Unclear(
             f"forward({', '.join(first.forward_parameters)}) does not name its inputs, and its output matches no "
             "formula if they are query, key and value; pass call=..."
@@ -118,7 +142,7 @@ def _require_one_map(candidates: Sequence[Candidate], matching: Sequence[Candida
 
 def _require_output(candidate: Candidate) -> None:
     """Raise Unclear unless the module returns a tensor, alone or first in a tuple."""
-    result = candidate.call(probes(self_attention=candidate.self_attention)[0].inputs)
+    result = candidate.call(candidate.probes[0].inputs)
     if result is None or not isinstance(result.output, Tensor):
         returned = result.output if result else None
         length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
@@ -131,7 +155,7 @@ def _find_formula(candidate: Candidate) -> bool:
     for formula in formulas():
         if formula.projected != (candidate.parameters.get("w_o") is not None):
             continue
-        for probe in probes(self_attention=candidate.self_attention):
+        for probe in candidate.probes:
             result = candidate.call(probe.inputs)
             if result is None or not is_close(result.output, formula(probe.inputs, candidate.weights, None)):
                 break
@@ -141,27 +165,42 @@ def _find_formula(candidate: Candidate) -> bool:
     return False
 
 
-def _possible_biases(candidate: Candidate, arguments: Mapping[str, str]) -> set[bool]:
-    """Return the values of `Config.bias` that can be built; bias=False must build no bias at all.
+def _possible_biases(candidate: Candidate) -> set[bool | str]:
+    """Return the values of `Config.bias` that can be built: of each module that is built, the most that has a place.
 
-    Raises Unclear if the weights can be loaded with neither. A constructor that takes `bias` or `use_bias` is trusted;
-    one that takes `qkv_bias` may keep the bias of the output.
+    Raises Unclear if the weights can be loaded with none.
     """
-    adapter, biases, problem = candidate.implementation(), set(), ""
-    for bias in (True, False):
+    adapter, problem = candidate.implementation(), ""
+    absent = {role for key, path in candidate.parameters.items() if path is None for role in key[2:]}
+    most_first = sorted(BIASES, key=lambda bias: -len(_biased_roles(bias)))
+    built: dict[tuple[Any, ...], bool | str] = {}
+    for bias in (each for each in most_first if absent.isdisjoint(_biased_roles(each))):
         config = replace(CONFIG, bias=bias)
+        weights = Weights.random(config, 0)
         try:
-            adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
-            biases.add(bias)
+            with as_found():
+                attention = adapter.build(config, weights, dtype=torch.float64, device="cpu")
         except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
-    if not biases:
+            continue
+        held = tuple((name, parameter.shape) for name, parameter in attention.named_parameters())
+        built.setdefault(held, bias)
+    if not built:
         raise Unclear(problem)
-    if biases == {True, False} and not {"bias", "use_bias"} & set(arguments):
-        built = [construct(candidate.constructor, arguments, replace(CONFIG, bias=bias)) for bias in (True, False)]
-        more, less = (sum(parameter.numel() for parameter in module.parameters()) for module in built)
-        biases = biases if more - less == 4 * CONFIG.d_model else {True}
-    return biases
+    return set(built.values())
+
+
+def _biased_roles(bias: bool | str) -> str:
+    config = replace(CONFIG, bias=bias)
+    return "".join(role for role in "qkvo" if config.has_bias(role))
+
+
+def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> None:
+    """Set whether the width of a head may be given, if the constructor takes one."""
+    if "head_dim" in arguments.values() and candidate.explained:
+        tried = replace(candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False)
+        if _find_formula(tried) and tried.formula == candidate.formula:
+            candidate.claims = tried.claims
 
 
 def _find_causal(candidate: Candidate) -> None:
@@ -172,25 +211,25 @@ def _find_causal(candidate: Candidate) -> None:
     elif candidate.signature.is_causal:
         alignment = _alignment(candidate)
         candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
-    elif candidate.mask is None or "per_query_mask" in candidate.claims:
+    elif candidate.mask is None or "l" not in candidate.masks.axes:
         candidate.claims["causal"] = None
 
 
 def _alignment(candidate: Candidate) -> str:
     """Return how the causal flag aligns the diagonal; "top_left" where trial runs do not show it."""
-    probe = probes(self_attention=candidate.self_attention)[0]
+    probe = candidate.probes[0]
     tried = replace(candidate, claims=candidate.claims | {"causal": "top_left"}, problem="")
     result = tried.call(probe.inputs, is_causal=True)
     if result is None:
         raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
     lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
     expected = candidate.formula(probe.inputs, candidate.weights, causal_mask(*lengths, "bottom_right"))
-    return "bottom_right" if not candidate.self_attention and is_close(result.output, expected) else "top_left"
+    return "bottom_right" if candidate.cross_attention and is_close(result.output, expected) else "top_left"
 
 
 def _find_weights(candidate: Candidate) -> None:
     """Set whether it returns weights (B, H, L, S), and the shape of what it returns."""
-    probe = probes(self_attention=candidate.self_attention)[0]
+    probe = candidate.probes[0]
     result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.formula.causal)
     query, key, _ = probe.inputs
     expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
@@ -204,7 +243,8 @@ def _require_one_head(candidate: Candidate) -> None:
     """Raise Unclear if the weights of a module with one head are found elsewhere."""
     one = replace(candidate.config, n_heads=1)
     try:
-        candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
+        with as_found():
+            candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
     except ImplementationError as error:
         raise Unclear(
             f"with one head, its parameters differ: {error}; pass parameters=... as a function of Config"

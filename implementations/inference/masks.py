@@ -8,10 +8,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mha.implementations.adapters.calling import signature_of
+from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import Probe, additive, is_close, probes
+from mha.implementations.inference.probes import Probe, additive, is_close
 from mha.implementations.inference.projections import Unclear
-from mha.spec import MaskConvention
+from mha.spec import Claims, MaskConvention
 
 # The shapes of masks to try, the most general first, each with the axes along which such a mask may differ.
 SHAPES: dict[str | None, str] = {
@@ -28,7 +30,6 @@ SHAPES: dict[str | None, str] = {
     "l s": "ls",
 }
 CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
-CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
 
 
 def find_mask(candidate: Candidate) -> None:
@@ -37,12 +38,10 @@ def find_mask(candidate: Candidate) -> None:
     if name is None:
         candidate.claims["masks"] = ()
         return
-    for numbers, (shape, axes) in product((False, True), SHAPES.items()):
-        fitting = _fitting_conventions(candidate, shape, axes, numbers)
-        if fitting:
-            candidate.mask, candidate.mask_shape, candidate.mask_numbers = fitting[0], shape, numbers
-            candidate.claims |= {"masks": {"bool", "float"}} if "additive" in fitting else {}
-            candidate.claims |= {claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes}
+    separate = signature_of(candidate.forward_parameters, padding=True)
+    paddings: tuple[PaddingConvention, ...] = ("drop", "keep") if separate.padding and separate.mask else ()
+    for padding in (*paddings, None):
+        if _find_format(candidate, padding):
             return
     unexplained = "" if candidate.explained else "; without a mask, its output matches no known formula either"
     raise Unclear(
@@ -51,22 +50,39 @@ def find_mask(candidate: Candidate) -> None:
     )
 
 
-def _fitting_conventions(candidate: Candidate, shape: str | None, axes: str, numbers: bool) -> list[MaskConvention]:
-    """Return the conventions under which masks of a shape have their effect on both probes."""
+def _find_format(candidate: Candidate, padding: PaddingConvention | None) -> bool:
+    """Set the format and the claims of masks, and return whether one fits; padding: how a separate mask of keys is."""
+    for numbers, shape in product((False, True), SHAPES):
+        tried = replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
+        fitting = _fitting_conventions(tried)
+        if fitting:
+            candidate.mask, candidate.mask_shape = fitting[0], shape
+            candidate.mask_numbers, candidate.padding = numbers, padding
+            candidate.claims |= {"masks": {"bool", "float"}} if "additive" in fitting else {}
+            candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
+            return True
+    return False
+
+
+def _fitting_conventions(candidate: Candidate) -> list[MaskConvention]:
+    """Return the conventions under which masks of its shape have their effect on both probes."""
     fitting = []
-    for convention in CONVENTIONS[:2] if numbers else CONVENTIONS:
-        tried = replace(candidate, mask=convention, mask_shape=shape, mask_numbers=numbers)
-        if all(_fits(tried, probe, axes) for probe in probes(self_attention=candidate.self_attention)):
+    for convention in CONVENTIONS[:2] if candidate.mask_numbers else CONVENTIONS:
+        tried = replace(candidate, mask=convention)
+        tried.claims = candidate.claims | tried.masks.limits(Claims())
+        if all(_fits(tried, probe) for probe in candidate.probes):
             fitting.append(convention)
     return fitting
 
 
-def _fits(tried: Candidate, probe: Probe, axes: str) -> bool:
-    """Return whether masks that differ along some axes have their effect on a probe."""
-    causal = tried.formula.causal
+def _fits(tried: Candidate, probe: Probe) -> bool:
+    """Return whether masks that differ along the axes of its shape have their effect on a probe."""
+    axes, causal = SHAPES[tried.mask_shape], tried.formula.causal
     masks = [probe.mask(axes, causal=causal)]
+    if tried.mask_shape is None or tried.padding:
+        masks.append(probe.mask("bs", causal=causal)[:, :1, :1])
     if tried.mask_shape is None:
-        masks += [probe.mask("bs", causal=causal)[:, :1, :1], probe.mask("ls", causal=causal)[:1, :1]]
+        masks.append(probe.mask("ls", causal=causal)[:1, :1])
     if tried.mask == "additive" and tried.explained:
         masks.append(additive(masks[0]))
     effect = _gives_formula if tried.explained else _hides_keys
@@ -91,12 +107,13 @@ def _hides_keys(tried: Candidate, probe: Probe, mask: Tensor) -> bool:
     for position in range(key.shape[1]):
         shifted = value.clone()
         shifted[:, position] += 1.0
-        changed = tried.call((shifted,) * 3 if tried.self_attention else (query, key, shifted), mask=mask)
+        others = {True: (query, key), "memory": (query, shifted), False: (shifted, shifted)}[tried.cross_attention]
+        changed = tried.call((*others, shifted), mask=mask)
         if changed is None:
             return False
         reads = ((changed.output - base.output).abs() > 1e-9).any(-1)
         expected = allowed[..., position].any(1)
-        own = (torch.arange(query.shape[1]) == position) & tried.self_attention
+        own = (torch.arange(query.shape[1]) == position) & (not tried.cross_attention)
         if bool((reads != expected)[:, ~own].any()):
             return False
     return True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,15 @@ from mha.spec import Config, Weights, causal_mask
 CONFIG = Config(d_model=10, n_heads=2)
 # Of the largest output. Formulas differ by far more; rounding in float64, and a fill value of -1e4, by far less.
 TOLERANCE = 1e-3
-SCALES = {"1/sqrt(d_k)": 5**-0.5, "1/sqrt(d_model)": 10**-0.5, "none": 1.0, "1/d_k": 1 / 5}
+# By their name, from d_k and d_model.
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "1/sqrt(d_k)": lambda head_dim, d_model: head_dim**-0.5,
+    "1/sqrt(d_model)": lambda head_dim, d_model: d_model**-0.5,
+    "none": lambda head_dim, d_model: 1.0,
+    "1/d_k": lambda head_dim, d_model: 1 / head_dim,
+}
+# Of n_heads * d_k = 8 columns, for modules that take the width of a head.
+OWN_HEAD_DIM = 4
 
 
 @dataclass(frozen=True)
@@ -33,13 +42,13 @@ class Formula:
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        heads = CONFIG.n_heads, CONFIG.head_dim
+        heads = CONFIG.n_heads, -1
         named = dict(weights.named())
         q, k, v = (
             F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, heads).transpose(1, 2)
             for x, role in zip(inputs, "qkv", strict=True)
         )
-        scores = q @ k.mT * SCALES[self.scale]
+        scores = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
@@ -63,12 +72,12 @@ def is_close(output: object, expected: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Probe:
-    """Small random inputs: query (B, L, D), key and value (B, S, D); in self-attention, one tensor for all three."""
+    """Small random inputs: query (B, L, D), key and value (B, S, D); cross_attention: as in `Claims`."""
 
     batch: int
     queries: int
     keys: int
-    self_attention: bool
+    cross_attention: bool | Literal["memory"]
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,7 +88,8 @@ class Probe:
             return torch.randn(self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
 
         query = draw(self.queries)
-        return (query, query, query) if self.self_attention else (query, draw(self.keys), draw(self.keys))
+        key = draw(self.keys) if self.cross_attention else query
+        return query, key, draw(self.keys) if self.cross_attention is True else key
 
     def mask(self, axes: str, *, causal: bool) -> Tensor:
         """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes of "bhls".
@@ -87,7 +97,7 @@ class Probe:
         Each row has a key that is allowed and one that is not. causal: allow the first key in each row, so that the
         causal mask leaves no row empty.
         """
-        keys = self.queries if self.self_attention else self.keys
+        keys = self.keys if self.cross_attention else self.queries
         sizes = {"b": self.batch, "h": CONFIG.n_heads, "l": self.queries, "s": keys}
         shape = tuple(size if axis in axes else 1 for axis, size in sizes.items())
         order = torch.rand(shape, generator=torch.Generator().manual_seed(1))
@@ -97,9 +107,19 @@ class Probe:
         return (order.argsort(-1).argsort(-1) < kept).expand(tuple(sizes.values()))
 
 
-def probes(*, self_attention: bool) -> tuple[Probe, Probe]:
+def probes(cross_attention: bool | Literal["memory"]) -> tuple[Probe, Probe]:
     """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence."""
-    return Probe(3, 4, 6, self_attention), Probe(7, 6, 4, self_attention)
+    return Probe(3, 4, 6, cross_attention), Probe(7, 6, 4, cross_attention)
+
+
+def most_biases(biases: Collection[bool | str]) -> bool | str:
+    """Return the value of `Config.bias`, of those given, with which most projections have a bias.
+
+    >>> most_biases({False, "qvo"})
+    'qvo'
+    """
+    counts = {bias: sum(Config(1, 1, bias=bias).has_bias(role) for role in "qkvo") for bias in biases}
+    return max(counts, key=counts.__getitem__, default=False)
 
 
 def additive(mask: Tensor) -> Tensor:

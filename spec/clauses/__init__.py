@@ -1,6 +1,7 @@
 """The clauses of the contract and their families, in order.
 
-CLAUSES: every clause by its id, such as "MSK-1". FAMILIES: what each family of clauses is about, by its letters.
+CLAUSES: every clause by its id, such as "MSK-1". FAMILIES: what each family of clauses is about, by its letters. KINDS:
+what each kind of clause asks for.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,9 +26,9 @@ from mha.spec.clauses import (
     symmetries,
     variants,
 )
-from mha.spec.clauses.clause import Clause, Family, Level
+from mha.spec.clauses.clause import Clause, Family, Kind, Level
 
-__all__ = ["CLAUSES", "FAMILIES", "Clause", "Family", "Level"]
+__all__ = ["CLAUSES", "FAMILIES", "KINDS", "Clause", "Family", "Kind", "Level"]
 
 
 def _by_id(clauses: Iterable[Clause]) -> Mapping[str, Clause]:
@@ -80,5 +81,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "GQA": Family("Grouped heads", "Fewer key/value heads than query heads."),
         "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),
+    }
+)
+
+KINDS: Mapping[Kind, str] = MappingProxyType(
+    {
+        "answers": "a valid call returns the correct result.",
+        "refusals": "invalid input is refused.",
+        "conduct": "a call has no side effects, and agrees with itself when it is repeated, compiled or transformed.",
     }
 )

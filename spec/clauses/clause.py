@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["MUST", "SHOULD", "MAY"]
+Kind = Literal["answers", "refusals", "conduct"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +25,16 @@ class Clause:
     differs: how known libraries differ here; empty if no difference is known.
     violation: an example of code that violates the clause, and its visible effect.
     deferred: why no property tests the clause yet; empty for clauses that are tested.
+    kind: "answers" if a violation means that a valid call gives an incorrect result, or none; "refusals" if it means
+        that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
+        differs when it is repeated, compiled or transformed.
 
     >>> from mha.spec import CLAUSES
     >>> clause = CLAUSES["MSK-4"]
     >>> clause.level, clause.title
     ('MUST', 'An all-True mask equals no mask')
-    >>> clause.family
-    'MSK'
+    >>> clause.family, clause.kind
+    ('MSK', 'answers')
     """
 
     id: str
@@ -42,6 +46,7 @@ class Clause:
     differs: str
     violation: str
     deferred: str = ""
+    kind: Kind = "answers"
 
     @property
     def family(self) -> str:

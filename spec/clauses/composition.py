@@ -6,6 +6,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CMP-1",
         level="MAY",
+        kind="conduct",
         title="Compiled and eager results agree",
         statement=(
             "`torch.compile(module, fullgraph=True)` agrees with eager execution within the bound, with and without "
@@ -29,6 +30,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CMP-2",
         level="MAY",
+        kind="conduct",
         title="Exported programs agree at any size",
         statement=(
             "`torch.export` captures the module with dynamic B, L and S, and the exported program agrees with it."
@@ -50,6 +52,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CMP-3",
         level="MAY",
+        kind="conduct",
         title="torch.func transforms agree",
         statement=(
             "`torch.func.functional_call`, `vmap` over a batch of weights and `grad` agree with the plain module."
@@ -71,6 +74,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CMP-4",
         level="MAY",
+        kind="conduct",
         title="Autocast stays within the bound",
         statement=(
             "Under autocast, the result is within the low-precision bound and can be differentiated: where it is "

@@ -6,6 +6,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CFG-1",
         level="MUST",
+        kind="refusals",
         title="Indivisible head counts are rejected",
         statement=(
             "Construction with `d_model % n_heads != 0` raises an exception, before any forward pass, unless heads may "
@@ -28,6 +29,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CFG-2",
         level="SHOULD",
+        kind="refusals",
         title="The error is a ValueError naming both numbers",
         statement=(
             "The exception of CFG-1 is a ValueError whose message contains both `d_model` and `n_heads`. An `assert` "
@@ -51,7 +53,8 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     Clause(
         id="CFG-3",
-        level="MUST",
+        level="SHOULD",
+        kind="refusals",
         title="Non-positive sizes are rejected",
         statement="A `d_model` or `n_heads` that is not positive raises an exception at construction.",
         why=(
@@ -118,24 +121,24 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="CFG-6",
         level="SHOULD",
+        kind="refusals",
         title="Invalid dropout probabilities are rejected",
-        statement="A `dropout` outside [0, 1], including NaN, raises an exception at construction.",
+        statement=(
+            "A `dropout` below 0 or above 1 raises an exception at construction. NaN may be accepted, as by "
+            "torch.nn.Dropout."
+        ),
         why=(
             "Such a value is a unit error (10 for 10 per cent) or a mistake in a sweep. If it is accepted, training "
             "fails at best; at worst, the model trains without the dropout that its configuration records."
         ),
-        source=(
-            "torch.nn.Dropout documentation: the probability lies between 0 and 1; known bug: a range check that NaN "
-            "passes"
-        ),
+        source="torch.nn.Dropout, which raises ValueError for a probability that is not between 0 and 1",
         differs=(
             "torch.nn.MultiheadAttention 2.13 accepts any number at construction. 1.5 fails at the first call in "
-            "training mode; -0.1 and NaN fail only with `need_weights=False`, and otherwise silently mean no dropout. "
-            "torch.nn.Dropout rejects 1.5 and -0.1 at construction, but accepts NaN."
+            "training mode; -0.1 fails only with `need_weights=False`, and otherwise silently means no dropout."
         ),
         violation=(
-            "`if p < 0 or p > 1: raise ValueError`: both comparisons are false for NaN, so `dropout=float('nan')` is "
-            "accepted."
+            "`self.p = p` without a check, and `if self.training and 0 < self.p < 1` in the call: with `dropout=10`, "
+            "meant as 10 per cent, nothing is ever dropped."
         ),
     ),
 )

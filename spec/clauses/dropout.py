@@ -51,6 +51,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="DRP-3",
         level="MUST",
+        kind="conduct",
         title="Dropout follows the seed",
         statement=(
             "The same seed gives the same result and, for 0 < p < 1, a different seed gives a different result. p = 1 "

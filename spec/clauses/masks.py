@@ -263,6 +263,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="MSK-12",
         level="MUST",
+        kind="refusals",
         title="Invalid masks raise",
         statement=(
             "A mask whose shape cannot be broadcast raises. A mask of a dtype that is not claimed raises instead of "

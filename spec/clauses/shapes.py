@@ -108,6 +108,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="SHP-6",
         level="MUST",
+        kind="refusals",
         title="Mismatched sizes raise",
         statement=(
             "A query, key or value whose last dimension is not D, a key and value with different S, and batch sizes "

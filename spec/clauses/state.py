@@ -6,6 +6,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-1",
         level="MUST",
+        kind="conduct",
         title="Arguments are not modified",
         statement="Inputs, masks and weights are not modified.",
         why=(
@@ -19,6 +20,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-2",
         level="MUST",
+        kind="conduct",
         title="Results do not share memory",
         statement="The output shares no memory with an input, and a later call does not change an earlier result.",
         why=(
@@ -35,6 +37,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-3",
         level="MUST",
+        kind="conduct",
         title="Calls repeat bit for bit",
         statement=(
             "Two calls with the same inputs give the same bits on the CPU. A call affects neither the next call nor "
@@ -61,6 +64,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-4",
         level="MUST",
+        kind="conduct",
         title="Saving and copying preserve the module",
         statement=(
             "`state_dict` round-trips into a fresh module, strictly, with equal outputs. So do `copy.deepcopy` and "
@@ -84,6 +88,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-5",
         level="MUST",
+        kind="conduct",
         title="Global state is left alone",
         statement=(
             "A call does not change global state: default dtype, gradient mode, random state (except for dropout), "
@@ -103,6 +108,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-6",
         level="MUST",
+        kind="conduct",
         title="Training mode affects only dropout",
         statement="`train()` and `eval()` affect nothing except dropout.",
         why=(
@@ -122,6 +128,7 @@ CLAUSES: tuple[Clause, ...] = (
     Clause(
         id="STA-7",
         level="SHOULD",
+        kind="conduct",
         title="Threads may share one module",
         statement="Calls from several threads on one module give the same results as those calls made one by one.",
         why=(

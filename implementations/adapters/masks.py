@@ -1,0 +1,150 @@
+"""The masks that a module takes: what they mean, their shape, and whether key padding is an argument of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from mha.implementations.errors import ImplementationError, UnsupportedCallError
+from mha.spec import Claims, MaskConvention, to_convention
+
+PaddingConvention = Literal["keep", "drop"]
+Sizes = tuple[int, int, int, int]
+# The claim that masks differ along an axis.
+CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
+
+
+@dataclass(frozen=True)
+class MaskFormat:
+    """The masks that a function takes; see `mask`, `mask_shape`, `mask_numbers` and `padding` of `from_module`."""
+
+    convention: MaskConvention | None = "keep"
+    shape: str | None = None
+    numbers: bool = False
+    padding: PaddingConvention | None = None
+
+    def validate(self, label: str) -> None:
+        """Raise ImplementationError, with the label, for a word that has no meaning here."""
+        if self.convention not in (None, *get_args(MaskConvention)):
+            raise ImplementationError(
+                f"{label}: mask must be 'keep', 'drop', 'additive' or None, but is {self.convention!r}"
+            )
+        if self.shape is not None and not set(axes_of(self.shape)) <= {*"bhls", "1"}:
+            raise ImplementationError(
+                f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is {self.shape!r}"
+            )
+        if self.padding not in (None, *get_args(PaddingConvention)):
+            raise ImplementationError(f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}")
+        if self.padding and self.convention is None:
+            raise ImplementationError(
+                f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is None; if there is "
+                f"only one, pass mask={self.padding!r} and mask_shape='b s'"
+            )
+
+    @property
+    def axes(self) -> set[str]:
+        """The axes of "bhls" along which its masks may differ; those of the attention mask, if padding is separate."""
+        return {*"bhls"} if self.shape is None else set(axes_of(self.shape))
+
+    def limits(self, claims: Claims) -> dict[str, Any]:
+        """Return the claims about masks that this format cannot express, each with the most that it can."""
+        if self.convention is None:
+            return {"masks": ()}
+        axes, most = self.axes, dict[str, Any]()
+        if self.padding and "b" not in axes and claims.per_item_mask:  # items differ in their padding only
+            axes = axes - {"h"} | {"b"}
+            most = {"joint_masks": False} if claims.joint_masks else {}
+            most |= {"masks": {"bool"}} if "float" in claims.masks else {}
+        return most | {
+            claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes and getattr(claims, claim)
+        }
+
+    def translate(self, label: str, mask: Tensor, sizes: Sizes, dtype: torch.dtype, *, claimed: bool) -> Tensor:
+        """Return a canonical mask in this format.
+
+        label: the name in messages. sizes: B, H, L, S. dtype: of the query. claimed: whether the form of the mask is
+        claimed; otherwise its values are not translated, since refusing it is the task of the function.
+
+        Raises UnsupportedCallError for a mask that this format cannot express.
+        """
+        if self.numbers and mask.dtype != torch.bool:
+            raise UnsupportedCallError(f"{label} takes boolean masks as numbers, which a mask of {mask.dtype} is not")
+        if self.shape is not None:
+            mask = shape_mask(label, mask, self.shape, sizes)
+        return self._numbers(to_convention(mask, self.convention or "keep", dtype) if claimed else mask, dtype)
+
+    def translate_padding(self, keys: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
+        """Return the keys (B, S) that each item may attend to, True = may attend, as the padding argument."""
+        keys = _expand(_expand(keys, 0, sizes[0]), 1, sizes[3])
+        return self._numbers(to_convention(keys, self.padding or "keep", dtype), dtype)
+
+    def split(self, label: str, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Split a canonical mask into the keys (B, S) that each item may attend to, and the rest of the mask.
+
+        Either is None where the shape of the mask leaves nothing to it: a mask (B, 1, 1, S) is all padding, and one
+        that all items share has none. A mask of numbers is not split, nor is any without `padding`. label: the name in
+        messages.
+
+        Raises UnsupportedCallError where the rest differs between items, but its format does not.
+        """
+        if not self.padding or mask is None or mask.dtype != torch.bool or mask.ndim > 4:
+            return None, mask
+        mask = mask[(None,) * (4 - mask.ndim)]
+        if mask.shape[1:3] == (1, 1):
+            return mask[:, 0, 0], None
+        if mask.shape[0] == 1:
+            return None, mask
+        keys = mask.any(2).any(1)
+        if "b" in self.axes:
+            return keys, mask | ~keys[:, None, None]
+        shared = mask.any(0, keepdim=True)
+        if not torch.equal(mask, keys[:, None, None] & shared):
+            raise UnsupportedCallError(f"{label} takes a padding mask and a mask for all items, whose AND this is not")
+        return keys, shared
+
+    def _numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        return mask.to(dtype) if self.numbers and mask.dtype == torch.bool else mask
+
+
+def axes_of(pattern: str) -> list[str]:
+    """Return the axes that an einops pattern names, in order."""
+    return pattern.replace("(", " ").replace(")", " ").split()
+
+
+def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
+    """Bring a canonical mask to the shape that a module takes, with every axis at full size.
+
+    label: the name in messages. mask: broadcastable to (B, H, L, S), whose sizes are `sizes`; an axis of another size
+    keeps it, since refusing it is the task of the module. pattern: of b, h, l, s and 1; the mask must not differ along
+    an axis that it leaves out or has as 1.
+
+    Raises UnsupportedCallError where it does.
+    """
+    if mask.ndim > 4:
+        raise UnsupportedCallError(f"{label} takes masks of the shape {pattern!r}, not of {mask.ndim} dimensions")
+    mask, axes = mask[(None,) * (4 - mask.ndim)], []
+    for number, (axis, size) in enumerate(zip("bhls", sizes, strict=True)):
+        if axis in axes_of(pattern):
+            mask = _expand(mask, number, size)
+            axes.append(axis)
+            continue
+        first = mask.narrow(number, 0, min(1, mask.shape[number]))
+        fits = mask.shape[number] in (1, size)
+        if not fits or (mask.shape[number] > 1 and not torch.equal(first.expand_as(mask), mask)):
+            raise UnsupportedCallError(
+                f"{label} takes masks of the shape {pattern!r}, which cannot differ along {axis}"
+            )
+        mask = first
+        axes.append("1")
+    return rearrange(mask, f"{' '.join(axes)} -> {pattern}").contiguous()
+
+
+def _expand(mask: Tensor, axis: int, size: int) -> Tensor:
+    """Return a mask with an axis of size 1 expanded to a size; any other size stays."""
+    return (
+        mask.expand(*(size if number == axis else -1 for number in range(mask.ndim))) if mask.shape[axis] == 1 else mask
+    )

@@ -1,0 +1,121 @@
+"""Torch as it was at first, for our own arithmetic, and as it was found, for the code of implementations.
+
+What was replaced or set in torch before, as by the import of a package, is in place while the implementation runs, and
+at no other time within `pristine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mha.implementations.torch_state import (
+    MISSING,
+    SETTINGS,
+    Replacements,
+    preserved,
+    replace_by,
+    replacements,
+    set_to,
+    settings,
+)
+
+# The settings that each call has for itself.
+OF_CALLS = ("the gradient mode", "torch's random state", "Python's random state", "the number of threads")
+# Our own settings: those of torch when this module was imported.
+OWN = {name: value for name, value in settings().items() if name not in OF_CALLS} | {"the gradient mode": True}
+
+
+@dataclass
+class _Process:
+    """What was found before the block of `pristine` that is entered, if one is.
+
+    replaced: what code that ran `as_found` replaced, since the last look. inside: whether a block of `pristine` is
+    entered. outside: whether, in it, the process is as it was found.
+    """
+
+    functions: Replacements = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
+    inside: bool = False
+    outside: bool = False
+
+
+_process = _Process()
+
+
+@contextmanager
+def pristine() -> Iterator[None]:
+    """Let the block compute with torch as it was at first, and leave the process as it was found."""
+    if _process.inside:
+        yield
+        return
+    found, own = replacements(), settings()
+    _process.functions = found
+    _process.settings = {name: own[name] for name in OWN if name not in OF_CALLS and own[name] != OWN[name]}
+    _process.inside = True
+    with preserved():
+        replace_by({})
+        set_to(OWN)
+        try:
+            yield
+        finally:
+            replace_by(found)
+            _process.replaced.clear()
+            _process.inside = False
+
+
+@contextmanager
+def as_found() -> Iterator[None]:
+    """Let code of an implementation run in the process as it was found."""
+    if not _process.inside or _process.outside or not (_process.functions or _process.settings):
+        yield
+        return
+    _process.outside = True
+    replace_by(_process.functions)
+    set_to(_process.settings)
+    try:
+        yield
+    finally:
+        _process.replaced |= set(replace_by(_process.functions))
+        replace_by({})
+        # A setting that the code has changed stays so, to be noticed.
+        set_to({name: OWN[name] for name, value in _process.settings.items() if SETTINGS[name].read() == value})
+        _process.outside = False
+
+
+@contextmanager
+def as_our_own() -> Iterator[None]:
+    """Let code that stands in for an implementation run like our own."""
+    before, _process.outside = _process.outside, True
+    try:
+        yield
+    finally:
+        _process.outside = before
+
+
+def put_back() -> str:
+    """Undo what code that ran as found has replaced; return the names, "" if none."""
+    names = _process.replaced | set(replace_by({}))
+    _process.replaced.clear()
+    return ", ".join(sorted(names))
+
+
+def torch_changes() -> tuple[str, ...]:
+    """Return what is replaced or set in torch, in words, each with what it is now; not for use within `pristine`.
+
+    >>> import torch
+    >>> torch.set_default_dtype(torch.float64)
+    >>> torch_changes()
+    ('the default dtype (torch.float64)',)
+    >>> torch.set_default_dtype(torch.float32)
+    """
+    found, values = replacements(), settings()
+    replaced = [f"{name} ({_origin(value)})" for name, value in sorted(found.items())]
+    return (*replaced, *(f"{name} ({values[name]})" for name in OWN if values[name] != OWN[name]))
+
+
+def _origin(value: object) -> str:
+    return "deleted" if value is MISSING else f"from {getattr(value, '__module__', None) or 'elsewhere'}"
