@@ -13,7 +13,7 @@ from mha.spec import Rounding
 EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
 IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
-NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "own_head_dim", "scale")
+NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "scale")
 
 
 def claims_of(point: Point) -> dict[str, Any]:
