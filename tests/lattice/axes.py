@@ -22,7 +22,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "bias": ("all", "none", "option", "qvo", "qkv", "o"),
     "words": ("d_model", "embed_dim", "dim", "hidden_size", "n_embd", "h_d_model", "config", "hf_config"),
     "mask": ("none", "keep", "drop", "additive", "numbers"),
-    "shape": ("broadcast", "b s", "l s", "b l s", "b 1 1 s", "b 1 l s", "(b h) l s", "b h l s", "l s b"),
+    "shape": ("broadcast", "rank 4", "b s", "l s", "b l s", "b 1 1 s", "b 1 l s", "(b h) l s", "b h l s", "l s b"),
     "padding": ("none", "keep", "drop"),
     "causal": ("none", "flag", "flag_bottom_right", "always", "buffer", "constructor"),
     "weights": ("none", "tuple", "need_weights", "output_attentions", "attribute", "mean"),
@@ -42,7 +42,7 @@ LAYERS = ("q_proj", "W_q", "to_q", "query")
 SEPARATE = (*LAYERS, "heads", "role_lists", "matrices", "tensors")
 CONFIGS = ("config", "hf_config")
 # Shapes of masks that differ between queries.
-PER_QUERY = ("broadcast", "l s", "b l s", "b 1 l s", "(b h) l s", "b h l s", "l s b")
+PER_QUERY = ("broadcast", "rank 4", "l s", "b l s", "b 1 l s", "(b h) l s", "b h l s", "l s b")
 CAUSAL_ALWAYS = ("always", "buffer", "constructor")
 # Random points that are compared for each new one.
 CANDIDATES = 40
@@ -112,7 +112,7 @@ class Point:
     @property
     def per_head(self) -> bool:
         """Whether masks may differ between heads."""
-        return self.mask != "none" and self.shape in ("broadcast", "(b h) l s", "b h l s")
+        return self.mask != "none" and self.shape in ("broadcast", "rank 4", "(b h) l s", "b h l s")
 
 
 def _inputs_and_projection(p: Mapping[str, str]) -> bool:

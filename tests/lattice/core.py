@@ -36,16 +36,13 @@ def _guarded(state: str, name: str, lines: list[str]) -> list[str]:
 
 def weigh_lines(point: Point, masking: Masking) -> list[str]:
     """Return the lines that make `weights` of `scores`."""
-    lines, single = [], point.softmax == "float32"
-    if single:
-        lines.append("scores = scores.float()")
+    lines = ["scores = scores.float()"] if point.softmax == "float32" else []
     if masking.bias != "absent":
         lines += _guarded(masking.bias, "bias", ["scores = scores + bias"])
-    fill = FILLS.get(point.fill, 'float("-inf")')
     if masking.allowed != "absent":
+        fill = FILLS.get(point.fill, 'float("-inf")')
         lines += _guarded(masking.allowed, "allowed", [f"scores = scores.masked_fill(~allowed, {fill})"])
-    saved = point.fill in ("rescued", "spread", "nan")
-    if saved:
+    if point.fill in ("rescued", "spread", "nan"):
         lines.append('empty = (scores == float("-inf")).all(-1, keepdim=True)  # rows without a key')
         lines.append("scores = scores.masked_fill(empty, 0.0)")
     if point.core == "logsumexp":
@@ -56,7 +53,7 @@ def weigh_lines(point: Point, masking: Masking) -> list[str]:
         lines.append("weights = weights.masked_fill(empty, 0.0)")
     if point.fill in ("lowest_times", "1e9_times"):
         lines += _guarded(masking.allowed, "allowed", ["weights = weights * allowed"])
-    return [*lines, "return weights.to(dtype)" if single else "return weights"]
+    return [*lines, "return weights.to(dtype)" if point.softmax == "float32" else "return weights"]
 
 
 def attend_lines(point: Point, masking: Masking) -> list[str]:
@@ -82,12 +79,15 @@ def attend_lines(point: Point, masking: Masking) -> list[str]:
 
 def _refuse_empty(masking: Masking) -> list[str]:
     """Return the lines that raise for a row without a key."""
+    seen = {"allowed": "allowed", "bias": '(bias != float("-inf"))'}
+    raises = '    raise ValueError("a query has no key to attend to")'
+    if len(masking.names) == 1:
+        (name,) = masking.names
+        return _guarded(getattr(masking, name), name, [f"if not {seen[name]}.any(-1).all():", raises])
     lines = ["seen = torch.ones(L, S, dtype=torch.bool, device=q.device)"]
-    if masking.allowed != "absent":
-        lines += _guarded(masking.allowed, "allowed", ["seen = seen & allowed"])
-    if masking.bias != "absent":
-        lines += _guarded(masking.bias, "bias", ['seen = seen & (bias != float("-inf"))'])
-    return [*lines, "if not seen.any(-1).all():", '    raise ValueError("a query has no key to attend to")']
+    for name in masking.names:
+        lines += _guarded(getattr(masking, name), name, [f"seen = seen & {seen[name]}"])
+    return [*lines, "if not seen.any(-1).all():", raises]
 
 
 def _scaled(point: Point) -> list[str]:

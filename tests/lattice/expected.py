@@ -18,21 +18,9 @@ NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "scale")
 
 def claims_of(point: Point) -> dict[str, Any]:
     """Return the claims of a point that differ from `Claims()`."""
-    claims: dict[str, Any] = {}
+    claims = _mask_claims(point) if point.masked else {"masks": ()}
     if point.self_attention or point.memory:
         claims["cross_attention"] = "memory" if point.memory else False
-    if not point.masked:
-        claims["masks"] = ()
-    elif point.mask == "additive" and not point.split:
-        claims["masks"] = {"bool", "float"}
-    if point.masked and not point.per_head:
-        claims["per_head_mask"] = False
-    if point.masked and not point.per_query:
-        claims["per_query_mask"] = False
-    if point.split:
-        claims["joint_masks"] = False
-    if point.masked and not point.per_item:
-        claims["per_item_mask"] = False
     if point.causal in CAUSAL_ALWAYS:
         claims["always_causal"] = True
     elif point.causal == "none" and not point.per_query:
@@ -46,10 +34,21 @@ def claims_of(point: Point) -> dict[str, Any]:
     claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
     claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
     claims |= {"none": {}, "weights": {"dropout": True}}.get(point.dropout, {"dropout": point.dropout})
-    claims |= {"grouped_query": True} if point.heads == "grouped" else {}
-    claims |= {"own_head_dim": True} if point.heads == "wide" else {}
-    claims |= {"rounding": IN_SINGLE} if point.softmax == "float32" else {}
-    return claims
+    claims |= {"equal": {}, "grouped": {"grouped_query": True}, "wide": {"own_head_dim": True}}[point.heads]
+    return claims | ({"rounding": IN_SINGLE} if point.softmax == "float32" else {})
+
+
+def _mask_claims(point: Point) -> dict[str, Any]:
+    """Return the claims about masks of a point that takes one."""
+    claims: dict[str, Any] = {"masks": {"bool", "float"}} if point.mask == "additive" and not point.split else {}
+    claims |= {"mask_ranks": {4}} if point.mask != "none" and point.shape == "rank 4" else {}
+    differs = {
+        "per_head_mask": point.per_head,
+        "per_query_mask": point.per_query,
+        "joint_masks": not point.split,
+        "per_item_mask": point.per_item,
+    }
+    return claims | {name: False for name, free in differs.items() if not free}
 
 
 def options_of(point: Point) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def options_of(point: Point) -> dict[str, Any]:
         options["mask_numbers"] = True
     if not point.masked:
         options["mask"] = None
-    if point.mask != "none" and point.shape != "broadcast":
+    if point.mask != "none" and point.shape not in ("broadcast", "rank 4"):
         options["mask_shape"] = point.shape
     if point.mask == "none" and point.padding != "none":
         options |= {"mask_shape": "b s"} | ({"mask": "drop"} if point.padding == "drop" else {})
@@ -91,6 +90,8 @@ class _Call:
 
 def _code(value: object) -> str:
     """Return the code of a value, with sets in a fixed order."""
+    if value is IN_SINGLE:
+        return "Rounding(softmax_in_float32=True)"
     if isinstance(value, set):
         return f"{{{', '.join(map(repr, sorted(value, key=str)))}}}"
     return repr(value)

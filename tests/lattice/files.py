@@ -12,6 +12,7 @@ from mha.implementations import ImplementationError, Resolved, resolve
 from mha.spec import Claims
 
 IMPORTS = """
+
 from mha.implementations import from_module
 from mha.spec import Claims, Rounding
 

@@ -147,8 +147,8 @@ def _qkv(point: Point) -> Projections:
             f"self.q_bias = nn.Parameter(torch.zeros({_inner(point)}))",
             f"self.v_bias = nn.Parameter(torch.zeros({_inner(point)}))",
         ]
-        made.split.append("bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])")
-        made.split.append(f"q, k, v = F.linear({{q}}, self.{name}.weight, bias).{split}")
+        made.split.append("b_qkv = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])")
+        made.split.append(f"q, k, v = F.linear({{q}}, self.{name}.weight, b_qkv).{split}")
     else:
         made.init.append(f"self.{name} = nn.Linear(d_model, 3 * {_inner(point)}{_bias(point, 'q')})")
         made.split.append(f"q, k, v = self.{name}({{q}}).{split}")

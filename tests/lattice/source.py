@@ -17,9 +17,11 @@ from torch import nn
 CHECK_MASK = '''\
 def check_mask(mask, shape):
     """Raise unless a mask can be broadcast to the shape of the scores."""
-    if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1])):
-        raise ValueError(f"mask {tuple(mask.shape)} cannot be broadcast to {tuple(shape)}")
+    if mask.dim() {ranks} or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1])):
+        raise ValueError(f"mask {{tuple(mask.shape)}} cannot be broadcast to {{tuple(shape)}}")
 '''
+# What is wrong with the number of dimensions of a mask that is broadcast.
+RANKS = {"broadcast": "> 4", "rank 4": "!= 4"}
 CLASS_NAME = "Attention"
 # The shapes of masks by name, and how each becomes (B, H, L, S).
 SHAPES = {
@@ -40,10 +42,11 @@ def source_of(point: Point) -> str:
     parts = [IMPORTS]
     if point.causal == "constructor":
         parts[0] = parts[0].replace("import math\n", "import math\nfrom functools import partial\n")
-    parts += [CHECK_MASK] if point.mask != "none" and point.shape == "broadcast" else []
+    if point.mask != "none" and point.shape in RANKS:
+        parts.append(CHECK_MASK.format(ranks=RANKS[point.shape]))
     parts += projections.before
     parts.append(_class(point, projections, masking))
-    text = "\n\n".join(parts)
+    text = "\n\n".join(parts).rstrip("\n") + "\n"
     if point.causal == "constructor":
         text += f"\n\nCausal = partial({CLASS_NAME}, causal=True)\n"
     if "math." not in text:
@@ -93,10 +96,9 @@ def _class(point: Point, projections: Projections, masking: Masking) -> str:
         "",
     ]
     if point.core != "sdpa":
-        options = [f"{name}=None" for name in masking.names]
-        options += ["dtype=None"] if point.softmax == "float32" else []
+        names = ["self", "scores", *masking.names, *(["dtype"] if point.softmax == "float32" else [])]
         methods += [
-            f"    def weigh(self, {', '.join(['scores', *options])}):",
+            f"    def weigh({', '.join(names)}):",
             _indent(weigh_lines(point, masking), 8),
             "",
         ]
@@ -128,8 +130,7 @@ def _sizes(point: Point) -> list[str]:
     given |= {"max_len": words.max_length} if point.causal == "buffer" else {}
     given |= {"dropout": words.dropout} if point.dropout != "none" else {}
     renamed = {ours: prefix + theirs for ours, theirs in given.items() if prefix + theirs != ours}
-    if renamed:
-        lines.append(f"{', '.join(renamed)} = {', '.join(renamed.values())}")
+    lines += [f"{ours} = {theirs}" for ours, theirs in renamed.items()]
     if point.heads == "wide":
         lines += [
             f"if min(d_model, n_heads, {words.head_dim}) <= 0:",
@@ -262,7 +263,7 @@ def _one_mask(point: Point, name: str, convention: str, shape: str, joined: bool
     query = INPUT_NAMES[point.inputs][0]
     wanted = "torch.bool" if convention in ("keep", "drop") else f"{query}.dtype"
     lines = [f"if {name}.dtype != {wanted}:", f'    raise TypeError(f"{name} has the dtype {{{name}.dtype}}")']
-    if shape == "broadcast":
+    if shape in RANKS:
         lines.append(f"check_mask({name}, (B, self.n_heads, L, S))")
         whole = name
     else:

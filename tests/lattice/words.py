@@ -54,6 +54,7 @@ INPUT_NAMES = {
 }
 MASK_NAMES = {
     "broadcast": "mask",
+    "rank 4": "attention_mask",
     "b s": "key_padding_mask",
     "l s": "attn_mask",
     "b l s": "attn_mask",
