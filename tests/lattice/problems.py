@@ -84,17 +84,18 @@ def _inputs(
 
 
 def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iterator[Tensor | None]:
+    """Yield no mask, then masks of keys, and masks that differ along every axis that is claimed, some rows empty."""
     yield None
     differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
     shape = tuple(size if free else 1 for size, free in zip(problem.shape, differs, strict=True))
-    for probability in (0.7, 0.3):  # with 0.3, some rows are empty
-        allowed = torch.rand(shape, generator=generator) < probability
+    for sizes, probability in (((shape[0], 1, 1, shape[3]), 0.6), (shape, 0.7), (shape, 0.3)):
+        allowed = torch.rand(sizes, generator=generator) < probability
         if not claims.joint_masks:
             allowed = allowed[:, :, :1] & allowed[:1]
         if "bool" in claims.masks:
             yield allowed
         if "float" in claims.masks:
-            numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
+            numbers = torch.randn(sizes, generator=generator, dtype=torch.float64)
             yield numbers.masked_fill(~allowed, float("-inf"))
 
 
