@@ -128,6 +128,8 @@ class Claims:
             mask and a mask for all items, as where the two are separate arguments.
         always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
         causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
+        causal_with_mask: `is_causal` may be given beside a mask. Otherwise such a call raises (clause PTH-4), as in
+            `torch.nn.functional.scaled_dot_product_attention`.
         dtypes, devices: the dtypes and devices that it supports.
         sizes: the numbers of heads, head widths and lengths that it takes; see `Sizes`.
 
@@ -175,6 +177,7 @@ class Claims:
     joint_masks: bool = True
     always_causal: bool = False
     causal: Alignment | None = "top_left"
+    causal_with_mask: bool = True
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
     scale: float | None = None

@@ -32,6 +32,7 @@ KINDS = {
     "one row of keys for all": Claims(per_item_mask=False, **PADDING_ONLY),
     "additive masks": Claims(masks={"float"}, per_head_mask=False, causal=None),
     "key padding and a mask": Claims(per_head_mask=False, joint_masks=False),
+    "causal flag or mask": Claims(masks={"bool", "float"}, causal_with_mask=False, returns_weights=False),
     "masks of four dimensions": Claims(masks={"bool", "float"}, mask_ranks={4}),
     "no masks": Claims(masks=(), causal=None, returns_weights=False),
     "causal flag without masks": Claims(masks=()),
@@ -70,6 +71,8 @@ class ClaimedOnly(Complete):
             reasons.append("cross-attention")
         if claims.cross_attention == "memory" and key is not value:
             reasons.append("key and value that differ")
+        if mask is not None and is_causal and not (claims.causal_with_mask or claims.always_causal):
+            reasons.append("a causal call with a mask")
         if is_causal and not claims.causal:
             reasons.append("a causal call")
         if claims.always_causal and not is_causal:

@@ -192,12 +192,12 @@ class TwoMasks(Attend):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         self.given = (attn_mask, key_padding_mask)
         allowed = torch.ones(x.shape[:2], dtype=torch.bool) if key_padding_mask is None else ~key_padding_mask
-        if allowed.shape != x.shape[:2]:
-            raise ValueError("the mask of keys must have the shape (B, S)")
+        if allowed.shape != x.shape[:2] or allowed.dtype != torch.bool:
+            raise ValueError("the mask of keys must be boolean, and have the shape (B, S)")
         allowed = allowed[:, None, None]
         if attn_mask is not None:
-            if attn_mask.shape != (len(x) * self.n_heads, x.shape[1], x.shape[1]):
-                raise ValueError("the mask must have the shape (B * H, L, S)")
+            if attn_mask.dtype != torch.bool or attn_mask.shape != (len(x) * self.n_heads, x.shape[1], x.shape[1]):
+                raise ValueError("the mask must be boolean, and have the shape (B * H, L, S)")
             allowed = allowed & ~attn_mask.unflatten(0, (-1, self.n_heads))
         return self.attend(x, x, x, allowed)
 
@@ -280,6 +280,8 @@ def test_mask_for_all_items_is_split_from_the_padding() -> None:
     )
     with pytest.raises(UnsupportedCallError, match="a padding mask and a mask for all items, whose AND this is not"):
         attention(*inputs, mask=torch.stack([CAUSAL, CAUSAL.mT, CAUSAL])[:, None])
+    with pytest.raises(UnsupportedCallError, match="takes numbers in the mask for all items, and not as padding"):
+        attention(*inputs, mask=torch.zeros(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("shape", TWO_MASKS)
@@ -290,7 +292,7 @@ def test_class_with_two_masks_is_inferred_and_conforms(shape: str) -> None:
         replace(declared.call, claims=inferred.claims),
         declared.claims.masks,
     )
-    clauses = ["SHP-1", "MSK-1", "MSK-2", "MSK-6", "MSK-8", "CAU-1", "PTH-3", "NUM-1"]
+    clauses = ["SHP-1", "MSK-1", "MSK-2", "MSK-6", "MSK-8", "MSK-12", "CAU-1", "PTH-3", "NUM-1"]
     report = check(declared, "quick", clauses=clauses, dtypes=["float32"])
     assert not [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
@@ -307,6 +309,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "padding apart from a shared mask": (
         {"mask_shape": "l s", "padding": "drop", "claims": Claims(per_head_mask=False, cross_attention=False)},
         "the claims joint_masks=True; claim joint_masks=False",
+    ),
+    "numbers that are booleans": (
+        {"mask_numbers": True, "claims": Claims(cross_attention=False, masks={"bool", "float"})},
+        "claim masks={'bool'}",
     ),
     "padding without a parameter": (
         {"padding": "drop"},

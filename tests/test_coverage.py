@@ -114,6 +114,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "joint_masks": (False, "MSK-1"),
     "always_causal": (True, "EQV-2"),
     "causal": ("bottom_right", "CAU-3"),
+    "causal_with_mask": (False, "CAU-4"),
     "empty_row": ("nan", "MSK-8"),
     "returns_weights": (False, "SMX-2"),
     "scale": (1.0, "SMX-6"),

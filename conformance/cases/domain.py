@@ -68,7 +68,8 @@ class Domain:
     `within`.
 
     masks: kinds of mask. causal_as_mask: where no mask is claimed, the causal mask may take its place.
-    causal: the causal flag. plain: the property does not hold for causal calls.
+    causal: the causal flag. plain: the property does not hold for causal calls. may_raise: it lets a causal call with a
+        mask raise.
     bias: the values of `Config.bias`: False, True for any bias, or the projection that must have one.
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
@@ -85,6 +86,7 @@ class Domain:
     square: bool = False
     causal_as_mask: bool = False
     plain: bool = False
+    may_raise: bool = False
     values: tuple[str, ...] = FEW_VALUES
     layouts: tuple[str, ...] = FEW_LAYOUTS
     modes: tuple[str, ...] = ALL_MODES
@@ -144,6 +146,12 @@ class Domain:
             return "has no form for what is always causal"
         if self.min_heads > max(claims.sizes.n_heads or (self.min_heads,)):
             return f"needs at least {self.min_heads} heads, and Claims.sizes has fewer"
+        return self._missing_mask(claims)
+
+    def _missing_mask(self, claims: Claims) -> str:
+        """Return which claim about masks the property needs in every case, in words."""
+        if not (self._combines(claims) or False in self.causal or "none" in self.masks):
+            return "needs the claim causal_with_mask"
         needed = set(self.passes)
         if not claims.masks and "none" not in self.masks and not self._causal_mask_only(claims):
             return "needs the claim masks"
@@ -152,6 +160,10 @@ class Domain:
         if not needed <= set(claims.masks):
             return f"needs the claim masks={{{', '.join(f'{form!r}' for form in sorted(needed))}}}".replace("'", '"')
         return ""
+
+    def _combines(self, claims: Claims) -> bool:
+        """Return whether a causal call may have a mask."""
+        return claims.causal_with_mask or claims.always_causal or self.may_raise
 
     def _causal_mask_only(self, claims: Claims) -> bool:
         """Return whether the causal mask takes the place of masks, which are not claimed."""
@@ -252,11 +264,18 @@ class Domain:
             row = row | {"L": length, "S": length}
         if self.scale == "wide":
             row = row | {"n_heads": min(row["n_heads"], LARGEST_D_MODEL // row["head_dim"])}
+        row = fit_sizes(self._with_claimed_flag(row, claims), self.sizes)
+        row = row | self._mask_form(row["mask"])
+        return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
+
+    def _with_claimed_flag(self, row: dict[str, Any], claims: Claims) -> dict[str, Any]:
+        """Return the row without a causal flag, or without a mask, where the two do not go together."""
         few_queries = self.scale == "long" and row["inputs"] != "self"
         if few_queries and claims.causal == "top_left" and not claims.always_causal:
-            row = row | {"causal": False}
-        row = fit_sizes(row, self.sizes) | self._mask_form(row["mask"])
-        return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
+            return row | {"causal": False}
+        if row["mask"] != "none" and row["causal"] and not self._combines(claims):
+            return row | ({"causal": False} if False in self.causal else {"mask": "none"})
+        return row
 
     def _mask_form(self, kind: str) -> dict[str, Any]:
         """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""

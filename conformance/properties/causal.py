@@ -52,6 +52,7 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
         passes=("float",),
         dtypes=WIDE_RANGE,
     ),
+    needs="causal_with_mask",
     must_reject=("unmasked", "noise"),
     min_rejection_rate=0.3,
     number=2,

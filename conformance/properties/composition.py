@@ -30,7 +30,7 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_backward, expect_finite, expect_result, refuses
+from mha.conformance.properties.shared import as_causal, expect_backward, expect_finite, expect_result, refuses
 from mha.spec import Problem, Weights, oracle
 
 # A compilation takes seconds, so there is one case without mask and causal flag, and one with both. No two sizes are
@@ -116,7 +116,7 @@ def compiled_agrees_with_eager(session: Session, case: Case) -> None:
 @property_of("CMP-1", ONE_MASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
 def compiled_mask_agrees(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, with a mask and a causal flag."""
-    _expect_compiled(session, replace(case, causal=session.claims.causal is not None), generate=True)
+    _expect_compiled(session, as_causal(session.claims, case), generate=True)
 
 
 class _Positional(nn.Module):
@@ -192,7 +192,7 @@ def exported_program_agrees(session: Session, case: Case) -> None:
 )
 def exported_mask_agrees(session: Session, case: Case) -> None:
     """A program captured by torch.export agrees, with a mask and a causal flag."""
-    _expect_exported(session, replace(case, causal=session.claims.causal is not None))
+    _expect_exported(session, as_causal(session.claims, case))
 
 
 @property_of(

@@ -117,7 +117,7 @@ def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
 
 @property_of(
     "PTH-4",
-    Domain(masks=(*BOOLEAN, *FLOAT), causal=(True,), square=True, min_L=2, min_S=2, values=MODERATE),
+    Domain(masks=(*BOOLEAN, *FLOAT), causal=(True,), may_raise=True, square=True, min_L=2, min_S=2, values=MODERATE),
     requires="HED-1",
     must_reject=("unmasked", "noise"),
 )

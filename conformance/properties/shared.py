@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -15,7 +16,7 @@ from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Instance, Session
-from mha.spec import Expected, Problem
+from mha.spec import Claims, Expected, Problem
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import traits_of
 from mha.spec.problem import INPUTS
@@ -34,6 +35,12 @@ def hidden_pairs(session: Session, problem: Problem) -> Tensor:
     allowed = problem.allowed(session.claims.causal)
     empty = ~allowed.any(-1, keepdim=True)
     return ~allowed & ~empty if session.claims.empty_row == "uniform" else ~allowed
+
+
+def as_causal(claims: Claims, case: Case) -> Case:
+    """Return the case as a causal call, if that is claimed beside its mask."""
+    combines = case.mask == "none" or claims.causal_with_mask or claims.always_causal
+    return replace(case, causal=claims.causal is not None and combines)
 
 
 def weights_of(result: RecordedOutput) -> RecordedTensor:

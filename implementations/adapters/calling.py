@@ -282,8 +282,8 @@ class CallByName:
         names = self.signature
         given: dict[str, Tensor | None] = {name: None for name in (names.mask, names.padding) if name in names.required}
         if mask is not None and names.mask:
-            # A boolean mask that is not claimed is not translated: refusing it is the function's task.
-            claimed = mask.dtype != torch.bool or "bool" in self.claims.masks
+            # A mask that is not claimed is not translated: refusing it is the function's task.
+            claimed = ("bool" if mask.dtype == torch.bool else "float") in self.claims.masks
             given[names.mask] = self.masks.translate(self.label, mask, sizes, dtype, claimed=claimed)
         elif mask is not None:
             raise UnsupportedCallError(f"{self.label} takes no mask")

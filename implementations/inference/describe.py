@@ -30,6 +30,14 @@ CONVENTIONS = {
 }
 
 
+EMPTY_ROWS = {
+    "zeros": "a query without an allowed key gets a context of zeros",
+    "nan": "a query without an allowed key gets NaN",
+    "uniform": "a query without an allowed key gets the mean of all values",
+    "error": "a query without an allowed key raises",
+}
+
+
 class Row(NamedTuple):
     """One row of the table: a topic, what was found, and how."""
 
@@ -67,11 +75,18 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
         Row("inputs", _inputs(candidate), tested),
         *formula,
         Row("mask", _mask(candidate), "tested" if candidate.mask else "by name"),
+        *_empty_rows(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
         *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
+
+
+def _empty_rows(candidate: Candidate) -> list[Row]:
+    """Return the row about queries without a key, if masks and the formula are known."""
+    policy = candidate.claims.get("empty_row", "zeros")
+    return [Row("empty rows", EMPTY_ROWS[policy], "tested")] if candidate.mask and candidate.explained else []
 
 
 def _assignments(arguments: Mapping[str, str]) -> str:
@@ -131,7 +146,8 @@ def _causal(candidate: Candidate) -> str:
         return "always"
     flag, alignment = candidate.signature.is_causal, candidate.claims.get("causal", "top_left")
     if flag:
-        return f"{flag}, aligned {alignment}"
+        beside = "" if candidate.claims.get("causal_with_mask", True) else ", not beside a mask"
+        return f"{flag}, aligned {alignment}{beside}"
     return f"through the mask, aligned {alignment}" if alignment else "no"
 
 

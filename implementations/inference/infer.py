@@ -16,6 +16,7 @@ from mha.implementations.adapters.module import ModuleImplementation, construct,
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
+from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.probes import CONFIG, formulas, is_close
 from mha.implementations.inference.projections import Unclear, parameter_maps
@@ -62,6 +63,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
         candidate = _understand(Candidate(constructor, {}, label), module)
         _find_own_head_dim(candidate, arguments)
         find_mask(candidate)
+        find_empty_row(candidate)
         _find_causal(candidate)
         _find_weights(candidate)
         _require_one_head(candidate)
@@ -211,8 +213,17 @@ def _find_causal(candidate: Candidate) -> None:
     elif candidate.signature.is_causal:
         alignment = _alignment(candidate)
         candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
+        if candidate.mask and not _combines(candidate):
+            candidate.claims["causal_with_mask"] = False
     elif candidate.mask is None or "l" not in candidate.masks.axes:
         candidate.claims["causal"] = None
+
+
+def _combines(candidate: Candidate) -> bool:
+    """Return whether the causal flag may be given beside a mask, rather than raise."""
+    probe = candidate.probes[0]
+    mask = probe.mask("bs" if candidate.claims.get("per_item_mask", True) else "s", causal=True)[:, :1, :1]
+    return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
 
 
 def _alignment(candidate: Candidate) -> str:

@@ -83,7 +83,8 @@ def _fits(tried: Candidate, probe: Probe) -> bool:
         masks.append(probe.mask("bs", causal=causal)[:, :1, :1])
     if tried.mask_shape is None:
         masks.append(probe.mask("ls", causal=causal)[:1, :1])
-    if tried.mask == "additive" and tried.explained:
+    takes_numbers = tried.mask == "additive" and not (tried.padding and "b" not in axes)
+    if takes_numbers and tried.explained:
         masks.append(additive(masks[0]))
     effect = _gives_formula if tried.explained else _hides_keys
     return all(effect(tried, probe, mask) for mask in masks)

@@ -203,8 +203,14 @@ def _patterns(held: Held, role: str, config: Config) -> list[str]:
 def _bias_patterns(shape: tuple[int, ...], stacked: int, config: Config) -> list[str]:
     h, e = config.n_heads, config.head_dim
     contract = "(r h e)" if stacked > 1 else "(h e)"
-    known = {(stacked * config.d_model,): "", (stacked, h, e): f"{contract} -> r h e", (h, e): f"{contract} -> h e"}
-    return [known[shape]] if shape in known else []
+    known = {(stacked * config.d_model,): contract, (stacked, h, e): "r h e", (h, e): "h e"}
+    axes = known.get(tuple(size for size in shape if size != 1))
+    if axes is None:
+        return []
+    if axes == contract and len(shape) == 1:
+        return [""]
+    named = iter([axes] if axes == contract else axes.split())
+    return [f"{contract} -> {' '.join('1' if size == 1 else next(named) for size in shape)}"]
 
 
 def _matrix_patterns(held: Held, stacked: int, d: int) -> list[str]:

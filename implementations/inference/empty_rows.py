@@ -1,0 +1,62 @@
+"""What a module does with a query that has no key to attend to, found by trial."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import Probe
+from mha.spec.claims import EmptyRow
+
+
+def find_empty_row(candidate: Candidate) -> None:
+    """Claim the policy for empty rows that a trial run shows; where it shows none of them, claim nothing."""
+    if candidate.mask is None or not candidate.explained:
+        return
+    policy = _policy(candidate)
+    if policy and policy != "zeros":
+        candidate.claims["empty_row"] = policy
+
+
+def _policy(candidate: Candidate) -> EmptyRow | None:
+    """Return the policy of the rows that a mask leaves without a key."""
+    probe = candidate.probes[0]
+    mask, emptied = _mask_with_empty_rows(candidate, probe)
+    result = candidate.call(probe.inputs, mask=mask)
+    if result is None:
+        return "error"
+    query, _, value = probe.inputs
+    if not isinstance(result.output, Tensor) or result.output.shape != query.shape:
+        return None
+    rows = result.output[emptied]
+    if bool(rows.isnan().all()):
+        return "nan"
+    values = _values(candidate, value)
+    contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
+    for policy, of_policy in contexts.items():
+        expected = _output(candidate, of_policy.mean(1, keepdim=True)).expand_as(query)[emptied]
+        if torch.allclose(rows, expected, rtol=1e-6, atol=1e-6):
+            return policy
+    return None
+
+
+def _mask_with_empty_rows(candidate: Candidate, probe: Probe) -> tuple[Tensor, Tensor]:
+    """Return a mask (B, H, L, S) that leaves some rows without a key, and which, boolean (B, L)."""
+    per_item, per_query = (candidate.claims.get(f"per_{axis}_mask", True) for axis in ("item", "query"))
+    mask = probe.mask("bs" if per_item else "ls" if per_query else "s", causal=candidate.formula.causal)
+    emptied = torch.zeros(mask.shape[0], mask.shape[2], dtype=torch.bool)
+    emptied[0 if per_item else slice(None), 0 if per_query and not per_item else slice(None)] = True
+    return mask & ~emptied[:, None, :, None], emptied
+
+
+def _values(candidate: Candidate, value: Tensor) -> Tensor:
+    """Return the projected values (B, S, heads side by side)."""
+    return F.linear(value, candidate.weights.w_v, candidate.weights.b_v)
+
+
+def _output(candidate: Candidate, context: Tensor) -> Tensor:
+    """Return the output of a context, both (B, N, width)."""
+    weights = candidate.weights
+    return F.linear(context, weights.w_o, weights.b_o) if candidate.formula.projected else context
