@@ -6,13 +6,21 @@ READY := $(VENV)/.ready
 # The workers share the cores: threads of torch would only wait for one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: conformance test benchmark seeds ecosystem report lint clean
+.PHONY: conformance test lattice benchmark seeds ecosystem report lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
 
 test: $(READY) lint
 	$(BIN)/pytest -q -n auto --dist worksteal
+
+# Every right class of tests/lattice conforms, and with a fault planted, fails; LATTICE=60 LATTICE_SEED=1 for fewer,
+# or for other cases. Takes hours of one core.
+LATTICE ?= 400
+lattice: $(READY)
+	rm -rf build/lattice
+	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice -q -n auto --dist worksteal $(OPTIONS)
+	$(BIN)/python tests/lattice/summary.py build/lattice
 
 # Time and memory of all that conforms, on one thread and on all; OPTIONS='-k huge' for 8192 tokens, which takes hours.
 benchmark: $(READY)

@@ -1,0 +1,1 @@
+"""A lattice of right classes: attention as published code writes it, generated from combinations of conventions."""

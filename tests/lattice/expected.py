@@ -1,0 +1,97 @@
+"""What each class of the lattice claims, and the one line that declares it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lattice.axes import CAUSAL_ALWAYS, Point
+from lattice.projections import projections_of
+from lattice.source import target_name
+from mha.spec import Rounding
+
+EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
+IN_SINGLE = Rounding(softmax_in_float32=True)
+# Claims that inference does not find; it leaves them at their defaults.
+NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "scale")
+
+
+def claims_of(point: Point) -> dict[str, Any]:
+    """Return the claims of a point that differ from `Claims()`."""
+    claims = _mask_claims(point) if point.masked else {"masks": ()}
+    if point.self_attention or point.memory:
+        claims["cross_attention"] = "memory" if point.memory else False
+    if point.causal in CAUSAL_ALWAYS:
+        claims["always_causal"] = True
+    elif point.causal == "none" and not point.per_query:
+        claims["causal"] = None
+    elif point.causal == "flag_bottom_right":
+        claims["causal"] = "bottom_right"
+    if point.may_be_empty and point.fill in EMPTY_ROWS:
+        claims["empty_row"] = EMPTY_ROWS[point.fill]
+    if point.weights not in ("tuple", "need_weights", "output_attentions"):
+        claims["returns_weights"] = False
+    claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
+    claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
+    claims |= {"none": {}, "weights": {"dropout": True}}.get(point.dropout, {"dropout": point.dropout})
+    claims |= {"equal": {}, "grouped": {"grouped_query": True}, "wide": {"own_head_dim": True}}[point.heads]
+    return claims | ({"rounding": IN_SINGLE} if point.softmax == "float32" else {})
+
+
+def _mask_claims(point: Point) -> dict[str, Any]:
+    """Return the claims about masks of a point that takes one."""
+    claims: dict[str, Any] = {"masks": {"bool", "float"}} if point.mask == "additive" and not point.split else {}
+    claims |= {"mask_ranks": {4}} if point.mask != "none" and point.shape == "rank 4" else {}
+    differs = {
+        "per_head_mask": point.per_head,
+        "per_query_mask": point.per_query,
+        "joint_masks": not point.split,
+        "per_item_mask": point.per_item,
+    }
+    return claims | {name: False for name, free in differs.items() if not free}
+
+
+def options_of(point: Point) -> dict[str, Any]:
+    """Return the arguments for `from_module`, except the claims."""
+    options: dict[str, Any] = {"parameters": projections_of(point).paths}
+    if point.mask in ("drop", "additive"):
+        options["mask"] = point.mask
+    if point.mask == "numbers":
+        options["mask_numbers"] = True
+    if not point.masked:
+        options["mask"] = None
+    if point.mask != "none" and point.shape not in ("broadcast", "rank 4"):
+        options["mask_shape"] = point.shape
+    if point.mask == "none" and point.padding != "none":
+        options |= {"mask_shape": "b s"} | ({"mask": "drop"} if point.padding == "drop" else {})
+    elif point.padding != "none":
+        options["padding"] = point.padding
+    if point.layout != "b l d":
+        options["layout"] = point.layout
+    return options
+
+
+def declaration_of(point: Point) -> str:
+    """Return the line that declares the class, below it."""
+    options = {**options_of(point), "claims": _Call("Claims", claims_of(point))}
+    return f"implementation = {_Call('from_module', options, (target_name(point),))}"
+
+
+class _Call:
+    """A call, as code."""
+
+    def __init__(self, name: str, options: Mapping[str, object], arguments: tuple[str, ...] = ()) -> None:
+        self.name, self.options, self.arguments = name, options, arguments
+
+    def __repr__(self) -> str:
+        options = (f"{name}={_code(value)}" for name, value in self.options.items())
+        return f"{self.name}({', '.join([*self.arguments, *options])})"
+
+
+def _code(value: object) -> str:
+    """Return the code of a value, with sets in a fixed order."""
+    if value is IN_SINGLE:
+        return "Rounding(softmax_in_float32=True)"
+    if isinstance(value, set):
+        return f"{{{', '.join(map(repr, sorted(value, key=str)))}}}"
+    return repr(value)

@@ -1,0 +1,60 @@
+"""Classes of the lattice as files, understood by inference, or else by the line that declares them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from lattice.axes import Point
+from lattice.expected import NOT_INFERRED, claims_of, declaration_of
+from lattice.source import source_of, target_name
+from mha.implementations import ImplementationError, Resolved, resolve
+from mha.spec import Claims
+
+IMPORTS = """
+
+from mha.implementations import from_module
+from mha.spec import Claims, Rounding
+
+"""
+
+
+def write(folder: Path, name: str, point: Point, source: str = "") -> Path:
+    """Write the file of a point, with the line that declares its class; source: instead of its own."""
+    path = folder / f"lattice_{name}.py"
+    path.write_text(f"{source or source_of(point)}{IMPORTS}{declaration_of(point)}\n")
+    return path
+
+
+def declared(path: Path) -> Resolved:
+    """Return what the line at the end of a file declares."""
+    return resolve(f"{path}:implementation")[0]
+
+
+def inferred(path: Path, point: Point) -> Resolved | None:
+    """Return the class of a file as it is inferred; None if it needs a declaration."""
+    try:
+        return resolve(f"{path}:{target_name(point)}")[0]
+    except ImplementationError as error:
+        if "needs a declaration" not in str(error):
+            raise
+        return None
+
+
+def understood(path: Path, point: Point) -> tuple[Resolved, str]:
+    """Return the class of a file as inference understands it, or else as it is declared, and which of them."""
+    plain = inferred(path, point)
+    if plain is not None and plain.implementation.claims == Claims(**claims_of(point)):
+        return plain, "inferred"
+    return declared(path), "declared"
+
+
+def misunderstood(path: Path, point: Point) -> dict[str, tuple[object, object]]:
+    """Return the claims that inference gets wrong: what it says, and what is right."""
+    plain = inferred(path, point)
+    if plain is None:
+        return {}
+    found, expected = plain.implementation.claims, Claims(**claims_of(point))
+    names = (field.name for field in fields(Claims) if field.name not in NOT_INFERRED)
+    pairs = {name: (getattr(found, name), getattr(expected, name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,0 +1,92 @@
+"""Which clauses a class of the lattice must be judged on, in float32: all but those of which no form exists for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lattice.axes import CAUSAL_ALWAYS, Point
+from mha.spec import CLAUSES
+
+Need = Callable[[Point], bool]
+
+
+def _never(point: Point) -> bool:
+    return False
+
+
+def _per_head_weights(point: Point) -> bool:
+    return point.weights in ("tuple", "need_weights", "output_attentions")
+
+
+def _causal(point: Point) -> bool:
+    return point.causal != "none" or point.per_query
+
+
+def _cross(point: Point) -> bool:
+    return not point.self_attention
+
+
+def _separate(point: Point) -> bool:
+    return not (point.self_attention or point.memory)
+
+
+def _masked(point: Point) -> bool:
+    return point.masked
+
+
+def _plain(point: Point) -> bool:
+    return point.causal not in CAUSAL_ALWAYS
+
+
+def _dropout(point: Point) -> bool:
+    return point.dropout != "none"
+
+
+# What a clause needs, where it is not judged for all.
+NEEDS: dict[str, Need] = {
+    "CFG-1": lambda point: point.heads != "wide",
+    "CFG-2": lambda point: point.heads != "wide",
+    "CFG-5": lambda point: point.bias == "option",
+    "CFG-6": _dropout,
+    "SHP-2": _per_head_weights,
+    "SMX-3": lambda point: _has_bias(point, "k"),
+    **dict.fromkeys(("MSK-3", "MSK-4", "MSK-5", "MSK-6", "MSK-7", "MSK-8", "MSK-10", "MSK-12"), _masked),
+    "MSK-1": lambda point: point.masked or _causal(point),
+    "MSK-2": lambda point: point.masked or _causal(point),
+    "MSK-9": lambda point: point.masked and point.fill != "raises",
+    "MSK-11": lambda point: point.mask == "additive" and not point.split,
+    **dict.fromkeys(("CAU-1", "CAU-2", "CAU-5"), _causal),
+    "CAU-3": lambda point: _causal(point) and _cross(point),
+    "CAU-4": lambda point: _causal(point) and point.masked,
+    "PTH-1": _per_head_weights,
+    "PTH-3": _masked,
+    "PTH-4": lambda point: _causal(point) and point.masked,
+    "PTH-5": _never,
+    "EQV-2": _plain,
+    "EQV-8": _cross,
+    **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "GRD-2"), _never),
+    "GRD-3": _masked,
+    "GRD-6": lambda point: point.mask == "additive" and not point.split,
+    "GRD-7": lambda point: _has_bias(point, "k"),
+    **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
+    "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
+    **dict.fromkeys(("CMP-1", "CMP-2", "CMP-3", "CMP-4", "INC-1", "XAT-1"), _never),
+    "GQA-1": lambda point: point.heads == "grouped",
+}
+
+
+def _has_bias(point: Point, role: str) -> bool:
+    return point.bias in ("all", "option") or (point.bias != "none" and role in point.bias)
+
+
+def needed_clauses(point: Point) -> set[str]:
+    """Return the clauses that a point must be judged on."""
+    return {clause for clause in CLAUSES if NEEDS.get(clause, lambda point: True)(point)}
+
+
+def kind_of(point: Point) -> str:
+    """Return what kind of subject a point is, by what its calls can express."""
+    inputs = "self" if point.self_attention else "memory" if point.memory else "cross"
+    masks = "no mask" if not point.masked else "masks" if point.per_query else "padding"
+    causal = "always causal" if point.causal in CAUSAL_ALWAYS else "causal" if _causal(point) else "not causal"
+    return f"{inputs}, {masks}, {causal}"

@@ -1,0 +1,103 @@
+"""Each class against the oracle, without the judge: a failure of the judge on a class that passes is the judge's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
+
+# B, H, L, S and d_k: all different, twos and ones, and more queries than keys.
+SIZES = ((3, 2, 5, 7, 4), (1, 1, 2, 1, 3), (2, 4, 1, 6, 1), (2, 3, 20, 19, 2), (2, 1, 1, 1, 1))
+
+
+def problems(claims: Claims) -> Iterator[Problem]:
+    """Yield small random problems of all that is claimed: sizes, biases, masks, causal calls, empty rows."""
+    generator = torch.Generator().manual_seed(0)
+    for number, (batch, heads, queries, keys, width) in enumerate(SIZES):
+        for bias in sorted(claims.bias, key=str):
+            config = _config(claims, heads, width, bias)
+            inputs = _inputs(claims, config, batch, queries, keys, generator)
+            problem = Problem(config, Weights.random(config, number), *inputs)
+            for mask in _masks(claims, problem, generator):
+                for causal in _causal(claims):
+                    yield problem.change(mask=mask, is_causal=causal)
+
+
+def mismatches(implementation: Implementation) -> list[str]:
+    """Return, for each problem that an implementation gets wrong, what is wrong."""
+    claims, found = implementation.claims, []
+    for problem in problems(claims):
+        where = f"{problem.config} {problem.shape} mask={problem.mask is not None} causal={problem.is_causal}"
+        try:
+            found += [f"{where}: {what}" for what in _differences(implementation, problem)]
+        except Exception as error:
+            found.append(f"{where}: {type(error).__name__}: {error}")
+    return found
+
+
+def _differences(implementation: Implementation, problem: Problem) -> Iterator[str]:
+    claims = implementation.claims
+    expected = oracle(problem, claims)
+    attention = implementation.build(problem.config, problem.weights, dtype=torch.float64, device="cpu")
+    call = {"mask": problem.mask, "is_causal": problem.is_causal, "need_weights": claims.returns_weights}
+    if claims.empty_row == "error" and bool(expected.empty.any()):
+        try:
+            attention.eval()(problem.query, problem.key, problem.value, **call)
+        except ValueError:
+            return
+        yield "an empty row does not raise"
+        return
+    output, weights = attention.eval()(problem.query, problem.key, problem.value, **call)
+    if not _within(output, expected.output.mid, expected.output.rad):
+        yield f"the output is off by {(output - expected.output.mid).abs().max():.3g}"
+    if claims.returns_weights and not _within(weights, expected.weights.mid, expected.weights.rad):
+        yield "the weights are off"
+
+
+def _within(actual: Tensor | None, value: Tensor, radius: Tensor) -> bool:
+    if actual is None or actual.shape != value.shape:
+        return False
+    return bool((((actual - value).abs() <= radius) | (actual.isnan() & value.isnan())).all())
+
+
+def _config(claims: Claims, heads: int, width: int, bias: bool | str) -> Config:
+    config = Config(d_model=heads * width, n_heads=heads, bias=bias)
+    if claims.grouped_query and heads % 2 == 0:
+        config = replace(config, n_kv_heads=heads // 2)
+    return replace(config, d_head=width + 1) if claims.own_head_dim and heads != 3 else config
+
+
+def _inputs(
+    claims: Claims, config: Config, batch: int, queries: int, keys: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(length: int) -> Tensor:
+        return torch.randn(batch, length, config.d_model, generator=generator, dtype=torch.float64)
+
+    query, key, value = draw(queries), draw(keys), draw(keys)
+    if claims.cross_attention == "memory":
+        return query, key, key
+    return (query, key, value) if claims.cross_attention else (query, query, query)
+
+
+def _masks(claims: Claims, problem: Problem, generator: torch.Generator) -> Iterator[Tensor | None]:
+    """Yield no mask, then masks of keys, and masks that differ along every axis that is claimed, some rows empty."""
+    yield None
+    differs = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, True
+    shape = tuple(size if free else 1 for size, free in zip(problem.shape, differs, strict=True))
+    for sizes, probability in (((shape[0], 1, 1, shape[3]), 0.6), (shape, 0.7), (shape, 0.3)):
+        allowed = torch.rand(sizes, generator=generator) < probability
+        if not claims.joint_masks:
+            allowed = allowed[:, :, :1] & allowed[:1]
+        if "bool" in claims.masks:
+            yield allowed
+        if "float" in claims.masks:
+            numbers = torch.randn(sizes, generator=generator, dtype=torch.float64)
+            yield numbers.masked_fill(~allowed, float("-inf"))
+
+
+def _causal(claims: Claims) -> tuple[bool, ...]:
+    return (True,) if claims.always_causal else (False, True) if claims.causal else (False,)

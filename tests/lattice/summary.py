@@ -1,0 +1,31 @@
+"""Add up what `make lattice` found: `python tests/lattice/summary.py build/lattice`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+
+def summary(folder: Path) -> str:
+    """Return how many classes were inferred and conform, and how many clauses were judged for each kind."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    how = Counter(result["how"] for result in results)
+    conforming = sum(result["report"]["conforms"] for result in results)
+    lines = [f"{len(results)} classes, {conforming} conform; {', '.join(f'{n} {name}' for name, n in how.items())}", ""]
+    judged: dict[str, list[int]] = defaultdict(list)
+    for result in results:
+        judged[result["kind"]].append(_judged(result["report"]))
+    for kind, counts in sorted(judged.items()):
+        lines.append(f"{kind:<36} {len(counts):>4} classes, {min(counts)} to {max(counts)} clauses judged")
+    return "\n".join(lines)
+
+
+def _judged(report: dict[str, Any]) -> int:
+    return sum(verdict["status"] != "not_claimed" for verdict in report["verdicts"])
+
+
+if __name__ == "__main__":
+    print(summary(Path(sys.argv[1])))

@@ -1,0 +1,89 @@
+"""Right classes, in every combination of two conventions, conform; with a fault planted, each fails by its name.
+
+`make lattice` judges all of them, which takes hours of one core. Here, SAMPLE of them are judged, each on one clause in
+SHARE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from lattice.axes import Point, points, possible_pairs
+from lattice.files import declared, misunderstood, understood, write
+from lattice.needs import kind_of, needed_clauses
+from lattice.plants import PLANTS, assignment, planted
+from lattice.problems import mismatches
+from mha.conformance import Report, check
+from mha.conformance.properties.registry import properties
+from mha.spec import CLAUSES
+
+SAMPLE, SHARE = 12, 16
+# How many classes are judged, on all clauses; unset for the sample.
+COUNT = os.environ.get("LATTICE", "")
+SEED = int(os.environ.get("LATTICE_SEED", "0"))
+CHOSEN = list(enumerate(points()))[: int(COUNT or SAMPLE)]
+RESULTS = Path("build/lattice")
+every_class = pytest.mark.parametrize(("number", "point"), CHOSEN, ids=[f"{number:03}" for number, _ in CHOSEN])
+
+
+def test_every_possible_pair_is_combined() -> None:
+    covered = {pair for point in points() for pair in combinations(asdict(point).items(), 2)}
+    missing = [pair for pair in possible_pairs() if pair not in covered]
+    assert len(points()) >= 400
+    assert len(missing) <= 40, missing
+
+
+@every_class
+def test_class_agrees_with_the_oracle(number: int, point: Point, tmp_path: Path) -> None:
+    resolved = declared(write(tmp_path, f"{number:03}", point))
+    assert not mismatches(resolved.implementation)
+
+
+@every_class
+def test_inference_is_not_wrong(number: int, point: Point, tmp_path: Path) -> None:
+    assert not misunderstood(write(tmp_path, f"{number:03}", point), point)
+
+
+@every_class
+def test_class_conforms(number: int, point: Point, tmp_path: Path) -> None:
+    resolved, how = understood(write(tmp_path, f"{number:03}", point), point)
+    clauses = list(properties()) if COUNT else list(properties())[number::SHARE]
+    report = check(resolved, "quick", SEED, clauses=clauses, dtypes=["float32"])
+    _record(number, point, how, report)
+    failed = [(v.clause, v.status, v.message, v.case) for v in report.verdicts if not v.conforms]
+    assert not failed, f"{point}: {failed}"
+    judged = {verdict.clause for verdict in report.verdicts if verdict.status != "not_claimed"}
+    left_out = {v.clause: v.message for v in report.verdicts if v.clause in needed_clauses(point) - judged}
+    assert not left_out, f"{point}: {left_out}"
+
+
+@every_class
+def test_planted_fault_is_caught(number: int, point: Point, tmp_path: Path) -> None:
+    plant, source = planted(point)
+    resolved = declared(write(tmp_path, f"{number:03}", point, source))
+    assert bool(mismatches(resolved.implementation)) is plant.wrong
+    report = check(resolved, "quick", SEED, clauses=plant.clauses, dtypes=["float32"])
+    verdicts = {verdict.clause: (verdict.status, verdict.message) for verdict in report.verdicts}
+    assert any(status == "fail" for status, _ in verdicts.values()), f"{plant.name} in {point}: {verdicts}"
+
+
+def test_each_fault_is_planted() -> None:
+    uses = {plant.name: 0 for plant in PLANTS}
+    for plant in assignment().values():
+        uses[plant.name] += 1
+    assert min(uses.values()) >= 10, uses
+    assert {clause for plant in PLANTS for clause in plant.clauses} <= set(CLAUSES)
+
+
+def _record(number: int, point: Point, how: str, report: Report) -> None:
+    """Keep what was judged of the whole lattice; `python tests/lattice/summary.py` adds it up."""
+    if COUNT:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        result = {"point": asdict(point), "kind": kind_of(point), "how": how, "report": json.loads(report.to_json())}
+        (RESULTS / f"{number:03}-{SEED}.json").write_text(json.dumps(result))
