@@ -310,6 +310,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"mask_shape": "l s", "padding": "drop", "claims": Claims(per_head_mask=False, cross_attention=False)},
         "the claims joint_masks=True; claim joint_masks=False",
     ),
+    "numbers that are booleans": (
+        {"mask_numbers": True, "claims": Claims(cross_attention=False, masks={"bool", "float"})},
+        "claim masks={'bool'}",
+    ),
     "padding without a parameter": (
         {"padding": "drop"},
         "padding='drop', but none of its parameters .* a padding mask",

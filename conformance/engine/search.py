@@ -28,6 +28,7 @@ from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
 from mha.conformance.settings import Profile, Settings
 from mha.conformance.waivers import Waiver
+from mha.implementations import UnsupportedCallError
 from mha.implementations.torch_state import preserved
 from mha.spec import Implementation
 
@@ -100,7 +101,8 @@ def run_property(
             observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
     except AdapterError as error:
-        return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error.message}")
+        hint = "; claim less, or pass call=..." if isinstance(error.error, UnsupportedCallError) else ""
+        return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error.message}{hint}")
     except Exception as error:
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}")
     return search.result()

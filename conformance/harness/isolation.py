@@ -34,7 +34,7 @@ def attributed(what: str) -> Iterator[None]:
             yield
     except ImplementationError as error:
         first_line = next(iter(str(error).splitlines()), "")
-        raise AdapterError(f"the adapter cannot do {what}: {first_line}", error) from error
+        raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
     except BaseException as error:
         if isinstance(error, tuple(STOPS)):
             raise

@@ -54,10 +54,11 @@ class MaskFormat:
         """Return the claims about masks that this format cannot express, each with the most that it can."""
         if self.convention is None:
             return {"masks": ()}
-        axes, most = self.axes, dict[str, Any]()
+        axes = self.axes
+        most: dict[str, Any] = {"masks": {"bool"}} if self.numbers and "float" in claims.masks else {}
         if self.padding and "b" not in axes and claims.per_item_mask:  # items differ in their padding only
             axes = axes - {"h"} | {"b"}
-            most = {"joint_masks": False} if claims.joint_masks else {}
+            most |= {"joint_masks": False} if claims.joint_masks else {}
             most |= {"masks": {"bool"}} if "float" in claims.masks else {}  # no padding is a number
         return most | {
             claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes and getattr(claims, claim)
