@@ -114,6 +114,11 @@ class Point:
         """Whether masks may differ between heads."""
         return self.mask != "none" and self.shape in ("broadcast", "rank 4", "(b h) l s", "b h l s")
 
+    @property
+    def differentiates_twice(self) -> bool:
+        """Whether it claims second gradients, which a kernel does not have; where it must be declared anyway."""
+        return self.dropout != "none" and self.core != "sdpa"
+
 
 def _inputs_and_projection(p: Mapping[str, str]) -> bool:
     """A fused projection has one input; stacked keys and values come from one tensor."""

@@ -13,7 +13,7 @@ from mha.spec import Rounding
 EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
 IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
-NOT_INFERRED = ("empty_row", "dropout", "rounding", "grouped_query", "scale")
+NOT_INFERRED = ("dropout", "second_gradients", "rounding", "grouped_query", "scale")
 
 
 def claims_of(point: Point) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def claims_of(point: Point) -> dict[str, Any]:
     claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
     claims |= {"none": {}, "weights": {"dropout": True}}.get(point.dropout, {"dropout": point.dropout})
     claims |= {"equal": {}, "grouped": {"grouped_query": True}, "wide": {"own_head_dim": True}}[point.heads]
+    claims |= {"second_gradients": True} if point.differentiates_twice else {}
     return claims | ({"rounding": IN_SINGLE} if point.softmax == "float32" else {})
 
 

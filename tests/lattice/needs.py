@@ -68,6 +68,7 @@ NEEDS: dict[str, Need] = {
     "GRD-3": _masked,
     "GRD-6": lambda point: point.mask == "additive" and not point.split,
     "GRD-7": lambda point: _has_bias(point, "k"),
+    "GRD-9": lambda point: point.differentiates_twice,
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
     **dict.fromkeys(("CMP-1", "CMP-2", "CMP-3", "CMP-4", "INC-1", "XAT-1"), _never),
