@@ -106,10 +106,10 @@ def test_float64_takes_fewer_cases_where_float32_runs_too(profile: str) -> None:
 
 def test_unclaimed_clauses_are_not_judged() -> None:
     modest = replace(faults.correct, claims=Claims(causal=None, returns_weights=False, dtypes={"float32"}))
-    report = check(modest, "quick", clauses=["CAU-2", "SMX-2", "CFG-1"], dtypes=["float32", "float64"])
+    report = check(modest, "quick", clauses=["CAU-2", "SHP-2", "CFG-1"], dtypes=["float32", "float64"])
     verdicts = {(v.clause, v.dtype): (v.status, v.message) for v in report.verdicts}
     assert verdicts["CAU-2", "float32"] == ("not_claimed", "needs the claim causal")
-    assert verdicts["SMX-2", "float32"] == ("not_claimed", "needs the claim returns_weights")
+    assert verdicts["SHP-2", "float32"] == ("not_claimed", "needs the claim returns_weights")
     assert verdicts["CFG-1", "float32"][0] == "pass"
     status, message = verdicts["CFG-1", "float64"]
     assert status == "not_claimed"

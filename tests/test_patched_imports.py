@@ -171,8 +171,8 @@ def test_import_is_noted_once_by_the_command(folder: Path) -> None:
     done = subprocess.run(command, **HERE | {"cwd": folder}, env=environment(folder))  # type: ignore[call-overload]
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count(f"Note: {NOTE}.") == done.stdout.count("torch had been changed") == 1
-    assert "Right: conforms (" in done.stdout
-    assert "Wrong: DOES NOT CONFORM (" in done.stdout
+    assert "Right: conforms" in done.stdout
+    assert "Wrong: DOES NOT CONFORM" in done.stdout
     assert NOTE in (folder / "r.html").read_text()
 
 

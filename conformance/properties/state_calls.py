@@ -146,7 +146,9 @@ def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -
                 continue
             raise
         for what, before in larger.items():
-            with suppress(Violation):  # some fail, and need not be correct: only the call after them counts
+            with suppress(
+                Violation, AdapterError, Discard
+            ):  # some fail, and need not be correct: only the call after them counts
                 session(before)
             because = f"the output of a new attention, which had no {what} before"
             _expect_unchanged(session, smaller, session(smaller), expected, because)
