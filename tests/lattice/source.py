@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lattice.axes import CONFIGS, Point
+from lattice.axes import CAUSAL_ALWAYS, CONFIGS, Point
 from lattice.core import Masking, attend_lines, weigh_lines
 from lattice.projections import Projections, projections_of
 from lattice.words import INPUT_NAMES, mask_name, padding_name, words_of
@@ -62,7 +62,7 @@ def target_name(point: Point) -> str:
 def masking_of(point: Point) -> Masking:
     """Return what masks the scores."""
     sources = (point.mask not in ("none", "additive")) + (point.padding != "none") + (point.causal != "none")
-    always = point.causal in ("always", "buffer", "constructor")
+    always = point.causal in CAUSAL_ALWAYS or (sources > 0 and point.fill == "nan")  # S = 0 is empty too
     allowed = "absent" if not sources else "present" if sources > 1 or always else "optional"
     return Masking(allowed, "optional" if point.mask == "additive" else "absent")
 
