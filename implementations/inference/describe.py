@@ -134,7 +134,11 @@ def _mask(candidate: Candidate) -> str:
         return "none"
     meaning = CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
-    shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
+    ranks = candidate.claims.get("mask_ranks")
+    broadcast = f"of {' or '.join(map(str, sorted(ranks)))} dimensions, " if ranks else ""
+    shape = (
+        f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
+    )
     padding = ""
     if candidate.padding:
         padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
