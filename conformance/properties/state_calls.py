@@ -41,7 +41,8 @@ def calls_do_not_depend_on_calls_before(session: Session, case: Case) -> None:
         problem.map_inputs(lambda x: x[..., :-1] if x is problem.query else x),
     ]
     for other in between:
-        with suppress(Violation, AdapterError, Discard):  # the last one should raise; only the calls after it count
+        # The last one should raise; only the calls after it count.
+        with suppress(Violation, AdapterError, Discard):
             session(other)
     _expect_unchanged(session, problem, session(problem), first, "the call is the same, with others between")
     because = "the output of a new attention"
@@ -134,7 +135,7 @@ def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -
     larger = {
         "larger call": problem,
         "larger call with NaN": problem.map_inputs(lambda x: torch.full_like(x, math.nan)),
-        "larger call that failed": problem.change(value=torch.cat([problem.value, problem.value[:, :1]], 1)),
+        "larger call that failed": problem.map_inputs(lambda x: x[..., :-1] if x is problem.value else x),
     }
     for other in _smaller(case, session.claims.sizes.length_multiple):
         smaller = other.problem(weights=problem.weights)
@@ -146,9 +147,8 @@ def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -
                 continue
             raise
         for what, before in larger.items():
-            with suppress(
-                Violation, AdapterError, Discard
-            ):  # some fail, and need not be correct: only the call after them counts
+            # Some fail, and none need be correct: only the call after them counts.
+            with suppress(Violation, AdapterError, Discard):
                 session(before)
             because = f"the output of a new attention, which had no {what} before"
             _expect_unchanged(session, smaller, session(smaller), expected, because)

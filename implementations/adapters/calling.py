@@ -272,7 +272,7 @@ class CallByName:
                 raise UnsupportedCallError(f"{self.label} is always causal")
             return mask, False
         if is_causal and not self.signature.is_causal and self.claims.causal:
-            return join_causal(mask, causal_mask(*sizes[2:], self.claims.causal, device)), False
+            return join_causal(mask, causal_mask(*sizes[2:], self.claims.causal, device)[None, None]), False
         return mask, is_causal
 
     def _masks(

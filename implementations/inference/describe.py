@@ -134,8 +134,12 @@ def _mask(candidate: Candidate) -> str:
         return "none"
     meaning = CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
-    shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
-    padding = ""
+    ranks = candidate.claims.get("mask_ranks")
+    broadcast = f"of {' or '.join(map(str, sorted(ranks)))} dimensions, " if ranks else ""
+    shape = (
+        f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
+    )
+    shape, padding = broadcast + shape, ""
     if candidate.padding:
         padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
     return f"{candidate.signature.mask}: {meaning}, {shape}{padding}"

@@ -13,18 +13,22 @@ from mha.spec.claims import EmptyRow
 
 def find_empty_row(candidate: Candidate) -> None:
     """Claim the policy for empty rows that a trial run shows; where it shows none of them, claim nothing."""
-    if candidate.mask is None or not candidate.explained:
-        return
-    policy = _policy(candidate)
+    by_the_flag = candidate.claims.get("causal") == "bottom_right"
+    policy = _policy(candidate) if candidate.explained and (candidate.mask or by_the_flag) else None
     if policy and policy != "zeros":
         candidate.claims["empty_row"] = policy
 
 
 def _policy(candidate: Candidate) -> EmptyRow | None:
     """Return the policy of the rows that a mask leaves without a key."""
-    probe = candidate.probes[0]
-    mask, emptied = _mask_with_empty_rows(candidate, probe)
-    result = candidate.call(probe.inputs, mask=mask)
+    if candidate.mask:
+        probe = candidate.probes[0]
+        mask, emptied = _mask_with_empty_rows(candidate, probe)
+        result = candidate.call(probe.inputs, mask=mask, is_causal=candidate.formula.causal)
+    else:  # with more queries than keys, the causal flag leaves the first ones without a key
+        probe = candidate.probes[1]
+        emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
+        result = candidate.call(probe.inputs, is_causal=True)
     if result is None:
         return "error"
     query, _, value = probe.inputs

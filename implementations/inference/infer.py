@@ -63,8 +63,8 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
         candidate = _understand(Candidate(constructor, {}, label), module)
         _find_own_head_dim(candidate, arguments)
         find_mask(candidate)
-        find_empty_row(candidate)
         _find_causal(candidate)
+        find_empty_row(candidate)
         _find_weights(candidate)
         _require_one_head(candidate)
     except Unclear as unclear:

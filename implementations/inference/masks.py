@@ -60,8 +60,20 @@ def _find_format(candidate: Candidate, padding: PaddingConvention | None) -> boo
             candidate.mask_numbers, candidate.padding = numbers, padding
             candidate.claims |= {"masks": {"bool", "float"}} if "additive" in fitting else {}
             candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
+            _find_ranks(candidate)
             return True
     return False
+
+
+def _find_ranks(candidate: Candidate) -> None:
+    """Claim the numbers of dimensions with which masks have their effect, where they need not be four."""
+    if candidate.mask_shape is not None or candidate.padding or not candidate.explained:
+        return
+    probe = candidate.probes[0]
+    mask = probe.mask("ls", causal=candidate.formula.causal)[:1, :1]
+    forms = {4: mask, 3: mask[0], 2: mask[0, 0], 1: mask[0, 0, 0]}
+    ranks = {rank for rank, form in forms.items() if rank == 4 or _gives_formula(candidate, probe, form)}
+    candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
 
 
 def _fitting_conventions(candidate: Candidate) -> list[MaskConvention]:
