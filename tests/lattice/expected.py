@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lattice.axes import CAUSAL_ALWAYS, Point
@@ -14,6 +15,11 @@ EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raise
 IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
 NOT_INFERRED = ("dropout", "second_gradients", "rounding", "grouped_query", "scale")
+
+
+def as_inferred(point: Point) -> Point:
+    """Return the point that the claims of inference describe: without options that no trial run tests."""
+    return replace(point, dropout="none", heads="wide" if point.heads == "wide" else "equal")
 
 
 def claims_of(point: Point) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from lattice.axes import Point
-from lattice.expected import NOT_INFERRED, claims_of, declaration_of
+from lattice.expected import NOT_INFERRED, as_inferred, claims_of, declaration_of
 from lattice.source import source_of, target_name
 from mha.implementations import ImplementationError, Resolved, resolve
 from mha.spec import Claims
@@ -41,12 +41,13 @@ def inferred(path: Path, point: Point) -> Resolved | None:
         return None
 
 
-def understood(path: Path, point: Point) -> tuple[Resolved, str]:
-    """Return the class of a file as inference understands it, or else as it is declared, and which of them."""
-    plain = inferred(path, point)
-    if plain is not None and plain.implementation.claims == Claims(**claims_of(point)):
-        return plain, "inferred"
-    return declared(path), "declared"
+def understood(path: Path, point: Point, *, plain: bool) -> tuple[Resolved, Point]:
+    """Return what is judged of a file, and the point that its claims describe.
+
+    plain: take the class as it is inferred, if it is, and if its formula is the contract's.
+    """
+    found = inferred(path, point) if plain and point.scale != "unscaled" else None
+    return (declared(path), point) if found is None else (found, as_inferred(point))
 
 
 def misunderstood(path: Path, point: Point) -> dict[str, tuple[object, object]]:
