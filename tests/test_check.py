@@ -17,8 +17,8 @@ from mha.conformance.cli.app import app
 from mha.conformance.cli.check import Printer, advance, line, progress_bar
 
 CLASSES = Path(__file__).parent / "classes"
-PLAIN = f"{CLASSES}/separate_linears.py:MultiHeadAttention"
-QUICK = ("--dtype", "float32", "--clause", "SHP-1", "--clause", "MSK-8")
+PLAIN = f"{CLASSES}/low_fill.py:MultiHeadAttention"
+QUICK = ("--dtype", "float32", "--clause", "SHP-1", "--clause", "MSK-1")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_plain_class_is_inferred_and_judged() -> None:
         "    implementation = from_module(",
         "\n\nChecking MultiHeadAttention on cpu in float32 (profile default, seed 0)\n\n",
         "\npass            SHP-1   float32: ",
-        "\n\nMSK-8 (MUST): Empty rows follow one declared policy",
+        "\n\nMSK-1 (MUST): Masked keys have no influence",
         f"implementation = resolve('{PLAIN}')[0].implementation",
         "\n\nMultiHeadAttention: DOES NOT CONFORM in answers (2 clauses judged",
     ):
@@ -72,11 +72,13 @@ def test_script_of_an_inferred_class_runs_alone_and_fails() -> None:
 
 
 def test_each_failure_is_a_line_unless_a_clause_is_asked_for(judge_only: Callable[..., None]) -> None:
-    judge_only("SHP-1", "MSK-8")
+    judge_only("SHP-1", "MSK-1")
     status, output = run(PLAIN, "sdpa", "--dtype", "float32")
     assert status == 1
-    assert re.search(r"\n\nfail            MSK-8   float32: output_2\[0, 0, 0\] is -0\.07987\d+, but should be", output)
-    assert "add --clause MSK-8" in output
+    assert re.search(
+        r"\n\nfail            MSK-1   float32: output_\d+\[0, \[0\]\]\[0, 0\] is \S+, but should be", output
+    )
+    assert "add --clause MSK-1" in output
     assert "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\nsdpa: conforms (2 clauses judged" in output
     assert "pass            " not in output
 
@@ -89,14 +91,14 @@ def test_clause_suggested_for_a_closer_look_is_about_incorrect_answers(judge_onl
 
 
 def test_last_line_counts_kinds_and_levels_separately(judge_only: Callable[..., None]) -> None:
-    judge_only("CFG-1", "CFG-2", "SHP-1", "SHP-6", "MSK-8", "DRP-1", "INC-1", "STA-1")
+    judge_only("CFG-1", "CFG-2", "SHP-1", "SHP-6", "MSK-1", "DRP-1", "INC-1", "STA-1")
     status, output = run(PLAIN, "--dtype", "float32")
     assert status == 1
     *_, unjudged, counts, _, hint = output.splitlines()
     assert "\n\nMultiHeadAttention: DOES NOT CONFORM in answers and refusals (6 of 8 clauses judged on " in output
     assert unjudged == "    not judged: dropout (1), decodes (1)"
     assert counts == "    answers 1 of 2; refusals 1 of 2; conduct 1 of 1; SHOULD: refusals 0 of 1"
-    assert hint.endswith("add --clause MSK-8")
+    assert hint.endswith("add --clause MSK-1")
 
 
 def test_unclaimed_dtype_is_reported() -> None:
@@ -108,12 +110,12 @@ def test_unclaimed_dtype_is_reported() -> None:
 
 def test_progress_is_shown_on_a_terminal_and_erased() -> None:
     file = io.StringIO()
-    verdicts = [verdict("x", "SHP-1"), verdict("x", "MSK-8", "fail")]
-    with progress_bar(Console(file=file, force_terminal=True, width=80), ["SHP-1", "MSK-8", ""]) as bar:
+    verdicts = [verdict("x", "SHP-1"), verdict("x", "MSK-1", "fail")]
+    with progress_bar(Console(file=file, force_terminal=True, width=80), ["SHP-1", "MSK-1", ""]) as bar:
         for count in (1, 2):
-            advance(bar, verdicts[:count], ["SHP-1", "MSK-8", ""][count])
+            advance(bar, verdicts[:count], ["SHP-1", "MSK-1", ""][count])
             bar.refresh()
-    assert re.search(r"MSK-8 .*━.*1/2.*40 cases, 0 failed", file.getvalue())
+    assert re.search(r"MSK-1 .*━.*1/2.*40 cases, 0 failed", file.getvalue())
     assert "80 cases, 1 failed" in file.getvalue()
     assert file.getvalue().rstrip("\x1b[?25h").endswith("\x1b[2K")
     assert "━" not in run(PLAIN, *QUICK)[1]

@@ -204,7 +204,7 @@ def test_masks(shape: str, form: str) -> None:
         assert worst(split(problem, upstream, LOOSE), expected_gradients(problem, upstream)) < 1
 
 
-@pytest.mark.parametrize("scale", [1.0, -0.5, 0.0, 8.0])
+@pytest.mark.parametrize("scale", [1.0, -0.5, 8.0])
 def test_claimed_scale(scale: float) -> None:
     for dtype, config in product(MUST_EXCEED, ("plain", "grouped-wide-heads")):
         problem, upstream = make(CONFIGS[config], "BHLS", "float", dtype)

@@ -77,9 +77,9 @@ def test_replay_of_an_unclaimed_clause_is_inapplicable() -> None:
         "from mha.conformance.faults.base import correct\n"
         "implementation = replace(correct, claims=Claims(masks=()))\n"
     )
-    status, output = run("replay", "Case(mask='padding', S=3)", "--clause", "MSK-1", "--impl", "mine.py:implementation")
+    status, output = run("replay", "Case(mask='padding', S=3)", "--clause", "MSK-4", "--impl", "mine.py:implementation")
     assert status == 2
-    assert output == "INAPPLICABLE MSK-1   Correct: needs the claim masks\n"
+    assert output == "INAPPLICABLE MSK-4   Correct: needs the claim masks\n"
 
 
 def test_waiver_is_written_for_a_failure_and_applies() -> None:

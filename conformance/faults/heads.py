@@ -14,7 +14,11 @@ from mha.conformance.faults.fault import fault
 from mha.spec import Output
 
 
-@fault("HED-1", source="https://github.com/reczoo/FuxiCTR/issues/30")
+@fault(
+    "HED-1",
+    caught_by="result_is_that_of_the_loop_over_heads",
+    source="https://github.com/reczoo/FuxiCTR/issues/30",
+)
 class HeadsByViewAlone(Correct):
     """`view` to (B, H, L, d_k) without the transpose."""
 

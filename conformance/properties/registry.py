@@ -57,7 +57,8 @@ class Property:
         for need in self.needs:
             if not is_claimed(claims, need):
                 field, _, value = need.partition("=")
-                return f"does not apply: {field} is claimed" if value == "False" else f"needs the claim {need}"
+                excluded = value == "False" and getattr(claims, field) is True
+                return f"does not apply: {field} is claimed" if excluded else f"needs the claim {need}"
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return f"applies to {', '.join(self.domain.dtypes)} only"
         return self.domain.within(claims)
