@@ -34,6 +34,7 @@ def load(
     a shape that does not fit, and a weight that is computed rather than stored.
     """
     given = dict(weights.named())
+    held = {"w": _of_layers(parameters, given)}
     loaded: set[str] = set()
     for key, path in parameters.items():
         entry = read_entry(label, key, path, head_dim)
@@ -41,7 +42,7 @@ def load(
             loaded.update(f"{kind}{key[1:]}" for kind in "wb")
             continue
         target = _find(label, module, entry.path)
-        _fill(f"{label}: {key} ({entry.path})", entry, target, given)
+        _fill(f"{label}: {key} ({entry.path})", entry, target, held.get(entry.kind, given))
         if not all(isinstance(tensor, nn.Parameter) for tensor in _tensors(target)):
             again = _find(label, module, entry.path)
             _require_stored(f"{label}: {key} ({entry.path})", _tensors(target), _tensors(again))
@@ -53,6 +54,12 @@ def load(
             f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the module are "
             f"{_parameter_names(module)}"
         )
+
+
+def _of_layers(parameters: Mapping[str, ParameterPath], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights that layers hold: a bias with an entry of its own is not looked for in a layer."""
+    separate = {f"b_{role}" for key in parameters if key[:2] == "b_" for role in STACKED.get(key[2:], (key[2:],))}
+    return {name: tensor for name, tensor in given.items() if name not in separate}
 
 
 def weight_gradients(
@@ -70,8 +77,8 @@ def weight_gradients(
             continue
         attributes = {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
         for kind, attribute in attributes.items():
-            if any(f"{kind}_{role}" in rows for role in entry.roles):
-                tensors = [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
+            tensors = [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
+            if tensors[0] is not None and any(f"{kind}_{role}" in rows for role in entry.roles):
                 gradients |= _split_gradient(entry, kind, tensors, rows)
     return gradients
 
