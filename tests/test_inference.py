@@ -117,7 +117,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "GroupedQueryAttention",
         {"w_q": "wq", "w_k": "wk", "w_v": "wv", "w_o": "wo"},
         {},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": {"bool", "float"}},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": {"bool", "float"}, "mask_ranks": {2, 3, 4}},
     ),
 }
 DIFFERENT = {
