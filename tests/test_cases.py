@@ -273,7 +273,7 @@ def test_a_property_that_fails_for_causal_calls_has_no_form_for_what_is_always_c
 
 def test_sizes_that_are_not_claimed_become_the_next_that_are() -> None:
     sizes = Sizes(n_heads={2, 8}, head_dims={64}, length_multiple=16, max_length=100)
-    space = CaseSpace(Domain(claimed_sizes=sizes), Claims(sizes=sizes), "float32", "cpu", 260)
+    space = CaseSpace(Domain(), Claims(sizes=sizes), "float32", "cpu", 260)
     for case in boundary_cases(space):
         assert not sizes.refused(n_heads=case.n_heads, head_dim=case.head_dim, lengths=(case.L, case.S)), case
     assert {case.L for case in boundary_cases(space)} == {16, 32, 48, 96}

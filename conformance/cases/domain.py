@@ -75,7 +75,6 @@ class Domain:
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
     dtypes: the only dtypes that the property is about; all if empty.
-    claimed_sizes, mask_axes, joint_masks, additive: as the claims have them; set by `within`.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
     min_..., max_...: the range of a size; max_length is that of L and S.
@@ -105,10 +104,6 @@ class Domain:
     max_B: int = 4
     max_heads: int = 9
     max_length: int = 1 << 16
-    claimed_sizes: Sizes = field(default_factory=Sizes)
-    mask_axes: str = "BHLS"
-    joint_masks: bool = True
-    additive: bool = False
 
     def within(self, claims: Claims) -> Domain | str:
         """Return the nearest domain whose cases are all claimed; if there is none, which claim is missing.
@@ -133,14 +128,7 @@ class Domain:
         for name, levels in kept.items():
             if not levels:
                 return f"needs the claim {CLAIM_OF.get(name, name)}"
-        return replace(
-            self,
-            **kept,
-            claimed_sizes=claims.sizes,
-            mask_axes=claimed_axes(claims),
-            joint_masks=claims.joint_masks,
-            additive="bool" not in claims.masks,
-        )
+        return replace(self, **kept)
 
     def _missing(self, claims: Claims) -> str:
         """Return which claim the property needs in every case, in words; empty if nothing is missing."""
@@ -265,8 +253,8 @@ class Domain:
             row = row | {"L": length, "S": length}
         if self.scale == "wide":
             row = row | {"n_heads": min(row["n_heads"], max(2, LARGEST_D_MODEL // row["head_dim"]))}
-        row = fit_sizes(self._with_claimed_flag(row, claims), self.claimed_sizes)
-        row = row | self._mask_form(row["mask"])
+        row = fit_sizes(self._with_claimed_flag(row, claims), claims.sizes)
+        row = row | _mask_form(row["mask"], claims)
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 
     def _with_claimed_flag(self, row: dict[str, Any], claims: Claims) -> dict[str, Any]:
@@ -277,16 +265,6 @@ class Domain:
         if row["mask"] != "none" and row["causal"] and not self._combines(claims):
             return row | ({"causal": False} if False in self.causal else {"mask": "none"})
         return row
-
-    def _mask_form(self, kind: str) -> dict[str, Any]:
-        """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
-        if kind == "none":
-            return {}
-        claimed = self.mask_axes
-        if not self.joint_masks and {"B", "L"} <= set(EXTENTS[kind]):
-            claimed = claimed.replace("B", "")
-        axes = {} if set(EXTENTS[kind]) <= set(claimed) else {"mask_axes": claimed}
-        return axes | ({"additive": True} if self.additive and kind not in OF_NUMBERS else {})
 
     def _one_length(self, row: dict[str, Any]) -> int:
         """Return the length that replaces both L and S of a row."""
@@ -353,6 +331,17 @@ def _takes_mask(claims: Claims, kind: str) -> bool:
     form, axes = "float" if kind in OF_NUMBERS else "bool", set(EXTENTS[kind])
     joint = {"B", "L"} <= axes
     return form in claims.masks and axes <= set(claimed_axes(claims)) and (claims.joint_masks or not joint)
+
+
+def _mask_form(kind: str, claims: Claims) -> dict[str, Any]:
+    """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
+    if kind == "none":
+        return {}
+    claimed, extent = claimed_axes(claims), set(EXTENTS[kind])
+    if not claims.joint_masks and {"B", "L"} <= extent:
+        claimed = claimed.replace("B", "")
+    axes = {} if extent <= set(claimed) else {"mask_axes": claimed}
+    return axes | ({"additive": True} if "bool" not in claims.masks and kind not in OF_NUMBERS else {})
 
 
 def _in_range(smallest: int, largest: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
