@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
-from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded
 from mha.implementations.torch_mha import implementation as torch_mha
 from mha.spec import Implementation, Problem
@@ -45,7 +45,7 @@ def _passes(check: Callable[[Implementation, str], bool], implementation: Implem
     try:
         with guarded("a baseline check"):
             return check(implementation, dtype)
-    except Violation:
+    except (AdapterError, Violation):
         return False
     finally:
         torch.set_default_dtype(default_dtype)
