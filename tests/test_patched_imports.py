@@ -168,7 +168,7 @@ def environment(folder: Path) -> dict[str, str]:
 def test_import_is_noted_once_by_the_command(folder: Path) -> None:
     options = ["--dtype", "float32", "--profile", "quick", "--clause", "HED-1", "--clause", "STA-5"]
     command = [*COMMAND, "check", "patching:Right", "patching:Wrong", *options, "--report", "r.html"]
-    done = subprocess.run(command, **HERE | {"cwd": folder}, env=environment(folder))  # type: ignore[call-overload]
+    done = subprocess.run(command, **HERE | {"cwd": folder}, env=environment(folder))  # type: ignore[call-overload]  # options
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count(f"Note: {NOTE}.") == done.stdout.count("torch had been changed") == 1
     assert "Right: conforms" in done.stdout
@@ -199,5 +199,5 @@ def test_patches_before_the_judge_is_imported_are_found(folder: Path) -> None:
         "with pristine():\n"
         "    print(torch.relu(torch.ones(())).item())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], **HERE, env=environment(folder))  # type: ignore[call-overload]
+    done = subprocess.run([sys.executable, "-c", code], **HERE, env=environment(folder))  # type: ignore[call-overload]  # options
     assert done.stdout == "('torch.relu (from before)',) 2.0\n1.0\n", done.stderr

@@ -117,10 +117,9 @@ class Domain:
         """
         if missing := self._missing(claims):
             return missing
-        causal = (True,) if self._causal_mask_only(claims) else self._causal_flags(claims)
         kept: dict[str, Any] = {
-            "masks": ("none",) if self._causal_mask_only(claims) else self._masks(claims),
-            "causal": causal,
+            "masks": self._masks(claims),
+            "causal": self._causal_flags(claims),
             "inputs": self._inputs(claims),
             "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
@@ -161,6 +160,8 @@ class Domain:
 
     def _masks(self, claims: Claims) -> tuple[str, ...]:
         """Return the claimed kinds, and of each group without one the kind that differs along the most claimed axes."""
+        if self._causal_mask_only(claims):
+            return ("none",)
         kept = {kind for kind in self.masks if kind == "none" or _takes_mask(claims, kind)}
         kept |= {self._nearest(group, claims) for group in GROUPS if kept.isdisjoint(group)}
         return tuple(kind for kind in self.masks if kind in kept)
@@ -172,7 +173,7 @@ class Domain:
         return max(own, key=lambda kind: len(set(EXTENTS[kind]) & set(claimed_axes(claims))), default="")
 
     def _causal_flags(self, claims: Claims) -> tuple[bool, ...]:
-        if claims.always_causal:
+        if claims.always_causal or self._causal_mask_only(claims):
             return (True,)
         return tuple(flag for flag in self.causal if not flag or claims.causal)
 
@@ -312,8 +313,6 @@ def fit_sizes(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
     >>> fit_sizes({"n_heads": 3, "head_dim": 16, "L": 5, "S": 40}, Sizes(head_dims={64}, length_multiple=16))
     {'n_heads': 3, 'head_dim': 64, 'L': 16, 'S': 48}
     """
-    if sizes == Sizes():
-        return row
     fitted = dict(row)
     for name, claimed in (("n_heads", sizes.n_heads), ("head_dim", sizes.head_dims)):
         if claimed is not None:
@@ -328,19 +327,22 @@ def fit_sizes(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
 
 def _takes_mask(claims: Claims, kind: str) -> bool:
     """Return whether a kind of mask is claimed: its form, and every axis along which it differs."""
-    form, axes = "float" if kind in OF_NUMBERS else "bool", set(EXTENTS[kind])
-    joint = {"B", "L"} <= axes
-    return form in claims.masks and axes <= set(claimed_axes(claims)) and (claims.joint_masks or not joint)
+    form = "float" if kind in OF_NUMBERS else "bool"
+    return form in claims.masks and set(EXTENTS[kind]) <= set(_axes_for(kind, claims))
+
+
+def _axes_for(kind: str, claims: Claims) -> str:
+    """Return the axes along which masks of a kind may differ: not items and queries at once, unless that is claimed."""
+    joint = {"B", "L"} <= set(EXTENTS[kind])
+    return claimed_axes(claims).replace("B", "" if joint and not claims.joint_masks else "B")
 
 
 def _mask_form(kind: str, claims: Claims) -> dict[str, Any]:
     """Return the fields of a case that give a kind of mask its claimed form, where it has another by itself."""
     if kind == "none":
         return {}
-    claimed, extent = claimed_axes(claims), set(EXTENTS[kind])
-    if not claims.joint_masks and {"B", "L"} <= extent:
-        claimed = claimed.replace("B", "")
-    axes = {} if extent <= set(claimed) else {"mask_axes": claimed}
+    claimed = _axes_for(kind, claims)
+    axes = {} if set(EXTENTS[kind]) <= set(claimed) else {"mask_axes": claimed}
     return axes | ({"additive": True} if "bool" not in claims.masks and kind not in OF_NUMBERS else {})
 
 

@@ -31,17 +31,25 @@ def zeroed(problem: Problem, *names: str) -> Problem:
 
 
 def with_weights_as_output(case: Case) -> Problem:
-    """Return a problem of the case whose output shows the weights: see `weights_in`.
+    """Return a problem of the case whose output shows the weights: see `weights_in`. d_k is S, or more."""
+    return showing_weights(
+        replace(case, head_dim=max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)).problem()
+    )
 
-    Each value is one-hot, and so are query and key where they are the same tensor. d_k is S, or more.
+
+def showing_weights(problem: Problem, copies: int = 1) -> Problem:
+    """Change a problem so that the first columns of each head's output are its weights, so many times side by side.
+
+    Each value is one-hot, and so are query and key where they are the same tensor. problem: with d_k of copies * S, or
+    more.
     """
-    problem = replace(case, head_dim=max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)).problem()
-    (batch, heads, _, keys), width = problem.shape, problem.config.d_model
-    eye = torch.eye(width, dtype=problem.query.dtype, device=problem.query.device)
-    one_hot = eye[:keys].expand(batch, -1, -1).contiguous()
+    batch, length, width = problem.value.shape
+    eye = torch.eye(length, width, dtype=problem.query.dtype, device=problem.query.device)
+    one_hot = eye.expand(batch, -1, -1).contiguous()
     problem = problem.map_inputs(lambda x: one_hot if x is problem.value else x)
-    w_v = eye[: problem.config.head_dim].repeat(heads, 1)
-    return zeroed(passing_heads(problem), "b_v").change(w_v=w_v)
+    spare = problem.config.head_dim - copies * length
+    of_a_head = torch.nn.functional.pad(eye.repeat(copies, 1), (0, 0, 0, spare))
+    return zeroed(passing_heads(problem), "b_v").change(w_v=of_a_head.repeat(problem.config.kv_heads, 1))
 
 
 def weights_in(output: Tensor, problem: Problem) -> Tensor:

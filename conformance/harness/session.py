@@ -31,7 +31,6 @@ from mha.spec import (
     Expected,
     Implementation,
     Problem,
-    Sizes,
     Weights,
     gradients,
     oracle,
@@ -243,12 +242,9 @@ class Session:
 
     def _require_claimed_sizes(self, problem: Problem) -> None:
         """Discard the case if a property made sizes of it that are not claimed."""
-        sizes, config = self.claims.sizes, problem.config
-        if sizes != Sizes():
-            lengths = problem.query.shape[1], problem.key.shape[1]
-            refused = sizes.refused(n_heads=config.n_heads, head_dim=config.head_dim, lengths=lengths)
-            if refused:
-                raise Discard(refused)
+        config, lengths = problem.config, (problem.query.shape[1], problem.key.shape[1])
+        if refused := self.claims.sizes.refused(n_heads=config.n_heads, head_dim=config.head_dim, lengths=lengths):
+            raise Discard(refused)
 
     def _returned(self, step: CallStep, instance: Instance) -> Any:
         """Call the attention in its mode, and return what it returns."""

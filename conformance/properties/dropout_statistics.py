@@ -14,7 +14,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from mha.conformance.cases.transforms import passing_heads, with_dropout, zeroed
+from mha.conformance.cases.transforms import showing_weights, with_dropout, zeroed
 from mha.conformance.harness.assertions import expect, expect_equal
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
@@ -144,14 +144,10 @@ def accepted_counts(trials: int, p: float) -> tuple[int, int]:
 def _showing_weights(problem: Problem) -> Problem:
     """Change a problem so that the output shows the weights twice, and these depend on the mask alone.
 
-    Queries are projected to zero, so that all allowed keys weigh the same. Each value has two columns of its own: in
-    the output, head h has S columns with its weight of each key, and then the same again.
+    Queries are projected to zero, so that all allowed keys weigh the same. In the output, head h has S columns with its
+    weight of each key, and then the same again.
     """
-    batch, length, width = problem.value.shape
-    eye = torch.eye(length, width, dtype=problem.query.dtype, device=problem.query.device)
-    one_hot, w_v = eye.expand(batch, -1, -1).contiguous(), eye.repeat(2 * problem.config.kv_heads, 1)
-    problem = problem.map_inputs(lambda x: one_hot if x is problem.value else x)
-    return zeroed(passing_heads(problem), "w_q", "b_q", "b_v").change(w_v=w_v)
+    return zeroed(showing_weights(problem, copies=2), "w_q", "b_q")
 
 
 def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import Probe
+from mha.implementations.inference.probes import Probe, is_close
 from mha.spec.claims import EmptyRow
 
 
@@ -41,7 +41,7 @@ def _policy(candidate: Candidate) -> EmptyRow | None:
     contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
     for policy, of_policy in contexts.items():
         expected = _output(candidate, of_policy.mean(1, keepdim=True)).expand_as(query)[emptied]
-        if torch.allclose(rows, expected, rtol=1e-6, atol=1e-6):
+        if is_close(rows, expected):
             return policy
     return None
 
