@@ -1,0 +1,78 @@
+"""Conditions: what tells the calls that a defect shows in from those that it does not show in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from mha.conformance.cases.modes import MODES
+from mha.conformance.harness.recording import CallStep
+
+SIZES: Mapping[str, Callable[[CallStep], int]] = {
+    "B": lambda step: step.problem.shape[0],
+    "n_heads": lambda step: step.problem.shape[1],
+    "L": lambda step: step.problem.shape[2],
+    "S": lambda step: step.problem.shape[3],
+    "d_k": lambda step: step.problem.config.head_dim,
+}
+CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
+    "with a causal flag": lambda step: step.problem.is_causal,
+    "without a causal flag": lambda step: not step.problem.is_causal,
+    "with a mask": lambda step: step.problem.mask is not None,
+    "without a mask": lambda step: step.problem.mask is None,
+    "with a causal flag and a mask": lambda step: step.problem.is_causal and step.problem.mask is not None,
+    "with a boolean mask": lambda step: _mask_dtype(step) == torch.bool,
+    "with a float mask": lambda step: _mask_dtype(step) not in (None, torch.bool),
+    "with a mask of fewer than four dimensions": lambda step: _mask_rank(step) < 4,
+    "with a mask (B, 1, 1, S)": lambda step: _mask_is(step, False, False),
+    "with a mask per head (H, 1, S)": lambda step: _mask_is(step, True, False),
+    "where weights are requested": lambda step: step.need_weights,
+    "where no weights are requested": lambda step: not step.need_weights,
+    "in training mode": lambda step: MODES[step.mode].training,
+    "in evaluation mode": lambda step: not MODES[step.mode].training,
+    "under `no_grad` or `inference_mode`": lambda step: step.mode in ("no_grad", "inference", "train_no_grad"),
+    "in evaluation under `no_grad` or `inference_mode`": lambda step: step.mode in ("no_grad", "inference"),
+    "under `inference_mode`": lambda step: step.mode == "inference",
+    "where gradients are recorded": lambda step: step.mode in ("eval", "train"),
+    "in self-attention": lambda step: step.problem.query is step.problem.key is step.problem.value,
+    "where key and value are one tensor": lambda step: step.problem.key is step.problem.value,
+    "where L = S": lambda step: step.problem.shape[2] == step.problem.shape[3],
+    "where L != S": lambda step: step.problem.shape[2] != step.problem.shape[3],
+    "where L > S": lambda step: step.problem.shape[2] > step.problem.shape[3],
+    "where S > L": lambda step: step.problem.shape[2] < step.problem.shape[3],
+    "where B = n_heads": lambda step: step.problem.shape[0] == step.problem.shape[1],
+}
+
+
+def condition(showing: Sequence[CallStep], others: Sequence[CallStep]) -> str | None:
+    """Return the condition that tells calls from others, "" if there are no others, and None if none does."""
+    if not others:
+        return ""
+    for text, holds in CONDITIONS.items():
+        if all(map(holds, showing)) and not any(map(holds, others)):
+            return text
+    for name, size in SIZES.items():
+        shown, hidden = sorted({size(step) for step in showing}), sorted({size(step) for step in others})
+        if shown == [1] and hidden[0] > 1:
+            return f"where {name} = 1"
+        if shown[0] > hidden[-1]:
+            return f"where {name} is larger (it shows with {shown[0]}, and not with {hidden[-1]})"
+    return None
+
+
+def _mask_dtype(step: CallStep) -> torch.dtype | None:
+    return None if step.problem.mask is None else step.problem.mask.dtype
+
+
+def _mask_rank(step: CallStep) -> int:
+    return 4 if step.problem.mask is None else step.problem.mask.ndim
+
+
+def _mask_is(step: CallStep, per_head: bool, per_query: bool) -> bool:
+    """Return whether a mask differs between heads and between queries as given."""
+    mask = step.problem.mask
+    if mask is None:
+        return False
+    heads, queries = (mask.shape[-3] if mask.ndim > 2 else 1), (mask.shape[-2] if mask.ndim > 1 else 1)
+    return (heads > 1) is per_head and (queries > 1) is per_query

@@ -1,0 +1,253 @@
+"""The diagnosis: which plain defect explains an incorrect answer.
+
+The calls of a failing session, and of the same property on related cases, are compared with those of the textbook's
+formula with one defect, in float64. A defect is named if it reproduces every answer, or every incorrect one where a
+condition tells these from the others, and if no other defect does. A diagnosis is a hint and not a verdict: what counts
+as reproduced is measured, by how far rounding takes the defective formula itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import fit_sizes
+from mha.conformance.cases.modes import MODES
+from mha.conformance.engine.conditions import condition
+from mha.conformance.harness.explanations import EXPLANATIONS, ExplainedAttention, Explanation
+from mha.conformance.harness.integrity import judging
+from mha.conformance.harness.isolation import threads
+from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import Property
+from mha.implementations.torch_state import preserved
+from mha.spec import Claims, Config, Weights, oracle
+from mha.spec.bounds import Ball
+
+# Sizes of related cases: n_heads, head_dim, B, L, S. None of them repeats, so that no two explanations coincide.
+RELATED = ((2, 3, 2, 4, 5), (3, 4, 3, 6, 7), (3, 2, 2, 5, 19), (2, 3, 2, 19, 37))
+# How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
+# how much larger its difference from the right answer must be.
+SLACK, CLEAR = 16.0, 8.0
+# An error this large is not one of rounding, relative to the answer.
+GROSS = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """A plain call, and what it returned.
+
+    build: which of the session's attentions was called. output: (B, L, D), in float64. right: the oracle's, with its
+    bound. wrong: boolean (B, L), the rows outside that bound.
+    """
+
+    step: CallStep
+    config: Config
+    weights: Weights
+    output: Tensor
+    right: Ball
+    wrong: Tensor
+
+
+class Recorder(Session):
+    """A session that keeps what each call returned."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.returned: dict[int, Tensor] = {}
+
+    def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+        recorded = super()._recorded(step, returned, dtypes)
+        self.returned[step.number] = recorded.output.tensor.detach().clone()
+        return recorded
+
+
+def diagnose(prop: Property, session: Session) -> str:
+    """Return in words the defect that explains why a property failed in a session, or "" if none is found.
+
+    The implementation is called again, on the same case and on related ones.
+    """
+    with threads(1), judging(session.implementation), preserved():
+        evidence = [calls for case in related_cases(prop, session.case) if (calls := _calls(prop, session, case))]
+        if not evidence or not any(bool(call.wrong.any()) for call in evidence[0]):
+            return ""
+        with torch.inference_mode():
+            return explain(evidence, session.claims)
+
+
+def related_cases(prop: Property, case: Case) -> Iterator[Case]:
+    """Yield the case, the same with other numbers, and cases of other sizes."""
+    yield case
+    yield replace(case, seed=case.seed + 1)
+    yield replace(case, seed=case.seed + 2, values="normal")
+    for number, sizes in enumerate(RELATED, 3):
+        row = dict(zip(("n_heads", "head_dim", "B", "L", "S"), sizes, strict=True))
+        if case.inputs in ("self", "query_key", "query_value") or prop.domain.square:
+            row["S"] = row["L"]
+        yield replace(case, **row, seed=case.seed + number, values="normal")
+
+
+def _calls(prop: Property, session: Session, case: Case) -> list[Evidence]:
+    """Run the property again; return its plain calls in order."""
+    claims = session.claims
+    sizes = fit_sizes({name: getattr(case, name) for name in ("n_heads", "head_dim", "L", "S")}, claims.sizes)
+    recorder = Recorder(session.implementation, replace(case, **sizes))
+    # Whatever a case of other sizes leads to, it says nothing about the property.
+    with suppress(Exception), preserved():
+        prop.function(recorder, recorder.case)
+    builds = {step.number: step for step in recorder.steps if isinstance(step, BuildStep)}
+    calls = []
+    for step in recorder.steps:
+        if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
+            build = builds[step.build]
+            if _is_plain(step, build.config):
+                calls.append(_evidence(step, build, recorder.returned[step.number].double().cpu(), claims))
+    return calls
+
+
+def _is_plain(step: CallStep, config: Config) -> bool:
+    """Return whether the textbook's formula says what a call returns."""
+    variant = config.extra_keys or config.length_first or step.problem.query.ndim != 3
+    return not variant and step.mode != "autocast" and not (config.dropout and MODES[step.mode].training)
+
+
+def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
+    with torch.inference_mode():
+        right = oracle(step.problem, claims).output
+    right = Ball(right.mid.cpu(), right.rad.cpu())
+    same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
+    wrong = ~(same | right.rad.isinf()).all(-1)
+    return Evidence(step, build.config, build.weights, output, right, wrong)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """How an explanation fits a call: whether it reproduces the answer, and whether only an incorrect one would."""
+
+    call: Evidence
+    fits: bool
+    clear: bool
+
+    @property
+    def explains(self) -> bool:
+        """Whether the answer is incorrect, and as explained."""
+        return self.fits and self.clear and bool(self.call.wrong.any())
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the answer is right, where the explanation has another one."""
+        return not self.fits and not bool(self.call.wrong.any())
+
+
+def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> str:
+    """Return the text of the only explanation that holds in all sessions, or of the first that holds everywhere."""
+    everywhere: list[str] = []
+    somewhere: list[str] = []
+    for explanation in EXPLANATIONS:
+        fits = _fits_of(explanation, evidence, claims)
+        if fits is None:
+            continue
+        where = condition(
+            [fit.call.step for fit in fits if fit.explains], [fit.call.step for fit in fits if fit.contradicts]
+        )
+        if where == "":
+            everywhere.append(explanation.text)
+        elif where:
+            somewhere.append(f"{explanation.text}, {where}")
+    if everywhere:
+        return everywhere[0]
+    return somewhere[0] if len(somewhere) == 1 else ""
+
+
+def _fits_of(
+    explanation: Explanation, evidence: Sequence[Sequence[Evidence]], claims: Claims
+) -> list[Fit] | None:
+    """Return how an explanation fits each call; None as soon as one is neither right nor as explained."""
+    fits: list[Fit] = []
+    explained = 0
+    for calls in evidence:
+        own = _fits_in(explanation, calls, claims)
+        if own is None:
+            return None
+        if not fits and not any(fit.explains for fit in own):
+            return None
+        explained += any(fit.explains for fit in own)
+        fits += own
+    return fits if explained >= min(3, len(evidence)) else None
+
+
+def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims) -> list[Fit] | None:
+    """Return how an explanation fits each call of a session; None if one is neither right nor as explained."""
+    made: dict[tuple[int, torch.dtype], ExplainedAttention] = {}
+    fits = []
+    for call in calls:
+        try:
+            fit = _fit(explanation, call, claims, made)
+        except (RuntimeError, IndexError, ValueError):  # of shapes for which the defect means nothing
+            return None
+        if not fit.fits and bool(call.wrong.any()):
+            return None
+        fits.append(fit)
+    return fits
+
+
+def _fit(
+    explanation: Explanation, call: Evidence, claims: Claims, made: dict[tuple[int, torch.dtype], ExplainedAttention]
+) -> Fit:
+    """Compare a call with that of the defective formula, in float64 and in the dtype of the call."""
+    exact, rows = _answer(explanation, call, claims, made, torch.float64)
+    if exact.shape != call.output.shape or not bool(rows.any()):
+        return Fit(call, exact.shape == call.output.shape, clear=False)
+    output, exact, right = call.output[rows], exact[rows], call.right.mid[rows]
+    dtype = call.step.problem.query.dtype
+    size, error = _rms(exact), _difference(output, exact)
+    allowed = torch.finfo(dtype).eps / 2 * size
+    single = torch.float32 if dtype == torch.float64 else dtype
+    if error > SLACK * allowed and (error <= GROSS * size or error == float("inf") or dtype.itemsize == 2):
+        rounded = _answer(explanation, call, claims, made, single)[0][rows]
+        factor = torch.finfo(dtype).eps / torch.finfo(single).eps
+        allowed = max(allowed, factor * min(_difference(rounded, exact), size))
+        if dtype == single:
+            error = min(error, _difference(output, rounded))
+    clear = _difference(exact, right) > CLEAR * SLACK * allowed and bool(call.wrong[rows].any())
+    return Fit(call, error <= SLACK * allowed, clear)
+
+
+def _answer(
+    explanation: Explanation,
+    call: Evidence,
+    claims: Claims,
+    made: dict[tuple[int, torch.dtype], ExplainedAttention],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return the answer of the defective formula in a dtype, in float64, and which rows (B, L) it is about."""
+    key, problem = (call.step.build, dtype), call.step.problem
+    if key not in made:
+        made[key] = explanation.attention(claims, call.config, call.weights.to(dtype), torch.Generator())
+    mask = problem.mask
+    if mask is not None:
+        mask = mask.cpu() if mask.dtype == torch.bool else mask.cpu().to(dtype)
+    inputs = (x.cpu().to(dtype) for x in (problem.query, problem.key, problem.value))
+    attention = made[key].train(MODES[call.step.mode].training)
+    output = attention(*inputs, mask=mask, is_causal=problem.is_causal).output.double()
+    rows = call.right.rad.isfinite().all(-1)
+    if not attention.keeps_empty_rows:
+        rows = rows & attention.allowed.any(-1).all(1)
+    return output, rows
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """Return the root mean square of a difference; infinite where only one of the two is NaN, or has an infinity."""
+    same = (one == other) | (one.isnan() & other.isnan())
+    return _rms((one - other).masked_fill(same, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf")))
+
+
+def _rms(x: Tensor) -> float:
+    finite = x.masked_fill(x.isnan(), 0.0)
+    return float(finite.square().mean().sqrt()) if x.numel() else 0.0
