@@ -35,12 +35,12 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
     "in evaluation under `no_grad` or `inference_mode`": lambda step: step.mode in ("no_grad", "inference"),
     "under `inference_mode`": lambda step: step.mode == "inference",
     "where gradients are recorded": lambda step: step.mode in ("eval", "train"),
-    "in self-attention": lambda step: step.problem.query is step.problem.key is step.problem.value,
-    "where key and value are one tensor": lambda step: step.problem.key is step.problem.value,
     "where L = S": lambda step: step.problem.shape[2] == step.problem.shape[3],
     "where L != S": lambda step: step.problem.shape[2] != step.problem.shape[3],
     "where L > S": lambda step: step.problem.shape[2] > step.problem.shape[3],
     "where S > L": lambda step: step.problem.shape[2] < step.problem.shape[3],
+    "in self-attention": lambda step: step.problem.query is step.problem.key is step.problem.value,
+    "where key and value are one tensor": lambda step: step.problem.key is step.problem.value,
     "where B = n_heads": lambda step: step.problem.shape[0] == step.problem.shape[1],
 }
 

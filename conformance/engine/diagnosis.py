@@ -8,6 +8,7 @@ as reproduced is measured, by how far rounding takes the defective formula itsel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import fit_sizes
+from mha.conformance.cases.domain import BOTH, DENSE, Domain, fit_sizes
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
 from mha.conformance.harness.explanations import EXPLANATIONS, ExplainedAttention, Explanation
@@ -25,13 +26,19 @@ from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import Property
+from mha.conformance.properties.registry import Property, PropertyFunction
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims, Config, Weights, oracle
+from mha.spec import Claims, Config, Implementation, Weights, oracle
 from mha.spec.bounds import Ball
 
-# Sizes of related cases: n_heads, head_dim, B, L, S. None of them repeats, so that no two explanations coincide.
-RELATED = ((2, 3, 2, 4, 5), (3, 4, 3, 6, 7), (3, 2, 2, 5, 19), (2, 3, 2, 19, 37))
+# Sizes of related cases. None of them repeats within a case, so that no two explanations coincide.
+NAMES = ("n_heads", "head_dim", "B", "L", "S")
+RELATED = ((2, 3, 4, 5, 7), (3, 4, 2, 6, 5), (3, 2, 2, 5, 29), (2, 3, 2, 13, 45))
+PLAIN = Domain(
+    masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
+)
+# How many cases of the same sizes have other numbers.
+AGAIN = 6
 # How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
 # how much larger its difference from the right answer must be.
 SLACK, CLEAR = 16.0, 8.0
@@ -71,36 +78,75 @@ class Recorder(Session):
 def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found.
 
-    The implementation is called again, on the same case and on related ones.
+    The implementation is called again: on the same case, on related ones, and on plain ones.
     """
     with threads(1), judging(session.implementation), preserved():
-        evidence = [calls for case in related_cases(prop, session.case) if (calls := _calls(prop, session, case))]
-        if not evidence or not any(bool(call.wrong.any()) for call in evidence[0]):
+        first = _calls(prop.function, session, session.case)
+        if not any(bool(call.wrong.any()) for call in first):
             return ""
+        cases = [*related_cases(prop, session.case)]
+        evidence = [first, *(_calls(prop.function, session, case) for case in cases), *_plain_calls(session)]
         with torch.inference_mode():
-            return explain(evidence, session.claims)
+            return explain([calls for calls in evidence if calls], session.claims)
+
+
+# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is not used again.
+_plain: dict[tuple[int, str, str], tuple[Implementation, list[list[Evidence]]]] = {}
+
+
+def _plain_calls(session: Session) -> list[list[Evidence]]:
+    """Return calls with each claimed form of mask, whatever the property is about."""
+    key = id(session.implementation), session.case.dtype, session.case.device
+    if key not in _plain:
+        made = [_calls(_call_twice, session, case) for case in plain_cases(session)]
+        _plain[key] = session.implementation, made
+    return _plain[key][1]
+
+
+def _call_twice(session: Session, case: Case) -> None:
+    """Call an attention on two problems of the same shapes."""
+    problem = case.problem()
+    session(problem)
+    session(replace(case, seed=case.seed + 100).problem(weights=problem.weights))
+
+
+def plain_cases(session: Session) -> Iterator[Case]:
+    """Yield cases with each claimed form of mask, with and without the causal flag."""
+    domain = PLAIN.within(session.claims)
+    if isinstance(domain, str):
+        return
+    pairs = [(mask, causal) for mask in domain.masks for causal in domain.causal]
+    for number, (mask, causal) in enumerate(pairs):
+        row = dict(zip(NAMES, RELATED[number % 2], strict=True))
+        row |= {"mask": mask, "causal": causal, "inputs": domain.inputs[0], "bias": domain.bias[0], "seed": number}
+        yield domain.case(session.claims, session.case.dtype, session.case.device, row)
 
 
 def related_cases(prop: Property, case: Case) -> Iterator[Case]:
-    """Yield the case, the same with other numbers, and cases of other sizes."""
-    yield case
-    yield replace(case, seed=case.seed + 1)
-    yield replace(case, seed=case.seed + 2, values="normal")
-    for number, sizes in enumerate(RELATED, 3):
-        row = dict(zip(("n_heads", "head_dim", "B", "L", "S"), sizes, strict=True))
+    """Yield the case with other numbers, and cases of other sizes, some of which keep what is special in it."""
+    for number in range(1, AGAIN):
+        yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN // 2 else "normal")
+    sizes = {name: getattr(case, name) for name in NAMES}
+    larger = dict(zip(NAMES, RELATED[0], strict=True))
+    rows = [larger | {name: size} for name, size in sizes.items() if size == 1]
+    rows += [larger | {name: size for name, size in sizes.items() if size > 8}]
+    rows += [larger | {"S": larger["L"]}] if case.L == case.S else []
+    rows += [larger | {"n_heads": larger["B"]}] if case.n_heads == case.B else []
+    rows += [dict(zip(NAMES, row, strict=True)) for row in RELATED]
+    for number, row in enumerate(rows, AGAIN):
         if case.inputs in ("self", "query_key", "query_value") or prop.domain.square:
-            row["S"] = row["L"]
+            row = row | {"S": row["L"]}
         yield replace(case, **row, seed=case.seed + number, values="normal")
 
 
-def _calls(prop: Property, session: Session, case: Case) -> list[Evidence]:
-    """Run the property again; return its plain calls in order."""
+def _calls(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
+    """Run a property; return its plain calls in order."""
     claims = session.claims
     sizes = fit_sizes({name: getattr(case, name) for name in ("n_heads", "head_dim", "L", "S")}, claims.sizes)
     recorder = Recorder(session.implementation, replace(case, **sizes))
     # Whatever a case of other sizes leads to, it says nothing about the property.
     with suppress(Exception), preserved():
-        prop.function(recorder, recorder.case)
+        function(recorder, recorder.case)
     builds = {step.number: step for step in recorder.steps if isinstance(step, BuildStep)}
     calls = []
     for step in recorder.steps:
@@ -113,8 +159,15 @@ def _calls(prop: Property, session: Session, case: Case) -> list[Evidence]:
 
 def _is_plain(step: CallStep, config: Config) -> bool:
     """Return whether the textbook's formula says what a call returns."""
-    variant = config.extra_keys or config.length_first or step.problem.query.ndim != 3
-    return not variant and step.mode != "autocast" and not (config.dropout and MODES[step.mode].training)
+    problem = step.problem
+    if config.extra_keys or config.length_first or problem.query.ndim != 3 or problem.query.ndim != problem.key.ndim:
+        return False
+    if problem.mask is not None:
+        try:
+            torch.broadcast_shapes(problem.mask.shape, problem.shape)
+        except RuntimeError:  # it should have been refused
+            return False
+    return step.mode != "autocast" and not (config.dropout and MODES[step.mode].training)
 
 
 def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
@@ -190,7 +243,7 @@ def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims
         try:
             fit = _fit(explanation, call, claims, made)
         except (RuntimeError, IndexError, ValueError):  # of shapes for which the defect means nothing
-            return None
+            fit = Fit(call, False, False)
         if not fit.fits and bool(call.wrong.any()):
             return None
         fits.append(fit)
@@ -200,23 +253,35 @@ def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims
 def _fit(
     explanation: Explanation, call: Evidence, claims: Claims, made: dict[tuple[int, torch.dtype], ExplainedAttention]
 ) -> Fit:
-    """Compare a call with that of the defective formula, in float64 and in the dtype of the call."""
-    exact, rows = _answer(explanation, call, claims, made, torch.float64)
-    if exact.shape != call.output.shape or not bool(rows.any()):
-        return Fit(call, exact.shape == call.output.shape, clear=False)
-    output, exact, right = call.output[rows], exact[rows], call.right.mid[rows]
+    """Compare a call with that of the defective formula, in float64 and in the dtype of the call.
+
+    Where they differ, rows that the defect leaves without a key are left out: what those give is a matter of its own.
+    """
+    exact, filled = _answer(explanation, call, claims, made, torch.float64)
+    known = call.right.rad.isfinite().all(-1)
+    if exact.shape != call.output.shape:
+        return Fit(call, False, False)
     dtype = call.step.problem.query.dtype
-    size, error = _rms(exact), _difference(output, exact)
-    allowed = torch.finfo(dtype).eps / 2 * size
     single = torch.float32 if dtype == torch.float64 else dtype
-    if error > SLACK * allowed and (error <= GROSS * size or error == float("inf") or dtype.itemsize == 2):
-        rounded = _answer(explanation, call, claims, made, single)[0][rows]
-        factor = torch.finfo(dtype).eps / torch.finfo(single).eps
-        allowed = max(allowed, factor * min(_difference(rounded, exact), size))
-        if dtype == single:
-            error = min(error, _difference(output, rounded))
-    clear = _difference(exact, right) > CLEAR * SLACK * allowed and bool(call.wrong[rows].any())
-    return Fit(call, error <= SLACK * allowed, clear)
+    rounded = None
+    fit = Fit(call, False, False)
+    for rows in (known, known & filled):
+        if not bool(rows.any()):
+            return Fit(call, True, False)
+        size, error = _rms(exact[rows]), _difference(call.output[rows], exact[rows])
+        allowed = torch.finfo(dtype).eps / 2 * size
+        if error > SLACK * allowed and not GROSS * size < error < math.inf:
+            if rounded is None:
+                rounded = _answer(explanation, call, claims, made, single)[0]
+            factor = torch.finfo(dtype).eps / torch.finfo(single).eps
+            allowed = max(allowed, factor * min(_difference(rounded[rows], exact[rows]), size))
+            if dtype == single:
+                error = min(error, _difference(call.output[rows], rounded[rows]))
+        clear = _difference(exact[rows], call.right.mid[rows]) > CLEAR * SLACK * allowed
+        fit = Fit(call, error <= SLACK * allowed, clear and bool(call.wrong[rows].any()))
+        if fit.fits:
+            break
+    return fit
 
 
 def _answer(
@@ -226,7 +291,7 @@ def _answer(
     made: dict[tuple[int, torch.dtype], ExplainedAttention],
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return the answer of the defective formula in a dtype, in float64, and which rows (B, L) it is about."""
+    """Return the answer of the defective formula in a dtype, in float64, and which rows (B, L) have a key."""
     key, problem = (call.step.build, dtype), call.step.problem
     if key not in made:
         made[key] = explanation.attention(claims, call.config, call.weights.to(dtype), torch.Generator())
@@ -236,10 +301,7 @@ def _answer(
     inputs = (x.cpu().to(dtype) for x in (problem.query, problem.key, problem.value))
     attention = made[key].train(MODES[call.step.mode].training)
     output = attention(*inputs, mask=mask, is_causal=problem.is_causal).output.double()
-    rows = call.right.rad.isfinite().all(-1)
-    if not attention.keeps_empty_rows:
-        rows = rows & attention.allowed.any(-1).all(1)
-    return output, rows
+    return output, attention.allowed.any(-1).all(1)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

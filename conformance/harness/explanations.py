@@ -22,12 +22,11 @@ Step = Callable[..., Any]
 
 
 class ExplainedAttention(TextbookAttention):
-    """The textbook's formula, which keeps what its masks were; `keeps_empty_rows`: whether its rows without a key count.
+    """The textbook's formula, which keeps what its masks were.
 
     allowed: boolean (B, H, L, S), of the last call.
     """
 
-    keeps_empty_rows = False
     allowed: Tensor
 
     def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
@@ -161,8 +160,8 @@ def _masks() -> Iterator[Explanation]:
     for name, part in (("item", slice(1)), ("head", (slice(None), slice(1))), ("query", (..., slice(1), slice(None)))):
         text = f"the mask of the first {name} counts for all"
         yield _explain(f"first_{name}", text, allow=_with_mask(lambda m, part=part: m[part].expand(m.shape)))
-    yield _explain("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(lambda m: m.mT))
-    yield _explain("crossed", "the mask has items and heads exchanged", allow=_with_mask(lambda m: m.transpose(0, 1)))
+    yield _explain("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
+    yield _explain("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
     yield _explain("last_key", "the last key cannot be masked", allow=_always(-1))
     yield _explain("first_key", "the first key cannot be masked", allow=_always(0))
     yield _explain("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
@@ -174,6 +173,18 @@ def _masks() -> Iterator[Explanation]:
     yield _explain("mask_scaled", text, allow=_float(lambda self, mask: mask * self.scale()))
     text = "the float mask is subtracted"
     yield _explain("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
+
+
+def _transposed(mask: Tensor) -> Tensor:
+    if mask.shape[-1] != mask.shape[-2]:
+        raise ValueError("only a square mask can be transposed")
+    return mask.mT
+
+
+def _exchanged(mask: Tensor) -> Tensor:
+    if mask.shape[0] != mask.shape[1]:
+        raise ValueError("as many items as heads are needed")
+    return mask.transpose(0, 1)
 
 
 def _not(mask: Tensor) -> Tensor:
@@ -208,14 +219,14 @@ def _softmaxes() -> Iterator[Explanation]:
     for name, axis in (("queries", -2), ("heads", 1), ("items", 0)):
         yield _explain(f"over_{name}", f"the softmax runs over the {name}", weights_of=_softmax_over(axis))
     text = "masked weights are zeroed after the softmax, and the others not normalised again"
-    yield _explain("after_softmax", text, weights_of=_after_softmax, keeps_empty_rows=True)
+    yield _explain("after_softmax", text, weights_of=_after_softmax)
     text = "masked scores are multiplied by 0 instead of excluded"
-    yield _explain("times_mask", text, weights_of=_filled(0.0), keeps_empty_rows=True)
+    yield _explain("times_mask", text, weights_of=_filled(0.0))
     for fill in (-1e9, -1e5, -1e4, -1e3, -100.0, -20.0, -10.0, -1.0):
         text = f"masked scores are filled with {fill:g}, which is not low enough"
-        yield _explain(f"filled_{fill:g}", text, weights_of=_filled(fill), keeps_empty_rows=True)
+        yield _explain(f"filled_{fill:g}", text, weights_of=_filled(fill))
         text = f"masked scores are lowered by {-fill:g}, which is not enough"
-        yield _explain(f"lowered_{-fill:g}", text, weights_of=_lowered(fill), keeps_empty_rows=True)
+        yield _explain(f"lowered_{-fill:g}", text, weights_of=_lowered(fill))
     text = "the softmax does not subtract the maximum of the scores, and overflows"
     yield _explain("overflow", text, weights_of=_without_maximum)
     yield _explain("sink", "1 is added to the denominator of the softmax", weights_of=_with_sink)
@@ -244,7 +255,7 @@ def _lowered(fill: float) -> Step:
 
 def _without_maximum(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
     raised = (scores + bias).exp() * allowed
-    return raised / raised.sum(-1, keepdim=True)
+    return raised / raised.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def _with_sink(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
@@ -314,6 +325,8 @@ def _heads() -> Iterator[Explanation]:
         yield _explain(f"heads_{name}", text, merge=_merging(change))
     text = "the first head's weights are used for all heads"
     yield _explain("first_weights", text, weights_of=_first_weights)
+    text = "the first head's scores are used for all heads"
+    yield _explain("first_scores", text, score=_first_scores)
     text = "the key/value heads are tiled (`repeat`) instead of repeated one by one (`repeat_interleave`)"
     yield _explain("tiled", text, repeat=lambda self, heads, times: heads.repeat(1, times, 1, 1))
     text = "the first key/value head is used for all query heads"
@@ -343,12 +356,19 @@ def _first_weights(self: TextbookAttention, scores: Tensor, allowed: Tensor, bia
     return weights[:, :1].expand_as(weights)
 
 
+def _first_scores(self: TextbookAttention, q: Tensor, k: Tensor) -> Tensor:
+    scores = TextbookAttention.score(self, q, k)
+    return scores[:, :1].expand_as(scores)
+
+
 def _tiles() -> Iterator[Explanation]:
     yield _explain("no_last_key", "the last key is left out", allow=_with_keys(lambda S: torch.arange(S) < max(S - 1, 1)))
     yield _explain("no_first_key", "the first key is left out", allow=_with_keys(lambda S: torch.arange(S) >= min(1, S - 1)))
     for tile in (8, 16, 32, 64, 128):
         text = f"the keys after the last whole tile of {tile} are left out"
         yield _explain(f"tile_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < (S // tile * tile or S)))
+        text = f"the key after the last whole tile of {tile} is left out"
+        yield _explain(f"after_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < S - (S % tile == 1 < S)))
         text = f"only the first {tile} keys count"
         yield _explain(f"first_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < tile))
     for factor, text in ((0.0, "is read as zero"), (2.0, "counts twice")):
@@ -370,9 +390,9 @@ def _empty_rows() -> Iterator[Explanation]:
         ("zeros", "gets zeros"),
     ):
         text = f"a query without an allowed key {text}"
-        yield _explain(f"empty_{policy}", text, weights_of=_empty_as(policy), keeps_empty_rows=True)
+        yield _explain(f"empty_{policy}", text, weights_of=_empty_as(policy))
     text = "a query without an allowed key attends as if nothing were masked"
-    yield _explain("empty_unmasked", text, weights_of=_empty_as("unmasked"), keeps_empty_rows=True)
+    yield _explain("empty_unmasked", text, weights_of=_empty_as("unmasked"))
 
 
 def _empty_as(policy: str) -> Step:
@@ -390,10 +410,12 @@ def _precisions() -> Iterator[Explanation]:
     for name in ("bfloat16", "float16", "float32"):
         dtype: torch.dtype = getattr(torch, name)
         yield _explain(f"scores_{name}", f"the scores are rounded to {name}", score=_scores_in(dtype))
+        yield _explain(f"sums_{name}", f"the scores are rounded to {name}", weights_of=_sums_in(dtype))
         yield _explain(f"softmax_{name}", f"the softmax is computed in {name}", weights_of=_softmax_in(dtype))
         text = f"the weights are rounded to {name}"
         yield _explain(f"weights_{name}", text, weights_of=_weights_in(dtype))
     yield _explain("zeros", "the context is zero", combine=lambda self, weights, v, query: TextbookAttention.combine(self, weights * 0, v, query))
+    yield _explain("zero", "the output is zero", combine=lambda self, weights, v, query: 0 * TextbookAttention.combine(self, weights, v, query))
     text = "the query is added to the output, as in a residual connection"
     yield _explain("residual", text, combine=lambda self, weights, v, query: query + TextbookAttention.combine(self, weights, v, query))
 
@@ -404,8 +426,14 @@ def _scores_in(dtype: torch.dtype) -> Step:
 
 def _softmax_in(dtype: torch.dtype) -> Step:
     return lambda self, scores, allowed, bias: TextbookAttention.weigh(
-        self, scores.to(dtype), allowed, bias.to(dtype)
+        self, (scores + bias).to(dtype), allowed, 0 * bias.to(dtype)
     ).to(scores)
+
+
+def _sums_in(dtype: torch.dtype) -> Step:
+    return lambda self, scores, allowed, bias: TextbookAttention.weigh(
+        self, (scores + bias).to(dtype).to(scores), allowed, 0 * bias
+    )
 
 
 def _weights_in(dtype: torch.dtype) -> Step:
