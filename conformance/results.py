@@ -50,7 +50,7 @@ class Verdict:
     shrinking. margin: the largest error/bound among them. rejections: for each known-bad answer, how many cases
     rejected it.
     case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
-    status is not "pass". script: a stand-alone script that reproduces the failure. blocked_by: the clause or family
+    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is known. script: a stand-alone script that reproduces the failure. blocked_by: the clause or family
     that explains the failure; the status is "blocked" only if that is seen to fail too (see `settled`). seconds: how
     long it took.
 
@@ -73,6 +73,7 @@ class Verdict:
     case: str | None = None
     violated: str = ""
     message: str = ""
+    diagnosis: str = ""
     script: str | None = None
     blocked_by: str | None = None
     seconds: float = 0.0

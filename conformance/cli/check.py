@@ -113,7 +113,7 @@ def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts
             own.append(verdict)
             verdicts.append(verdict)
             advance(bar, own, clauses[len(own)])
-            if not verdict.blocked_by:
+            if not verdict.blocked_by and (settings.clauses or is_news(own)):
                 print_verdict(printer, verdict, in_full=bool(settings.clauses))
     own = list(settled(own))
     for verdict in own:
@@ -124,6 +124,12 @@ def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts
     if scripted and not settings.clauses:
         clause = min(scripted, key=severity).clause
         printer.line(f"To see a failure in full, with a script that reproduces it, add --clause {clause}")
+
+
+def is_news(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether the last verdict has no diagnosis that an earlier one has."""
+    *earlier, last = verdicts
+    return not last.diagnosis or all(verdict.diagnosis != last.diagnosis for verdict in earlier)
 
 
 def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:

@@ -218,9 +218,7 @@ def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> str:
     return somewhere[0] if len(somewhere) == 1 else ""
 
 
-def _fits_of(
-    explanation: Explanation, evidence: Sequence[Sequence[Evidence]], claims: Claims
-) -> list[Fit] | None:
+def _fits_of(explanation: Explanation, evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Fit] | None:
     """Return how an explanation fits each call; None as soon as one is neither right nor as explained."""
     fits: list[Fit] = []
     explained = 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from time import perf_counter
 
+from mha.conformance.engine.diagnosis import diagnose
 from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.harness.errors import CallRaised
@@ -172,7 +173,12 @@ def _failed(
         return replace(verdict, blocked_by=root.clause, message=message)
     if violation.family and violation.family != CLAUSES[prop.clause].family and not prop.builds_a_variant:
         return replace(verdict, blocked_by=violation.family)
-    return verdict
+    raised = isinstance(violation, CallRaised)
+    return (
+        verdict
+        if raised or CLAUSES[prop.clause].kind == "refusals"
+        else replace(verdict, diagnosis=diagnose(prop, session))
+    )
 
 
 def _waived(verdict: Verdict, waived: dict[Waiver, tuple[Property, Failure]], target: str) -> Verdict:

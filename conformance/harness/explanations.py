@@ -156,11 +156,15 @@ def _float(change: Callable[[TextbookAttention, Tensor], Tensor]) -> Step:
 
 def _masks() -> Iterator[Explanation]:
     yield _explain("unmasked", "the mask is ignored", allow=_with_mask(lambda mask: None))
-    yield _explain("upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not))
+    yield _explain(
+        "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
+    )
     for name, part in (("item", slice(1)), ("head", (slice(None), slice(1))), ("query", (..., slice(1), slice(None)))):
         text = f"the mask of the first {name} counts for all"
         yield _explain(f"first_{name}", text, allow=_with_mask(lambda m, part=part: m[part].expand(m.shape)))
-    yield _explain("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
+    yield _explain(
+        "transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed)
+    )
     yield _explain("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
     yield _explain("last_key", "the last key cannot be masked", allow=_always(-1))
     yield _explain("first_key", "the first key cannot be masked", allow=_always(0))
@@ -195,8 +199,13 @@ def _causal() -> Iterator[Explanation]:
     yield _explain(
         "not_causal", "the causal flag is ignored", allow=_with_causal(lambda self, L, S: torch.ones(L, S).bool())
     )
-    for offset, text in ((1, "a query sees one key too many"), (-1, "a query does not see the key at its own position")):
-        yield _explain(f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset)))
+    for offset, text in (
+        (1, "a query sees one key too many"),
+        (-1, "a query does not see the key at its own position"),
+    ):
+        yield _explain(
+            f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset))
+        )
     text = "the causal mask is aligned at the other end where L != S"
     yield _explain("alignment", text, allow=_with_causal(_other_alignment))
     text = "the causal mask is turned round: a query sees the keys after it"
@@ -230,7 +239,9 @@ def _softmaxes() -> Iterator[Explanation]:
     text = "the softmax does not subtract the maximum of the scores, and overflows"
     yield _explain("overflow", text, weights_of=_without_maximum)
     yield _explain("sink", "1 is added to the denominator of the softmax", weights_of=_with_sink)
-    yield _explain("mean", "queries and keys do not count: each context is the mean of the values", scale=lambda self: 0.0)
+    yield _explain(
+        "mean", "queries and keys do not count: each context is the mean of the values", scale=lambda self: 0.0
+    )
 
 
 def _softmax_over(axis: int) -> Step:
@@ -266,8 +277,12 @@ def _with_sink(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: T
 def _projections() -> Iterator[Explanation]:
     for role, what in zip("qvo", ("query", "value", "output"), strict=True):
         text = f"the bias of the {what} projection is missing"
-        yield _explain(f"no_b_{role}", text, linear=_linear(lambda self, x, r, role=role: _product(self, x, r, r != role)))
-    yield _explain("no_biases", "the biases are missing", linear=_linear(lambda self, x, r: _product(self, x, r, False)))
+        yield _explain(
+            f"no_b_{role}", text, linear=_linear(lambda self, x, r, role=role: _product(self, x, r, r != role))
+        )
+    yield _explain(
+        "no_biases", "the biases are missing", linear=_linear(lambda self, x, r: _product(self, x, r, False))
+    )
     for role, what in zip("qkvo", ("query", "key", "value", "output"), strict=True):
         subject = "the output projection is missing" if role == "o" else f"the {what} is not projected"
         yield _explain(f"no_w_{role}", subject, linear=_only(role, lambda self, x, r: x))
@@ -276,9 +291,16 @@ def _projections() -> Iterator[Explanation]:
     text = "the value is projected by W_k"
     yield _explain("value_by_w_k", text, linear=_linear(lambda self, x, r: _product(self, x, "k" if r == "v" else r)))
     text = "the query is projected by W_k and the key by W_q"
-    yield _explain("swapped_w_q_w_k", text, linear=_linear(lambda self, x, r: _product(self, x, {"q": "k", "k": "q"}.get(r, r))))
+    yield _explain(
+        "swapped_w_q_w_k", text, linear=_linear(lambda self, x, r: _product(self, x, {"q": "k", "k": "q"}.get(r, r)))
+    )
     text = "the key, projected, stands in for the value"
-    yield _explain("key_for_value", text, take=lambda self, q, k, v: (q, k, k), linear=_linear(lambda self, x, r: _product(self, x, "k" if r == "v" else r)))
+    yield _explain(
+        "key_for_value",
+        text,
+        take=lambda self, q, k, v: (q, k, k),
+        linear=_linear(lambda self, x, r: _product(self, x, "k" if r == "v" else r)),
+    )
     yield _explain("keys_as_values", "the key is passed for the value", take=lambda self, q, k, v: (q, k, k))
     yield _explain("values_as_keys", "the value is passed for the key", take=lambda self, q, k, v: (q, v, v))
     yield _explain("swapped_inputs", "key and value are exchanged", take=lambda self, q, k, v: (q, v, k))
@@ -315,7 +337,12 @@ def _heads() -> Iterator[Explanation]:
     text = "the heads are merged by `view` alone, without the transpose"
     viewed: Step = lambda self, contexts: contexts.reshape(contexts.shape[0], contexts.shape[2], -1)
     yield _explain("merged_by_view", text, merge=viewed)
-    yield _explain("viewed", "the heads are split and merged by `view` alone, without the transpose", split=_split_for("qkv", _viewed), merge=viewed)
+    yield _explain(
+        "viewed",
+        "the heads are split and merged by `view` alone, without the transpose",
+        split=_split_for("qkv", _viewed),
+        merge=viewed,
+    )
     for name, text, change in (
         ("reversed", "the heads are concatenated in reverse order", lambda x: x.flip(1)),
         ("averaged", "each head's context is the mean over all heads", lambda x: x.mean(1, keepdim=True).expand_as(x)),
@@ -330,7 +357,9 @@ def _heads() -> Iterator[Explanation]:
     text = "the key/value heads are tiled (`repeat`) instead of repeated one by one (`repeat_interleave`)"
     yield _explain("tiled", text, repeat=lambda self, heads, times: heads.repeat(1, times, 1, 1))
     text = "the first key/value head is used for all query heads"
-    yield _explain("first_group", text, repeat=lambda self, heads, times: heads[:, :1].expand(-1, heads.shape[1] * times, -1, -1))
+    yield _explain(
+        "first_group", text, repeat=lambda self, heads, times: heads[:, :1].expand(-1, heads.shape[1] * times, -1, -1)
+    )
 
 
 def _split_for(roles: str, split: Step) -> Step:
@@ -362,13 +391,21 @@ def _first_scores(self: TextbookAttention, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _tiles() -> Iterator[Explanation]:
-    yield _explain("no_last_key", "the last key is left out", allow=_with_keys(lambda S: torch.arange(S) < max(S - 1, 1)))
-    yield _explain("no_first_key", "the first key is left out", allow=_with_keys(lambda S: torch.arange(S) >= min(1, S - 1)))
+    yield _explain(
+        "no_last_key", "the last key is left out", allow=_with_keys(lambda S: torch.arange(S) < max(S - 1, 1))
+    )
+    yield _explain(
+        "no_first_key", "the first key is left out", allow=_with_keys(lambda S: torch.arange(S) >= min(1, S - 1))
+    )
     for tile in (8, 16, 32, 64, 128):
         text = f"the keys after the last whole tile of {tile} are left out"
-        yield _explain(f"tile_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < (S // tile * tile or S)))
+        yield _explain(
+            f"tile_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < (S // tile * tile or S))
+        )
         text = f"the key after the last whole tile of {tile} is left out"
-        yield _explain(f"after_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < S - (S % tile == 1 < S)))
+        yield _explain(
+            f"after_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < S - (S % tile == 1 < S))
+        )
         text = f"only the first {tile} keys count"
         yield _explain(f"first_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < tile))
     for factor, text in ((0.0, "is read as zero"), (2.0, "counts twice")):
@@ -414,10 +451,22 @@ def _precisions() -> Iterator[Explanation]:
         yield _explain(f"softmax_{name}", f"the softmax is computed in {name}", weights_of=_softmax_in(dtype))
         text = f"the weights are rounded to {name}"
         yield _explain(f"weights_{name}", text, weights_of=_weights_in(dtype))
-    yield _explain("zeros", "the context is zero", combine=lambda self, weights, v, query: TextbookAttention.combine(self, weights * 0, v, query))
-    yield _explain("zero", "the output is zero", combine=lambda self, weights, v, query: 0 * TextbookAttention.combine(self, weights, v, query))
+    yield _explain(
+        "zeros",
+        "the context is zero",
+        combine=lambda self, weights, v, query: TextbookAttention.combine(self, weights * 0, v, query),
+    )
+    yield _explain(
+        "zero",
+        "the output is zero",
+        combine=lambda self, weights, v, query: 0 * TextbookAttention.combine(self, weights, v, query),
+    )
     text = "the query is added to the output, as in a residual connection"
-    yield _explain("residual", text, combine=lambda self, weights, v, query: query + TextbookAttention.combine(self, weights, v, query))
+    yield _explain(
+        "residual",
+        text,
+        combine=lambda self, weights, v, query: query + TextbookAttention.combine(self, weights, v, query),
+    )
 
 
 def _scores_in(dtype: torch.dtype) -> Step:

@@ -13,11 +13,12 @@ from jinja2 import Environment
 
 from mha.conformance.reports.summary import (
     SIGNS,
+    cause_of,
     cell_of,
     conforms,
+    findings,
     legend,
     outcome,
-    severity,
     status_of,
     tally,
     total_rejections,
@@ -163,6 +164,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "dtype": verdict.dtype,
         "device": verdict.device,
         "message": visible(verdict.message),
+        "diagnosis": visible(verdict.diagnosis),
         "case": visible(verdict.case or ""),
         "examples": verdict.examples,
         "margin": f"{verdict.margin:.3g}" if verdict.margin else "",
@@ -179,21 +181,17 @@ def _rejected(verdict: Verdict) -> str:
 
 
 def _failures(report: Report) -> Iterator[dict[str, str]]:
-    """Yield what does not pass, the most severe first, once for all dtypes and devices."""
-    grouped: dict[tuple[str, str, str], list[Verdict]] = {}
-    for verdict in sorted(report.verdicts, key=severity):
-        if status_of(verdict) not in ("pass", "not claimed"):
-            grouped.setdefault((verdict.implementation, verdict.clause, status_of(verdict)), []).append(verdict)
-    for (name, clause, status), own in grouped.items():
+    """Yield what does not pass, the most severe first, once for all dtypes and devices and for all of one cause."""
+    for own in findings(verdict for verdict in report.verdicts if status_of(verdict) not in ("pass", "not claimed")):
+        first, cause = own[0], visible(cause_of(own))
         yield {
-            "name": visible_name(name),
-            "clause": clause,
-            "title": CLAUSES[clause].title,
-            "sign": SIGNS[status][0],
-            "status": status,
-            "where": ", ".join(f"{verdict.dtype} on {verdict.device}" for verdict in own),
-            "message": visible(own[0].message),
-            "case": visible(own[0].case or ""),
+            "name": visible_name(first.implementation),
+            "heading": cause or f"{first.clause} {CLAUSES[first.clause].title}",
+            "sign": SIGNS[status_of(first)][0],
+            "status": status_of(first),
+            "where": ", ".join(dict.fromkeys(f"{verdict.dtype} on {verdict.device}" for verdict in own)),
+            "message": visible(first.message),
+            "case": visible(first.case or ""),
         }
 
 

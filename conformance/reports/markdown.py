@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 
 from mha.conformance.reports.summary import (
     by_family,
+    cause_of,
     cell_of,
+    findings,
     is_failure,
     legend,
     outcome,
-    severity,
     status_of,
     tally,
 )
-from mha.conformance.reports.text import LONGEST_NAME, brief, subject, visible, visible_name
+from mha.conformance.reports.text import LONGEST_NAME, brief_message, subject, visible, visible_name
 from mha.conformance.results import Report, Verdict
 from mha.spec.clauses import CLAUSES, KINDS
 
@@ -26,10 +27,10 @@ MOST_FAILURES, LONGEST_CASE = 40, 300
 
 def to_markdown(report: Report) -> str:
     """Return a table of implementations and families, and each failure with its minimal case, the most severe first."""
-    failures = sorted((verdict for verdict in report.verdicts if is_failure(verdict)), key=severity)
+    failures = findings(verdict for verdict in report.verdicts if is_failure(verdict))
     lines = ["## Multi-head attention conformance report", "", _facts(report), "", *_matrix(report), ""]
-    for verdict in failures[:MOST_FAILURES]:
-        lines += _details(verdict)
+    for same in failures[:MOST_FAILURES]:
+        lines += _details(same)
     if len(failures) > MOST_FAILURES:
         lines.append(f"And {len(failures) - MOST_FAILURES} more failures.")
     return "\n".join(lines).rstrip()
@@ -68,10 +69,13 @@ def _counts(verdicts: Sequence[Verdict]) -> list[str]:
     return [f"{counted.judged} of {counted.clauses}", *map(str.__add__, required, recommended)]
 
 
-def _details(verdict: Verdict) -> list[str]:
-    """Return a block that opens to the message and the case of a failure."""
-    heading = f"{status_of(verdict)} {verdict.clause}, {subject(verdict)}: {CLAUSES[verdict.clause].title}"
-    lines = ["<details>", f"<summary>{html.escape(heading)}</summary>", "", _text(brief(verdict)), ""]
+def _details(same: Sequence[Verdict]) -> list[str]:
+    """Return a block that opens to the message and the case of failures of one cause, or of one clause."""
+    verdict, cause = same[0], visible(cause_of(same))
+    subjects = ", ".join(dict.fromkeys(map(subject, same)))
+    heading = f"{status_of(verdict)} {cause or verdict.clause}, {subjects}"
+    heading += "" if cause else f": {CLAUSES[verdict.clause].title}"
+    lines = ["<details>", f"<summary>{html.escape(heading)}</summary>", "", _text(brief_message(verdict)), ""]
     if verdict.case:
         lines += [f"Case: `{_code(visible(verdict.case, LONGEST_CASE))}`", ""]
     return [*lines, "</details>", ""]

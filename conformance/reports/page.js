@@ -47,6 +47,7 @@ function show(button) {
     if (verdict.message) element("p", verdict.message, part);
     if (verdict.case) element("pre", verdict.case, part);
     list([
+      ["diagnosis", verdict.diagnosis],
       ["cases tried", verdict.examples],
       ["largest error/bound", verdict.margin],
       ["known-bad answers rejected", verdict.rejected],

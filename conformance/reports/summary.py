@@ -104,10 +104,42 @@ def outcome(verdicts: Collection[Verdict]) -> str:
     return f"{words}, with waivers" if "waived" in statuses else words
 
 
-def severity(verdict: Verdict) -> tuple[int, int, int]:
-    """Return a sort key: what keeps an implementation from conforming comes first, and there incorrect answers."""
+def severity(verdict: Verdict) -> tuple[int, int, bool, bool, int]:
+    """Return a sort key: what keeps an implementation from conforming comes first, and there incorrect answers.
+
+    Of these, a diagnosed failure comes first, and a clause about a whole result, which any defect violates, last.
+    """
     sign, clause = SIGNS[status_of(verdict)][0], CLAUSES[verdict.clause]
-    return list(dict(SIGNS.values())).index(sign), list(KINDS).index(clause.kind), list(CLAUSES).index(clause.id)
+    signs, kinds = list(dict(SIGNS.values())), list(KINDS)
+    general, place = clause.general, list(CLAUSES).index(clause.id)
+    return signs.index(sign), kinds.index(clause.kind), not verdict.diagnosis, general, place
+
+
+def findings(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """Return verdicts in groups, the most severe first: those with one diagnosis, and otherwise those of one clause.
+
+    A group is about one implementation; the verdicts of a clause have the same status.
+
+    >>> where = {"implementation": "mine", "level": "MUST", "status": "fail", "device": "cpu"}
+    >>> same = {"diagnosis": "the mask is ignored", "dtype": "float32"}
+    >>> failed = [Verdict(clause=clause, **where, **same) for clause in ("HED-1", "MSK-1")]
+    >>> [[verdict.clause for verdict in found] for found in findings(failed)]
+    [['MSK-1', 'HED-1']]
+    """
+    grouped: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in sorted(verdicts, key=severity):
+        key = (verdict.diagnosis,) if verdict.diagnosis else (verdict.clause, status_of(verdict))
+        grouped.setdefault((verdict.implementation, *key), []).append(verdict)
+    return list(grouped.values())
+
+
+def cause_of(verdicts: Collection[Verdict]) -> str:
+    """Return the diagnosis that a group of findings shares, with the clauses that it explains; empty without one."""
+    clauses = list(dict.fromkeys(verdict.clause for verdict in verdicts))
+    diagnosis = next(iter(verdicts)).diagnosis
+    if not diagnosis or len(clauses) == 1:
+        return diagnosis
+    return f"{diagnosis} (one cause, {len(clauses)} clauses: {', '.join(clauses)})"
 
 
 @dataclass(frozen=True)

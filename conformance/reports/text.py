@@ -5,7 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mha.conformance.reports.summary import Tally, outcome, severity, status_of, tally, total_rejections
+from mha.conformance.reports.summary import (
+    Tally,
+    cause_of,
+    findings,
+    outcome,
+    severity,
+    status_of,
+    tally,
+    total_rejections,
+)
 from mha.conformance.results import NONCONFORMING, Verdict, by_implementation
 from mha.spec.clauses import CLAUSES
 
@@ -50,6 +59,12 @@ def subject(verdict: Verdict) -> str:
 
 
 def brief(verdict: Verdict) -> str:
+    """Return the diagnosis, if there is one, and the message in one short line."""
+    message = brief_message(verdict)
+    return f"{visible(verdict.diagnosis, LONGEST_BRIEF)}: {message}" if verdict.diagnosis else message
+
+
+def brief_message(verdict: Verdict) -> str:
     """Return the message in one short line."""
     return textwrap.shorten(visible(verdict.message), LONGEST_BRIEF, placeholder=" ...")
 
@@ -58,6 +73,8 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
     clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
     lines = [f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", ""]
+    if verdict.diagnosis:
+        lines.append(_row("diagnosis", f"{visible(verdict.diagnosis)}; this gives the same output", width))
     if verdict.message:
         lines.append(_row("message", visible(verdict.message), width))
     if verdict.case:
@@ -96,12 +113,13 @@ def summarise(
     """Return for each implementation its outcome, a line for each clause that does not pass, and its counts.
 
     What blocks other clauses comes first, then incorrect answers. incomplete: the run was stopped, so clauses may be
-    missing. width: in columns; a longer line continues below, indented. failures: whether to list what fails.
+    missing. width: in columns; a longer line continues below, indented. failures: whether to list all that fails, or
+    only the causes that several clauses share.
     """
     lines = []
     for own in by_implementation(verdicts).values():
         lines.append(_wrapped(_headline(own, incomplete), width, "", 2 * INDENT))
-        listed = _failures(own) if failures else ()
+        listed = _failures(own) if failures else _causes(own)
         details = (*listed, *_blocked(own), *_totals(own, width - len(INDENT)))
         lines += [_wrapped(line, width, INDENT, 2 * INDENT) for line in details]
     return lines
@@ -123,15 +141,20 @@ def _headline(verdicts: Sequence[Verdict], incomplete: bool) -> str:
 
 
 def _failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield a line for each clause that fails or is waived in its own right."""
+    """Yield a line for each cause, and for each other clause that fails or is waived in its own right."""
     blocking = {verdict.blocked_by or "" for verdict in verdicts if verdict.status == "blocked"}
-    grouped: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.status in LISTED and verdict.status != "blocked":
-            grouped.setdefault((verdict.clause, status_of(verdict)), []).append(verdict)
-    for same in sorted(grouped.values(), key=lambda same: _rank(same[0], blocking)):
-        where = ", ".join(f"{verdict.dtype} {verdict.device}" for verdict in same)
-        yield f"{status_of(same[0])} {same[0].clause} ({where}): {brief(same[0])}"
+    listed = findings(verdict for verdict in verdicts if verdict.status in LISTED and verdict.status != "blocked")
+    for same in sorted(listed, key=lambda same: _rank(same, blocking)):
+        where = ", ".join(dict.fromkeys(f"{verdict.dtype} {verdict.device}" for verdict in same))
+        cause = visible(cause_of(same))
+        yield f"{status_of(same[0])} {cause or same[0].clause} ({where}): {brief_message(same[0])}"
+
+
+def _causes(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield a line for each cause that several clauses share."""
+    for same in findings(verdict for verdict in verdicts if verdict.diagnosis and verdict.status != "blocked"):
+        if len({verdict.clause for verdict in same}) > 1:
+            yield visible(cause_of(same))
 
 
 def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -166,9 +189,11 @@ def _unjudged(counted: Tally, width: int) -> Iterator[str]:
             return
 
 
-def _rank(verdict: Verdict, blocking: Collection[str]) -> tuple[bool, tuple[int, int, int]]:
+def _rank(same: Sequence[Verdict], blocking: Collection[str]) -> tuple[bool, tuple[int, int, bool, bool, int]]:
     """Return a sort key: what blocks other clauses comes first, then what is most severe."""
-    return verdict.clause not in blocking and CLAUSES[verdict.clause].family not in blocking, severity(verdict)
+    clauses = {verdict.clause for verdict in same}
+    blocks = not blocking.isdisjoint(clauses | {CLAUSES[clause].family for clause in clauses})
+    return not blocks, severity(same[0])
 
 
 def _row(label: str, text: str, width: int) -> str:

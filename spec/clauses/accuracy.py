@@ -24,6 +24,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores * 0.35` for 1/sqrt(8) = 0.35355: scores of ordinary size are 1% too small, which in float32 is "
             "far more than rounding."
         ),
+        general=True,
     ),
     Clause(
         id="NUM-2",
@@ -66,6 +67,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`context += p @ v` in bfloat16, one key after another: each addition rounds, and over 512 keys the "
             "measured error was 6 times that of one matrix product."
         ),
+        general=True,
     ),
     Clause(
         id="NUM-4",
@@ -88,6 +90,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.masked_fill(~mask, -1e9)` on float16 scores: torch 2.13 raises, since the value cannot be "
             "converted without overflow."
         ),
+        general=True,
     ),
     Clause(
         id="NUM-5",
@@ -113,6 +116,7 @@ CLAUSES: tuple[Clause, ...] = (
             "A sum of exponentials kept in bfloat16: it stalls at 256, where adding 1 rounds away, so a row of 4096 "
             "equal scores has weights of 1/256."
         ),
+        general=True,
     ),
     Clause(
         id="NUM-6",
@@ -132,5 +136,6 @@ CLAUSES: tuple[Clause, ...] = (
             "`(q @ k.transpose(-1, -2)) / math.sqrt(d_k)` in float16: with d_k = 64 and entries of 40, the product is "
             "102400, above 65504, and the row is NaN, although the scaled score is 12800."
         ),
+        general=True,
     ),
 )

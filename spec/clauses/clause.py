@@ -28,6 +28,8 @@ class Clause:
     kind: "answers" if a violation means that a valid call gives an incorrect result, or none; "refusals" if it means
         that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
         differs when it is repeated, compiled or transformed.
+    general: whether whole results are compared with the oracle's, so that almost any defect violates the clause, and
+        its failure names none.
 
     >>> from mha.spec import CLAUSES
     >>> clause = CLAUSES["MSK-4"]
@@ -47,6 +49,7 @@ class Clause:
     violation: str
     deferred: str = ""
     kind: Kind = "answers"
+    general: bool = False
 
     @property
     def family(self) -> str:

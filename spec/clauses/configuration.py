@@ -92,6 +92,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`if d_model // n_heads not in (32, 64, 128): raise ValueError`, to suit a kernel: a model of width 8 with "
             "two heads cannot be built."
         ),
+        general=True,
     ),
     Clause(
         id="CFG-5",

@@ -29,6 +29,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`grad_q = grad_scores @ k` in a hand-written backward pass, without 1/sqrt(d_k): the query's gradient is "
             "too large by a factor of sqrt(d_k)."
         ),
+        general=True,
     ),
     Clause(
         id="GRD-2",

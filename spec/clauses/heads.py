@@ -28,6 +28,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`q.view(B, H, L, d_k)` of a (B, L, D) tensor, without a transpose: each head gets a stretch of the "
             "sequence instead of a slice of the width."
         ),
+        general=True,
     ),
     Clause(
         id="HED-2",
@@ -75,6 +76,7 @@ CLAUSES: tuple[Clause, ...] = (
         source="Vaswani et al. 2017, equation 1 and section 3.2.2 with h = 1",
         differs="vit-pytorch leaves W_o out when there is one head as wide as the model.",
         violation="`if n_heads == 1: return context`: W_o is left out, and never gets a gradient.",
+        general=True,
     ),
     Clause(
         id="HED-5",

@@ -44,6 +44,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.softmax(-2)` on scores of shape (B, H, L, S): each column sums to 1, and with L = 1 every weight "
             "is 1."
         ),
+        general=True,
     ),
     Clause(
         id="SMX-3",
@@ -88,6 +89,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.exp() / scores.exp().sum(-1, keepdim=True)`: in float32, a score of 89 gives infinity / infinity, "
             "which is NaN."
         ),
+        general=True,
     ),
     Clause(
         id="SMX-5",
@@ -137,5 +139,6 @@ CLAUSES: tuple[Clause, ...] = (
             "`q @ k.transpose(-1, -2) / math.sqrt(d_model)`: with 8 heads, the scores are 2.8 times too small, and the "
             "weights too uniform."
         ),
+        general=True,
     ),
 )

@@ -179,5 +179,6 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`v = self.w_k(value)`, a copy-and-paste error: the values are projected by W_k, and W_v is never used."
         ),
+        general=True,
     ),
 )
