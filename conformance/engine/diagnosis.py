@@ -9,7 +9,7 @@ as reproduced is measured, by how far rounding takes the defective formula itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,16 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, Domain, fit_sizes
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.harness.explanations import EXPLANATIONS, ExplainedAttention, Explanation
+from mha.conformance.harness.explanations import (
+    EXPLANATIONS,
+    ExplainedAttention,
+    Explanation,
+    PAIRS,
+    contexts_times,
+    outputs_times,
+    scores_times,
+    sums_times,
+)
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
@@ -50,8 +59,8 @@ GROSS = 0.05
 class Evidence:
     """A plain call, and what it returned.
 
-    build: which of the session's attentions was called. output: (B, L, D), in float64. right: the oracle's, with its
-    bound. wrong: boolean (B, L), the rows outside that bound.
+    config, weights: of the attention that was called. output: (B, L, D), in float64. right: the oracle's, with its
+    bound. wrong: boolean (B, L), the rows outside that bound. filled: boolean (B, H, L), the rows with an allowed key.
     """
 
     step: CallStep
@@ -60,6 +69,7 @@ class Evidence:
     output: Tensor
     right: Ball
     wrong: Tensor
+    filled: Tensor
 
 
 class Recorder(Session):
@@ -98,16 +108,17 @@ def _plain_calls(session: Session) -> list[list[Evidence]]:
     """Return calls with each claimed form of mask, whatever the property is about."""
     key = id(session.implementation), session.case.dtype, session.case.device
     if key not in _plain:
-        made = [_calls(_call_twice, session, case) for case in plain_cases(session)]
+        made = [_calls(_call_thrice, session, case) for case in plain_cases(session)]
         _plain[key] = session.implementation, made
     return _plain[key][1]
 
 
-def _call_twice(session: Session, case: Case) -> None:
-    """Call an attention on two problems of the same shapes."""
+def _call_thrice(session: Session, case: Case) -> None:
+    """Call an attention on three problems of the same shapes."""
     problem = case.problem()
     session(problem)
-    session(replace(case, seed=case.seed + 100).problem(weights=problem.weights))
+    for number in (100, 200):
+        session(replace(case, seed=case.seed + number).problem(weights=problem.weights))
 
 
 def plain_cases(session: Session) -> Iterator[Case]:
@@ -172,20 +183,24 @@ def _is_plain(step: CallStep, config: Config) -> bool:
 
 def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
     with torch.inference_mode():
-        right = oracle(step.problem, claims).output
-    right = Ball(right.mid.cpu(), right.rad.cpu())
+        expected = oracle(step.problem, claims)
+    right = Ball(expected.output.mid.cpu(), expected.output.rad.cpu())
     same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
     wrong = ~(same | right.rad.isinf()).all(-1)
-    return Evidence(step, build.config, build.weights, output, right, wrong)
+    return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty.cpu())
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How an explanation fits a call: whether it reproduces the answer, and whether only an incorrect one would."""
+    """How an explanation fits a call: whether it reproduces the answer, and whether only an incorrect one would.
+
+    whole: whether it does so in every row, also in those that it leaves without a key.
+    """
 
     call: Evidence
     fits: bool
     clear: bool
+    whole: bool = True
 
     @property
     def explains(self) -> bool:
@@ -199,23 +214,86 @@ class Fit:
 
 
 def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> str:
-    """Return the text of the only explanation that holds in all sessions, or of the first that holds everywhere."""
-    everywhere: list[str] = []
+    """Return in words the simplest explanation that holds, or "" where several are as simple."""
     somewhere: list[str] = []
-    for explanation in EXPLANATIONS:
+    for group in EXPLANATIONS:
+        everywhere, conditional = candidates(group, evidence, claims)
+        if everywhere:
+            return _the_only(everywhere)
+        somewhere = somewhere or conditional
+    if somewhere:
+        return _the_only(somewhere)
+    everywhere, conditional = candidates(_fitted(evidence, claims), evidence, claims)
+    if not everywhere and not conditional:
+        everywhere, _ = candidates(PAIRS, evidence, claims)
+    return _the_only(everywhere or conditional)
+
+
+def _the_only(found: Sequence[str]) -> str:
+    return found[0] if len(found) == 1 else ""
+
+
+def candidates(
+    explanations: Iterable[Explanation], evidence: Sequence[Sequence[Evidence]], claims: Claims
+) -> tuple[list[str], list[str]]:
+    """Return the explanations that hold everywhere, and those that hold under a condition, in words.
+
+    Those that say what every row is are preferred to those that leave some out.
+    """
+    found: dict[tuple[bool, bool], dict[str, str]] = {}
+    for explanation in explanations:
         fits = _fits_of(explanation, evidence, claims)
         if fits is None:
             continue
-        where = condition(
-            [fit.call.step for fit in fits if fit.explains], [fit.call.step for fit in fits if fit.contradicts]
-        )
-        if where == "":
-            everywhere.append(explanation.text)
-        elif where:
-            somewhere.append(f"{explanation.text}, {where}")
-    if everywhere:
-        return everywhere[0]
-    return somewhere[0] if len(somewhere) == 1 else ""
+        showing = [fit.call.step for fit in fits if fit.explains]
+        where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
+        if where is not None:
+            text = f"{explanation.text}, {where}" if where else explanation.text
+            whole = all(fit.whole for fit in fits if fit.explains)
+            found.setdefault((where == "", whole), {})[text] = explanation.family
+    return tuple(_merged(found.get((always, True)) or found.get((always, False)) or {}) for always in (True, False))
+
+
+def _merged(found: dict[str, str]) -> list[str]:
+    """Return explanations in the words of their family, if they are of one."""
+    families = set(found.values())
+    return list(families if len(found) > 1 and len(families) == 1 and "" not in families else found)
+
+
+def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Explanation]:
+    """Yield explanations with a number that is fitted to the richest incorrect answer."""
+    wrong = [call for calls in evidence for call in calls if bool(call.wrong.all()) and _is_ordinary(call)]
+    if not wrong:
+        return
+    call = max(wrong, key=lambda call: call.output.numel())
+    bias = call.weights.b_o
+    shift = 0.0 if bias is None else bias.double().cpu()
+    actual, right = call.output - shift, call.right.mid - shift
+    yield contexts_times(float((actual * right).sum() / right.square().sum()))
+    yield outputs_times(float((call.output * call.right.mid).sum() / call.right.mid.square().sum()))
+
+    def error(log: float) -> float:
+        answer, _ = _answer(scores_times(math.exp(log)), call, claims, {}, torch.float64)
+        return _difference(call.output, answer)
+
+    factor = math.exp(_minimum(error, -3.0, 3.0))
+    yield scores_times(factor)
+    yield sums_times(factor)
+
+
+def _is_ordinary(call: Evidence) -> bool:
+    return bool(call.output.isfinite().all()) and bool(call.right.mid.isfinite().all())
+
+
+def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function is smallest, by its values on a grid and golden sections from the best of them."""
+    step = (high - low) / 60
+    best = min((low + step * number for number in range(61)), key=function)
+    low, high, ratio = best - step, best + step, (math.sqrt(5) - 1) / 2
+    for _ in range(45):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if function(left) < function(right) else (left, high)
+    return (low + high) / 2
 
 
 def _fits_of(explanation: Explanation, evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Fit] | None:
@@ -276,7 +354,7 @@ def _fit(
             if dtype == single:
                 error = min(error, _difference(call.output[rows], rounded[rows]))
         clear = _difference(exact[rows], call.right.mid[rows]) > CLEAR * SLACK * allowed
-        fit = Fit(call, error <= SLACK * allowed, clear and bool(call.wrong[rows].any()))
+        fit = Fit(call, error <= SLACK * allowed, clear and bool(call.wrong[rows].any()), rows is known)
         if fit.fits:
             break
     return fit
@@ -289,7 +367,7 @@ def _answer(
     made: dict[tuple[int, torch.dtype], ExplainedAttention],
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return the answer of the defective formula in a dtype, in float64, and which rows (B, L) have a key."""
+    """Return the answer of the defective formula in a dtype, in float64, and the rows (B, L) that keep a key."""
     key, problem = (call.step.build, dtype), call.step.problem
     if key not in made:
         made[key] = explanation.attention(claims, call.config, call.weights.to(dtype), torch.Generator())
@@ -299,7 +377,7 @@ def _answer(
     inputs = (x.cpu().to(dtype) for x in (problem.query, problem.key, problem.value))
     attention = made[key].train(MODES[call.step.mode].training)
     output = attention(*inputs, mask=mask, is_causal=problem.is_causal).output.double()
-    return output, attention.allowed.any(-1).all(1)
+    return output, (attention.allowed.any(-1) | ~call.filled).all(1)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

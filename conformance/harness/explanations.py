@@ -6,8 +6,9 @@ Each row overrides steps of `TextbookAttention`. The simplest come first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from mha.spec import Output, causal_mask
 
 Allowed = tuple[Tensor, Tensor]
 Step = Callable[..., Any]
+# What explanations that are hard to tell from each other have in common.
+TOO_HIGH = "masked scores get a finite number, which is not low enough"
+TILE = "the keys after the last whole tile are left out"
+BY_W_K = "the values are projected by W_k"
+STALE = "something of an earlier call with the same shapes is used again"
 
 
 class ExplainedAttention(TextbookAttention):
@@ -49,16 +55,17 @@ class ExplainedAttention(TextbookAttention):
 
 @dataclass(frozen=True)
 class Explanation:
-    """A defect in words, to follow "the output is as if", and the attention that has it."""
+    """A defect in words, and the attention that has it; family: the words for all that it is hard to tell from."""
 
     name: str
     text: str
     attention: type[ExplainedAttention]
+    family: str = ""
 
 
-def _explain(name: str, text: str, **steps: Any) -> Explanation:
+def _explain(name: str, text: str, family: str = "", **steps: Any) -> Explanation:
     """Return an explanation; steps: the methods and attributes that it overrides."""
-    return Explanation(name, text, type(name, (ExplainedAttention,), {"__doc__": text, **steps}))
+    return Explanation(name, text, type(name, (ExplainedAttention,), {"__doc__": text, **steps}), family)
 
 
 def _scale(name: str, text: str, factor: Callable[[TextbookAttention], float]) -> Explanation:
@@ -233,9 +240,9 @@ def _softmaxes() -> Iterator[Explanation]:
     yield _explain("times_mask", text, weights_of=_filled(0.0))
     for fill in (-1e9, -1e5, -1e4, -1e3, -100.0, -20.0, -10.0, -1.0):
         text = f"masked scores are filled with {fill:g}, which is not low enough"
-        yield _explain(f"filled_{fill:g}", text, weights_of=_filled(fill))
+        yield _explain(f"filled_{fill:g}", text, TOO_HIGH, weights_of=_filled(fill))
         text = f"masked scores are lowered by {-fill:g}, which is not enough"
-        yield _explain(f"lowered_{-fill:g}", text, weights_of=_lowered(fill))
+        yield _explain(f"lowered_{-fill:g}", text, TOO_HIGH, weights_of=_lowered(fill))
     text = "the softmax does not subtract the maximum of the scores, and overflows"
     yield _explain("overflow", text, weights_of=_without_maximum)
     yield _explain("sink", "1 is added to the denominator of the softmax", weights_of=_with_sink)
@@ -289,7 +296,9 @@ def _projections() -> Iterator[Explanation]:
         text = f"the matrix of the {what} projection is transposed"
         yield _explain(f"transposed_w_{role}", text, linear=_only(role, _times_transposed))
     text = "the value is projected by W_k"
-    yield _explain("value_by_w_k", text, linear=_linear(lambda self, x, r: _product(self, x, "k" if r == "v" else r)))
+    yield _explain(
+        "value_by_w_k", text, BY_W_K, linear=_linear(lambda self, x, r: _product(self, x, "k" if r == "v" else r))
+    )
     text = "the query is projected by W_k and the key by W_q"
     yield _explain(
         "swapped_w_q_w_k", text, linear=_linear(lambda self, x, r: _product(self, x, {"q": "k", "k": "q"}.get(r, r)))
@@ -407,9 +416,42 @@ def _tiles() -> Iterator[Explanation]:
             f"after_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < S - (S % tile == 1 < S))
         )
         text = f"only the first {tile} keys count"
-        yield _explain(f"first_{tile}", text, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < tile))
+        yield _explain(f"first_{tile}", text, TILE, allow=_with_keys(lambda S, tile=tile: torch.arange(S) < tile))
+    for width in (8, 16, 32, 64, 128, 256):
+        text = f"only the first {width} columns of a head enter the scores"
+        yield _explain(f"columns_{width}", text, score=_columns(lambda d, width=width: width))
+    text = "the columns of a head are read in eights, without the remainder, for the scores"
+    yield _explain("columns_in_eights", text, score=_columns(lambda d: d // 8 * 8 or d))
+    yield _explain(
+        "odd_column",
+        "the last column of a head of odd width is left out of the scores",
+        score=_columns(lambda d: d // 2 * 2 or 1),
+    )
+    for tile in (8, 16, 32, 64, 128):
+        text = f"the mask is applied to the first {tile} keys only"
+        yield _explain(f"mask_of_{tile}", text, allow=_always_from(tile))
     for factor, text in ((0.0, "is read as zero"), (2.0, "counts twice")):
         yield _explain(f"last_value_{factor:g}", f"the value of the last key {text}", project=_last_value(factor))
+
+
+def _columns(kept: Callable[[int], int]) -> Step:
+    """Return `score` of the first columns of each head."""
+
+    def score(self: TextbookAttention, q: Tensor, k: Tensor) -> Tensor:
+        width = kept(q.shape[-1])
+        return TextbookAttention.score(self, q[..., :width], k[..., :width])
+
+    return score
+
+
+def _always_from(tile: int) -> Step:
+    """Return `allow` where no mask can exclude the keys after the first tile."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+        return allowed | (torch.arange(scores.shape[3]) >= tile), bias
+
+    return allow
 
 
 def _last_value(factor: float) -> Step:
@@ -492,13 +534,13 @@ def _weights_in(dtype: torch.dtype) -> Step:
 def _stale() -> Iterator[Explanation]:
     for newest, which in ((False, "the first call"), (True, "the call before")):
         text = f"the mask of {which} with the same shapes is used again"
-        yield _explain(f"stale_mask_{newest}", text, allow=_stale_mask(newest))
+        yield _explain(f"stale_mask_{newest}", text, STALE, allow=_stale_mask(newest))
         text = f"the weights of {which} with the same shapes are used again"
-        yield _explain(f"stale_weights_{newest}", text, weights_of=_stale_weights(newest))
+        yield _explain(f"stale_weights_{newest}", text, STALE, weights_of=_stale_weights(newest))
         text = f"the scores of {which} with the same shapes are used again"
-        yield _explain(f"stale_scores_{newest}", text, score=_stale_scores(newest))
+        yield _explain(f"stale_scores_{newest}", text, STALE, score=_stale_scores(newest))
         text = f"the output of {which} with the same shapes is returned again"
-        yield _explain(f"stale_output_{newest}", text, combine=_stale_output(newest))
+        yield _explain(f"stale_output_{newest}", text, STALE, combine=_stale_output(newest))
 
 
 def _kept(self: Any, key: Any, value: Any, newest: bool) -> Any:
@@ -542,15 +584,84 @@ def _stale_output(newest: bool) -> Step:
     return combine
 
 
-EXPLANATIONS: tuple[Explanation, ...] = (
-    *_scales(),
-    *_masks(),
-    *_causal(),
-    *_softmaxes(),
-    *_projections(),
-    *_heads(),
-    *_tiles(),
-    *_empty_rows(),
-    *_stale(),
-    *_precisions(),
+def scores_times(factor: float) -> Explanation:
+    """Return the explanation that the scores are multiplied by a number."""
+    text = f"the scores are {factor:.6g} times what they should be"
+    return _explain("scores_times", text, scale=lambda self: factor * TextbookAttention.scale(self))
+
+
+def outputs_times(factor: float) -> Explanation:
+    """Return the explanation that the output is multiplied by a number."""
+    text = f"the output is {factor:.6g} times what it should be"
+    return _explain(
+        "outputs_times",
+        text,
+        combine=lambda self, weights, v, query: factor * TextbookAttention.combine(self, weights, v, query),
+    )
+
+
+def sums_times(factor: float) -> Explanation:
+    """Return the explanation that scores and float mask together are multiplied by a number."""
+    text = f"the scores are {factor:.6g} times what they should be"
+    return _explain(
+        "sums_times",
+        text,
+        weights_of=lambda self, scores, allowed, bias: TextbookAttention.weigh(
+            self, factor * (scores + bias), allowed, 0 * bias
+        ),
+    )
+
+
+def contexts_times(factor: float) -> Explanation:
+    """Return the explanation that the weights are multiplied by a number."""
+    text = f"the weights are {factor:.6g} times what they should be"
+    return _explain("contexts_times", text, merge=_merging(lambda x: x * factor))
+
+
+def _together(explanations: Iterable[Explanation]) -> Iterator[Explanation]:
+    """Yield each two explanations that override other steps, as one."""
+    for one, other in combinations(explanations, 2):
+        steps = [{k: v for k, v in vars(each.attention).items() if not k.startswith("__")} for each in (one, other)]
+        if not steps[0].keys() & steps[1].keys():
+            yield _explain(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", **steps[0], **steps[1])
+
+
+# In groups, the simplest first: what a group explains needs no later one.
+EXPLANATIONS: tuple[tuple[Explanation, ...], ...] = tuple(
+    tuple(group())
+    for group in (
+        _scales,
+        _projections,
+        _heads,
+        _masks,
+        _causal,
+        _empty_rows,
+        _softmaxes,
+        _tiles,
+        _stale,
+        _precisions,
+    )
 )
+
+# Defects that often come together.
+COMMON = (
+    "unscaled",
+    "scaled_by_model",
+    "scaled_by_width",
+    "no_b_q",
+    "no_b_o",
+    "no_biases",
+    "no_w_o",
+    "viewed_qkv",
+    "merged_by_view",
+    "interleaved_qkv",
+    "unmasked",
+    "upside_down",
+    "transposed",
+    "first_item",
+    "not_causal",
+    "causal_1",
+    "empty_uniform",
+    "empty_nan",
+)
+PAIRS = tuple(_together(each for group in EXPLANATIONS for each in group if each.name in COMMON))
