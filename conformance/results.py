@@ -50,9 +50,9 @@ class Verdict:
     shrinking. margin: the largest error/bound among them. rejections: for each known-bad answer, how many cases
     rejected it.
     case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
-    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is known. script: a stand-alone script that reproduces the failure. blocked_by: the clause or family
-    that explains the failure; the status is "blocked" only if that is seen to fail too (see `settled`). seconds: how
-    long it took.
+    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found. script: a
+    stand-alone script that reproduces the failure. blocked_by: the clause or family that explains the failure; the
+    status is "blocked" only if that is seen to fail too (see `settled`). seconds: how long it took.
 
     >>> where = {"dtype": "float32", "device": "cpu"}
     >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms

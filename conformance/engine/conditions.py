@@ -10,10 +10,10 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import CallStep
 
 SIZES: Mapping[str, Callable[[CallStep], int]] = {
+    "S": lambda step: step.problem.shape[3],
+    "L": lambda step: step.problem.shape[2],
     "B": lambda step: step.problem.shape[0],
     "n_heads": lambda step: step.problem.shape[1],
-    "L": lambda step: step.problem.shape[2],
-    "S": lambda step: step.problem.shape[3],
     "d_k": lambda step: step.problem.config.head_dim,
 }
 CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
@@ -57,7 +57,7 @@ def condition(showing: Sequence[CallStep], others: Sequence[CallStep]) -> str | 
         if shown == [1] and hidden[0] > 1:
             return f"where {name} = 1"
         if shown[0] > hidden[-1]:
-            return f"where {name} is larger (it shows with {shown[0]}, and not with {hidden[-1]})"
+            return "in long sequences" if name in "SL" else f"where {name} is large"
     return None
 
 

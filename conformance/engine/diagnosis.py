@@ -1,8 +1,8 @@
 """The diagnosis: which plain defect explains an incorrect answer.
 
-The calls of a failing session, and of the same property on related cases, are compared with those of the textbook's
-formula with one defect, in float64. A defect is named if it reproduces every answer, or every incorrect one where a
-condition tells these from the others, and if no other defect does. A diagnosis is a hint and not a verdict: what counts
+The answers of a failing session, and of calls like it, are compared with those of the textbook's formula with one
+defect, in float64. A defect is named if it reproduces all of them, or if a condition tells those that it reproduces from
+those that are right, and if no other defect that is as simple does. A diagnosis is a hint and not a verdict: what counts
 as reproduced is measured, by how far rounding takes the defective formula itself.
 """
 
@@ -10,44 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, Domain, fit_sizes
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.harness.explanations import (
+from mha.conformance.engine.evidence import Evidence, collect
+from mha.conformance.harness.explanations.catalogue import (
     EXPLANATIONS,
-    ExplainedAttention,
-    Explanation,
     PAIRS,
     contexts_times,
     outputs_times,
     scores_times,
     sums_times,
 )
+from mha.conformance.harness.explanations.explanation import ExplainedAttention, Explanation
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
-from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import Property, PropertyFunction
+from mha.conformance.properties.registry import Property
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims, Config, Implementation, Weights, oracle
-from mha.spec.bounds import Ball
+from mha.spec import Claims
 
-# Sizes of related cases. None of them repeats within a case, so that no two explanations coincide.
-NAMES = ("n_heads", "head_dim", "B", "L", "S")
-RELATED = ((2, 3, 4, 5, 7), (3, 4, 2, 6, 5), (3, 2, 2, 5, 29), (2, 3, 2, 13, 45))
-PLAIN = Domain(
-    masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
-)
-# How many cases of the same sizes have other numbers.
-AGAIN = 6
+# Of one explanation: the modules that have been made of it, by the call's attention and the dtype.
+Made = dict[tuple[int, torch.dtype], ExplainedAttention]
+
 # How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
 # how much larger its difference from the right answer must be.
 SLACK, CLEAR = 16.0, 8.0
@@ -55,139 +44,12 @@ SLACK, CLEAR = 16.0, 8.0
 GROSS = 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """A plain call, and what it returned.
-
-    config, weights: of the attention that was called. output: (B, L, D), in float64. right: the oracle's, with its
-    bound. wrong: boolean (B, L), the rows outside that bound. filled: boolean (B, H, L), the rows with an allowed key.
-    """
-
-    step: CallStep
-    config: Config
-    weights: Weights
-    output: Tensor
-    right: Ball
-    wrong: Tensor
-    filled: Tensor
-
-
-class Recorder(Session):
-    """A session that keeps what each call returned."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.returned: dict[int, Tensor] = {}
-
-    def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
-        recorded = super()._recorded(step, returned, dtypes)
-        self.returned[step.number] = recorded.output.tensor.detach().clone()
-        return recorded
-
-
 def diagnose(prop: Property, session: Session) -> str:
-    """Return in words the defect that explains why a property failed in a session, or "" if none is found.
-
-    The implementation is called again: on the same case, on related ones, and on plain ones.
-    """
+    """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
-        first = _calls(prop.function, session, session.case)
-        if not any(bool(call.wrong.any()) for call in first):
-            return ""
-        cases = [*related_cases(prop, session.case)]
-        evidence = [first, *(_calls(prop.function, session, case) for case in cases), *_plain_calls(session)]
+        evidence = collect(prop, session)
         with torch.inference_mode():
-            return explain([calls for calls in evidence if calls], session.claims)
-
-
-# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is not used again.
-_plain: dict[tuple[int, str, str], tuple[Implementation, list[list[Evidence]]]] = {}
-
-
-def _plain_calls(session: Session) -> list[list[Evidence]]:
-    """Return calls with each claimed form of mask, whatever the property is about."""
-    key = id(session.implementation), session.case.dtype, session.case.device
-    if key not in _plain:
-        made = [_calls(_call_thrice, session, case) for case in plain_cases(session)]
-        _plain[key] = session.implementation, made
-    return _plain[key][1]
-
-
-def _call_thrice(session: Session, case: Case) -> None:
-    """Call an attention on three problems of the same shapes."""
-    problem = case.problem()
-    session(problem)
-    for number in (100, 200):
-        session(replace(case, seed=case.seed + number).problem(weights=problem.weights))
-
-
-def plain_cases(session: Session) -> Iterator[Case]:
-    """Yield cases with each claimed form of mask, with and without the causal flag."""
-    domain = PLAIN.within(session.claims)
-    if isinstance(domain, str):
-        return
-    pairs = [(mask, causal) for mask in domain.masks for causal in domain.causal]
-    for number, (mask, causal) in enumerate(pairs):
-        row = dict(zip(NAMES, RELATED[number % 2], strict=True))
-        row |= {"mask": mask, "causal": causal, "inputs": domain.inputs[0], "bias": domain.bias[0], "seed": number}
-        yield domain.case(session.claims, session.case.dtype, session.case.device, row)
-
-
-def related_cases(prop: Property, case: Case) -> Iterator[Case]:
-    """Yield the case with other numbers, and cases of other sizes, some of which keep what is special in it."""
-    for number in range(1, AGAIN):
-        yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN // 2 else "normal")
-    sizes = {name: getattr(case, name) for name in NAMES}
-    larger = dict(zip(NAMES, RELATED[0], strict=True))
-    rows = [larger | {name: size} for name, size in sizes.items() if size == 1]
-    rows += [larger | {name: size for name, size in sizes.items() if size > 8}]
-    rows += [larger | {"S": larger["L"]}] if case.L == case.S else []
-    rows += [larger | {"n_heads": larger["B"]}] if case.n_heads == case.B else []
-    rows += [dict(zip(NAMES, row, strict=True)) for row in RELATED]
-    for number, row in enumerate(rows, AGAIN):
-        if case.inputs in ("self", "query_key", "query_value") or prop.domain.square:
-            row = row | {"S": row["L"]}
-        yield replace(case, **row, seed=case.seed + number, values="normal")
-
-
-def _calls(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
-    """Run a property; return its plain calls in order."""
-    claims = session.claims
-    sizes = fit_sizes({name: getattr(case, name) for name in ("n_heads", "head_dim", "L", "S")}, claims.sizes)
-    recorder = Recorder(session.implementation, replace(case, **sizes))
-    # Whatever a case of other sizes leads to, it says nothing about the property.
-    with suppress(Exception), preserved():
-        function(recorder, recorder.case)
-    builds = {step.number: step for step in recorder.steps if isinstance(step, BuildStep)}
-    calls = []
-    for step in recorder.steps:
-        if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
-            build = builds[step.build]
-            if _is_plain(step, build.config):
-                calls.append(_evidence(step, build, recorder.returned[step.number].double().cpu(), claims))
-    return calls
-
-
-def _is_plain(step: CallStep, config: Config) -> bool:
-    """Return whether the textbook's formula says what a call returns."""
-    problem = step.problem
-    if config.extra_keys or config.length_first or problem.query.ndim != 3 or problem.query.ndim != problem.key.ndim:
-        return False
-    if problem.mask is not None:
-        try:
-            torch.broadcast_shapes(problem.mask.shape, problem.shape)
-        except RuntimeError:  # it should have been refused
-            return False
-    return step.mode != "autocast" and not (config.dropout and MODES[step.mode].training)
-
-
-def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
-    with torch.inference_mode():
-        expected = oracle(step.problem, claims)
-    right = Ball(expected.output.mid.cpu(), expected.output.rad.cpu())
-    same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
-    wrong = ~(same | right.rad.isinf()).all(-1)
-    return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty.cpu())
+            return explain(evidence, session.claims) if evidence else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,10 +110,14 @@ def candidates(
         showing = [fit.call.step for fit in fits if fit.explains]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
         if where is not None:
-            text = f"{explanation.text}, {where}" if where else explanation.text
-            whole = all(fit.whole for fit in fits if fit.explains)
-            found.setdefault((where == "", whole), {})[text] = explanation.family
-    return tuple(_merged(found.get((always, True)) or found.get((always, False)) or {}) for always in (True, False))
+            text = ", ".join(filter(None, (explanation.text, where)))
+            found.setdefault((where == "", _is_whole(fits)), {})[text] = explanation.family
+    everywhere, somewhere = (found.get((always, True)) or found.get((always, False), {}) for always in (True, False))
+    return _merged(everywhere), _merged(somewhere)
+
+
+def _is_whole(fits: Sequence[Fit]) -> bool:
+    return all(fit.whole for fit in fits if fit.explains)
 
 
 def _merged(found: dict[str, str]) -> list[str]:
@@ -313,7 +179,7 @@ def _fits_of(explanation: Explanation, evidence: Sequence[Sequence[Evidence]], c
 
 def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims) -> list[Fit] | None:
     """Return how an explanation fits each call of a session; None if one is neither right nor as explained."""
-    made: dict[tuple[int, torch.dtype], ExplainedAttention] = {}
+    made: Made = {}
     fits = []
     for call in calls:
         try:
@@ -326,9 +192,7 @@ def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims
     return fits
 
 
-def _fit(
-    explanation: Explanation, call: Evidence, claims: Claims, made: dict[tuple[int, torch.dtype], ExplainedAttention]
-) -> Fit:
+def _fit(explanation: Explanation, call: Evidence, claims: Claims, made: Made) -> Fit:
     """Compare a call with that of the defective formula, in float64 and in the dtype of the call.
 
     Where they differ, rows that the defect leaves without a key are left out: what those give is a matter of its own.
@@ -364,7 +228,7 @@ def _answer(
     explanation: Explanation,
     call: Evidence,
     claims: Claims,
-    made: dict[tuple[int, torch.dtype], ExplainedAttention],
+    made: Made,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return the answer of the defective formula in a dtype, in float64, and the rows (B, L) that keep a key."""

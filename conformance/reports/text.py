@@ -192,7 +192,7 @@ def _unjudged(counted: Tally, width: int) -> Iterator[str]:
 def _rank(same: Sequence[Verdict], blocking: Collection[str]) -> tuple[bool, tuple[int, int, bool, bool, int]]:
     """Return a sort key: what blocks other clauses comes first, then what is most severe."""
     clauses = {verdict.clause for verdict in same}
-    blocks = not blocking.isdisjoint(clauses | {CLAUSES[clause].family for clause in clauses})
+    blocks = any(name in blocking for clause in clauses for name in (clause, CLAUSES[clause].family))
     return not blocks, severity(same[0])
 
 

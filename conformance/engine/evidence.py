@@ -1,0 +1,179 @@
+"""Evidence for a diagnosis: what an implementation returned in a failing session, and in calls like it.
+
+The other calls keep coincidences out. They repeat the property on the same case with other numbers, and on cases of
+other sizes; and there are plain calls with each claimed form of mask, whatever the property is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, CLAIMED_INPUTS, DENSE, Domain, fit_sizes
+from mha.conformance.cases.modes import MODES
+from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import Property, PropertyFunction
+from mha.implementations.torch_state import preserved
+from mha.spec import Claims, Config, Implementation, Weights, oracle
+from mha.spec.bounds import Ball
+
+# Sizes of related cases. None of them repeats within a case, so that no two explanations coincide.
+NAMES = ("n_heads", "head_dim", "B", "L", "S")
+RELATED = ((2, 3, 4, 5, 7), (3, 4, 2, 6, 5), (3, 2, 2, 5, 29), (2, 3, 2, 13, 45))
+PLAIN = Domain(
+    masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
+)
+# Sizes above this are special.
+LARGE = 8
+# How many cases of the same sizes have other numbers.
+AGAIN = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """A plain call, and what it returned.
+
+    config, weights: of the attention that was called. output: (B, L, D), in float64. right: the oracle's, with its
+    bound. wrong: boolean (B, L), the rows outside that bound. filled: boolean (B, H, L), the rows with an allowed key.
+    """
+
+    step: CallStep
+    config: Config
+    weights: Weights
+    output: Tensor
+    right: Ball
+    wrong: Tensor
+    filled: Tensor
+
+
+class Recorder(Session):
+    """A session that keeps what each call returned."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.returned: dict[int, Tensor] = {}
+
+    def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+        recorded = super()._recorded(step, returned, dtypes)
+        self.returned[step.number] = recorded.output.tensor.detach().clone()
+        return recorded
+
+
+def collect(prop: Property, session: Session) -> list[list[Evidence]]:
+    """Return the calls of each session, first those of the failing one; none if no answer in that is incorrect.
+
+    A session is a list of calls in order. The implementation is called again for all of them.
+    """
+    case = session.case
+    first = _calls(prop.function, session, case)
+    if not any(bool(call.wrong.any()) for call in first):
+        return []
+    square = case.inputs in ("self", "query_key", "query_value") or prop.domain.square
+    others = [_calls(prop.function, session, each) for each in related_cases(case, square=square)]
+    return [calls for calls in (first, *others, *_plain_calls(session)) if calls]
+
+
+def related_cases(case: Case, *, square: bool) -> Iterator[Case]:
+    """Yield the case with other numbers, and cases of other sizes, some of which keep what is special in it.
+
+    square: whether L = S in each.
+    """
+    for number in range(1, AGAIN):
+        yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN // 2 else "normal")
+    for number, sizes in enumerate(_related_sizes(case), AGAIN):
+        row = {**sizes, "S": sizes["L"]} if square else sizes
+        yield replace(case, **row, seed=case.seed + number, values="normal")
+
+
+def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
+    own = {name: getattr(case, name) for name in NAMES}
+    larger: dict[str, Any] = dict(zip(NAMES, RELATED[0], strict=True))
+    for name, size in own.items():
+        if size == 1:
+            yield larger | {name: 1}
+    yield larger | {name: size for name, size in own.items() if size > LARGE}
+    yield larger | {"S": larger["L"]}
+    yield larger | {"n_heads": larger["B"]}
+    for row in RELATED:
+        yield dict(zip(NAMES, row, strict=True))
+
+
+# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is not used again.
+_plain: dict[tuple[int, str, str], tuple[Implementation, list[list[Evidence]]]] = {}
+
+
+def _plain_calls(session: Session) -> list[list[Evidence]]:
+    """Return calls with each claimed form of mask, whatever the property is about."""
+    key = id(session.implementation), session.case.dtype, session.case.device
+    if key not in _plain:
+        made = [_calls(_call_thrice, session, case) for case in plain_cases(session)]
+        _plain[key] = session.implementation, made
+    return _plain[key][1]
+
+
+def _call_thrice(session: Session, case: Case) -> None:
+    """Call an attention on three problems of the same shapes."""
+    problem = case.problem()
+    session(problem)
+    for number in (100, 200):
+        session(replace(case, seed=case.seed + number).problem(weights=problem.weights))
+
+
+def plain_cases(session: Session) -> Iterator[Case]:
+    """Yield cases with each claimed form of mask, with and without the causal flag."""
+    domain = PLAIN.within(session.claims)
+    if isinstance(domain, str):
+        return
+    inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
+    pairs = [(mask, causal) for mask in domain.masks for causal in domain.causal]
+    for number, (mask, causal) in enumerate(pairs):
+        row: dict[str, Any] = dict(zip(NAMES, RELATED[number % 2], strict=True))
+        row |= {"mask": mask, "causal": causal, "inputs": inputs, "bias": domain.bias[0], "seed": number}
+        yield domain.case(session.claims, session.case.dtype, session.case.device, row)
+
+
+def _calls(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
+    """Run a property; return its plain calls in order."""
+    claims = session.claims
+    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims.sizes)
+    recorder = Recorder(session.implementation, replace(case, **sizes))
+    # Whatever a case of other sizes leads to, it says nothing about the property.
+    with suppress(Exception), preserved():
+        function(recorder, recorder.case)
+    builds = {step.number: step for step in recorder.steps if isinstance(step, BuildStep)}
+    calls = []
+    for step in recorder.steps:
+        if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
+            build = builds[step.build]
+            if _is_plain(step, build.config):
+                calls.append(_evidence(step, build, recorder.returned[step.number].double().cpu(), claims))
+    return calls
+
+
+def _is_plain(step: CallStep, config: Config) -> bool:
+    """Return whether the textbook's formula says what a call returns."""
+    problem = step.problem
+    if config.extra_keys or config.length_first or problem.query.ndim != 3 or problem.query.ndim != problem.key.ndim:
+        return False
+    if problem.mask is not None:
+        try:
+            torch.broadcast_shapes(problem.mask.shape, problem.shape)
+        except RuntimeError:  # it should have been refused
+            return False
+    return step.mode != "autocast" and not (config.dropout and MODES[step.mode].training)
+
+
+def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
+    with torch.inference_mode():
+        expected = oracle(step.problem, claims)
+    right = Ball(expected.output.mid.cpu(), expected.output.rad.cpu())
+    same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
+    wrong = ~(same | right.rad.isinf()).all(-1)
+    return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty.cpu())

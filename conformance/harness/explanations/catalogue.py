@@ -1,0 +1,96 @@
+"""The catalogue of explanations, and those with a number that is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from mha.conformance.harness.explanations.calls import stale, tiles
+from mha.conformance.harness.explanations.explanation import Explanation, explain
+from mha.conformance.harness.explanations.heads import heads, merging, projections
+from mha.conformance.harness.explanations.masks import causal, empty_rows, masks
+from mha.conformance.harness.explanations.scores import precisions, scales, softmaxes
+from mha.conformance.harness.textbook import TextbookAttention
+
+
+def scores_times(factor: float) -> Explanation:
+    """Return the explanation that the scores are multiplied by a number."""
+    text = f"the scores are {factor:.6g} times what they should be"
+    return explain("scores_times", text, scale=lambda self: factor * TextbookAttention.scale(self))
+
+
+def outputs_times(factor: float) -> Explanation:
+    """Return the explanation that the output is multiplied by a number."""
+    text = f"the output is {factor:.6g} times what it should be"
+    return explain(
+        "outputs_times",
+        text,
+        combine=lambda self, weights, v, query: factor * TextbookAttention.combine(self, weights, v, query),
+    )
+
+
+def sums_times(factor: float) -> Explanation:
+    """Return the explanation that scores and float mask together are multiplied by a number."""
+    text = f"the scores are {factor:.6g} times what they should be"
+    return explain(
+        "sums_times",
+        text,
+        weights_of=lambda self, scores, allowed, bias: TextbookAttention.weigh(
+            self, factor * (scores + bias), allowed, 0 * bias
+        ),
+    )
+
+
+def contexts_times(factor: float) -> Explanation:
+    """Return the explanation that the weights are multiplied by a number."""
+    text = f"the weights are {factor:.6g} times what they should be"
+    return explain("contexts_times", text, merge=merging(lambda x: x * factor))
+
+
+def _together(explanations: Iterable[Explanation]) -> Iterator[Explanation]:
+    """Yield each two explanations that override other steps, as one."""
+    for one, other in combinations(explanations, 2):
+        steps = [{k: v for k, v in vars(each.attention).items() if not k.startswith("__")} for each in (one, other)]
+        if not steps[0].keys() & steps[1].keys():
+            yield explain(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", **steps[0], **steps[1])
+
+
+# In groups, the simplest first: what a group explains needs no later one.
+EXPLANATIONS: tuple[tuple[Explanation, ...], ...] = tuple(
+    tuple(group())
+    for group in (
+        scales,
+        projections,
+        heads,
+        masks,
+        causal,
+        empty_rows,
+        softmaxes,
+        tiles,
+        stale,
+        precisions,
+    )
+)
+
+# Defects that often come together.
+COMMON = (
+    "unscaled",
+    "scaled_by_model",
+    "scaled_by_width",
+    "no_b_q",
+    "no_b_o",
+    "no_biases",
+    "no_w_o",
+    "viewed_qkv",
+    "merged_by_view",
+    "interleaved_qkv",
+    "unmasked",
+    "upside_down",
+    "transposed",
+    "first_item",
+    "not_causal",
+    "causal_1",
+    "empty_uniform",
+    "empty_nan",
+)
+PAIRS = tuple(_together(each for group in EXPLANATIONS for each in group if each.name in COMMON))

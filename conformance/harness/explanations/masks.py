@@ -1,0 +1,159 @@
+"""How masks go wrong: what is masked, the causal flag, and rows without a key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mha.conformance.harness.explanations.explanation import Explanation, Step, explain
+from mha.conformance.harness.textbook import TextbookAttention
+from mha.spec import causal_mask
+
+Allowed = tuple[Tensor, Tensor]
+
+
+def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
+    """Return `allow` with another mask, from one of (B, H, L, S)."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        changed = None if mask is None else change(mask.expand(scores.shape))
+        return TextbookAttention.allow(self, changed, is_causal, scores)
+
+    return allow
+
+
+def _with_causal(visible: Callable[[TextbookAttention, int, int], Tensor]) -> Step:
+    """Return `allow` with another causal mask (L, S)."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, mask, False, scores)
+        return (allowed & visible(self, scores.shape[2], scores.shape[3]) if is_causal else allowed), bias
+
+    return allow
+
+
+def _always(key: int) -> Step:
+    """Return `allow` where no mask can exclude a key."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+        place = torch.arange(scores.shape[3]) == key % scores.shape[3]
+        return allowed | place if mask is not None else allowed, bias
+
+    return allow
+
+
+def _joined_by_or(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    allowed, bias = TextbookAttention.allow(self, mask, False, scores)
+    causal, _ = TextbookAttention.allow(self, None, is_causal, scores)
+    return (allowed | causal if mask is not None and is_causal else allowed & causal), bias
+
+
+def _float(change: Callable[[TextbookAttention, Tensor], Tensor]) -> Step:
+    """Return `allow` with another float mask."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        changed = mask if mask is None or mask.dtype == torch.bool else change(self, mask)
+        return TextbookAttention.allow(self, changed, is_causal, scores)
+
+    return allow
+
+
+def masks() -> Iterator[Explanation]:
+    """Yield masks that are ignored, read in another way, or taken from elsewhere."""
+    yield explain("unmasked", "the mask is ignored", allow=_with_mask(lambda mask: None))
+    yield explain(
+        "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
+    )
+    for axis, name in enumerate(("item", "head", "query")):
+        text = f"the mask of the first {name} counts for all"
+        yield explain(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
+    yield explain("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
+    yield explain("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
+    yield explain("last_key", "the last key cannot be masked", allow=_always(-1))
+    yield explain("first_key", "the first key cannot be masked", allow=_always(0))
+    yield explain("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
+    text = "the float mask is read as a boolean one"
+    yield explain("as_boolean", text, allow=_float(lambda self, mask: mask.bool()))
+    text = "only the infinite entries of the float mask count"
+    yield explain("finite", text, allow=_float(lambda self, mask: mask.masked_fill(mask != -math.inf, 0.0)))
+    text = "the float mask is added before the scores are scaled"
+    yield explain("mask_scaled", text, allow=_float(lambda self, mask: mask * self.scale()))
+    text = "the float mask is subtracted"
+    yield explain("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
+
+
+def _first_along(axis: int, mask: Tensor) -> Tensor:
+    return mask.narrow(axis, 0, 1).expand(mask.shape)
+
+
+def _transposed(mask: Tensor) -> Tensor:
+    if mask.shape[-1] != mask.shape[-2]:
+        raise ValueError("only a square mask can be transposed")
+    return mask.mT
+
+
+def _exchanged(mask: Tensor) -> Tensor:
+    if mask.shape[0] != mask.shape[1]:
+        raise ValueError("as many items as heads are needed")
+    return mask.transpose(0, 1)
+
+
+def _not(mask: Tensor) -> Tensor:
+    return ~mask if mask.dtype == torch.bool else mask
+
+
+def causal() -> Iterator[Explanation]:
+    """Yield causal masks that are ignored or lie elsewhere."""
+    yield explain(
+        "not_causal", "the causal flag is ignored", allow=_with_causal(lambda self, L, S: torch.ones(L, S).bool())
+    )
+    shifts = {1: "a query sees one key too many", -1: "a query does not see the key at its own position"}
+    for offset, text in shifts.items():
+        yield explain(
+            f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset))
+        )
+    text = "the causal mask is aligned at the other end"
+    yield explain("alignment", text, allow=_with_causal(_other_alignment))
+    text = "the causal mask is turned round: a query sees the keys after it"
+    yield explain("anticausal", text, allow=_with_causal(lambda self, L, S: torch.ones(L, S).triu().bool()))
+
+
+def _shifted(offset: int) -> Callable[[TextbookAttention, int, int], Tensor]:
+    def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
+        base = keys - queries if self.claims.causal == "bottom_right" else 0
+        return torch.ones(queries, keys).tril(base + offset).bool()
+
+    return visible
+
+
+def _other_alignment(self: TextbookAttention, queries: int, keys: int) -> Tensor:
+    return causal_mask(queries, keys, "bottom_right" if self.claims.causal == "top_left" else "top_left")
+
+
+def empty_rows() -> Iterator[Explanation]:
+    """Yield what a row without a key may give."""
+    for policy, text in (
+        ("uniform", "attends to all keys equally, as with a finite fill"),
+        ("nan", "is NaN, as with a fill of -infinity"),
+        ("zeros", "gets zeros"),
+    ):
+        text = f"a query without an allowed key {text}"
+        yield explain(f"empty_{policy}", text, weights_of=_empty_as(policy))
+    text = "a query without an allowed key attends as if nothing were masked"
+    yield explain("empty_unmasked", text, weights_of=_empty_as("unmasked"))
+
+
+def _empty_as(policy: str) -> Step:
+    def weights_of(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        empty = ~allowed.any(-1, keepdim=True)
+        weights = (scores + bias).masked_fill(~(allowed | empty), -math.inf).softmax(-1)
+        if policy == "unmasked":
+            return weights
+        return weights.masked_fill(empty, {"uniform": 1 / scores.shape[-1], "nan": math.nan, "zeros": 0.0}[policy])
+
+    return weights_of
