@@ -1,9 +1,9 @@
 """The diagnosis: which plain defect explains an incorrect answer.
 
 The answers of a failing session, and of calls like it, are compared with those of the textbook's formula with one
-defect, in float64. A defect is named if it reproduces all of them, or if a condition tells those that it reproduces from
-those that are right, and if no other defect that is as simple does. A diagnosis is a hint and not a verdict: what counts
-as reproduced is measured, by how far rounding takes the defective formula itself.
+defect, in float64. A defect is named if it reproduces all of them, or if a condition tells those that it reproduces
+from those that are right, and if no other defect that is as simple does. A diagnosis is a hint and not a verdict: what
+counts as reproduced is measured, by how far rounding takes the defective formula itself.
 """
 
 from __future__ import annotations

@@ -1,0 +1,101 @@
+"""The diagnosis: it names the defect of a fault where one is known, never another one, and it changes no verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from diagnoses import EXPECTED, diagnosed
+from reports_made import report, verdict
+
+from mha.conformance import check
+from mha.conformance.engine import judge
+from mha.conformance.faults.registry import FAULTS, implementations
+from mha.conformance.harness.explanations.catalogue import EXPLANATIONS, PAIRS
+from mha.conformance.reports.github import workflow_commands
+from mha.conformance.reports.html import to_html
+from mha.conformance.reports.markdown import to_markdown
+from mha.conformance.reports.summary import cause_of, findings
+from mha.conformance.reports.text import describe, summarise
+
+# One or more of each module of the catalogue, with conditions, a fitted number, two defects at once, and float64.
+SAMPLE = (
+    "ScaledByModelWidth",
+    "EvaluationWithoutGradient",
+    "PolarityReversed",
+    "MaskOfFirstHead",
+    "SingleQuery",
+    "CausalForgottenBesideMask",
+    "Vectorized",
+    "OutputBiasDropped",
+    "HeadsInterleaved",
+    "TileRemainderDropped",
+    "RepeatsItself",
+    "Einops",
+    "ScaleInSinglePrecision",
+)
+# Faults that the catalogue does not have, some of them close to one that it has.
+OUTSIDE = (
+    "FirstKeyNeverMasked",
+    "MoreQueriesThanKeys",
+    "LaterKeysFavoured",
+    "ScoresClamped",
+    "RunningMaximumNotRescaled",
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_first_finding_names_the_defect(name: str) -> None:
+    for each in diagnosed([fault for fault in FAULTS if fault.name == name], beside=()):
+        assert each.first.startswith(EXPECTED[name])
+        assert each.named
+        assert not each.wrong
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
+    for each in diagnosed([fault for fault in FAULTS if fault.name == name], beside=("HED-1",)):
+        assert each.report.exit_status == 1
+        assert not each.texts
+
+
+def test_general_clauses_come_after_the_cause_and_are_of_it() -> None:
+    failed = check(implementations["Unscaled"], "quick", clauses=["CFG-4", "SMX-6", "HED-1"], dtypes=["float32"])
+    (found,) = findings(failed.verdicts)
+    assert cause_of(found) == "the scores are not scaled (one cause, 3 clauses: CFG-4, SMX-6, HED-1)"
+
+
+def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"profile": "quick", "clauses": ["SMX-6", "EQV-1", "EQV-2"], "dtypes": ["float32"]}
+    for name in ("Unscaled", "SecondCall"):
+        with_diagnosis = check(implementations[name], **options)
+        monkeypatch.setattr(judge, "diagnose", lambda *_: "")
+        without = check(implementations[name], **options)
+        monkeypatch.undo()
+        plain = [replace(verdict, diagnosis="", seconds=0.0) for verdict in with_diagnosis.verdicts]
+        assert plain == [replace(verdict, seconds=0.0) for verdict in without.verdicts]
+
+
+def test_explanations_have_names_of_their_own() -> None:
+    names = [each.name for group in (*EXPLANATIONS, PAIRS) for each in group]
+    assert len(names) == len(set(names))
+    assert set(EXPECTED) <= {fault.name for fault in FAULTS}
+
+
+CAUSE = "the scores are not scaled"
+FAILED = report(
+    verdict("mine", "HED-1", "fail", diagnosis=CAUSE),
+    verdict("mine", "MSK-8", "fail"),
+    verdict("mine", "SMX-6", "fail", diagnosis=CAUSE),
+    verdict("mine", "SMX-6", "fail", dtype="float64", diagnosis=CAUSE),
+)
+
+
+def test_every_report_leads_with_the_cause_once() -> None:
+    entry = f"{CAUSE} (one cause, 2 clauses: SMX-6, HED-1)"
+    text = "\n".join(summarise(FAILED.verdicts, width=1000))
+    for shown in (text, to_markdown(FAILED), to_html(FAILED).split("<dialog")[0]):
+        assert shown.count(entry) == 1
+        assert shown.index(entry) < shown.index("MSK-8", shown.index(entry) - 1)
+    assert "SMX-6" in next(iter(workflow_commands(FAILED.verdicts)))
+    assert f"diagnosis  {CAUSE}" in describe(FAILED.verdicts[0])
