@@ -76,6 +76,12 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
         assert plain == [replace(verdict, seconds=0.0) for verdict in without.verdicts]
 
 
+def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
+    for name in ("Zeros", "NoValidation", "MaskCropped"):
+        failed = check(implementations[name], "quick", clauses=["SHP-5", "SHP-6", "MSK-12"], dtypes=["float32"])
+        assert {verdict.status for verdict in failed.verdicts} <= {"pass", "fail", "blocked"}
+
+
 def test_explanations_have_names_of_their_own() -> None:
     names = [each.name for group in (*EXPLANATIONS, PAIRS) for each in group]
     assert len(names) == len(set(names))

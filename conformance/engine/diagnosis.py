@@ -184,7 +184,7 @@ def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims
     for call in calls:
         try:
             fit = _fit(explanation, call, claims, made)
-        except (RuntimeError, IndexError, ValueError):  # of shapes for which the defect means nothing
+        except (RuntimeError, IndexError, ValueError, ArithmeticError):  # of shapes for which the defect means nothing
             fit = Fit(call, False, False)
         if not fit.fits and bool(call.wrong.any()):
             return None

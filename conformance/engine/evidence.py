@@ -21,7 +21,7 @@ from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutpu
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, PropertyFunction
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims, Config, Implementation, Weights, oracle
+from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
 from mha.spec.bounds import Ball
 
 # Sizes of related cases. None of them repeats within a case, so that no two explanations coincide.
@@ -160,14 +160,20 @@ def _calls(function: PropertyFunction, session: Session, case: Case) -> list[Evi
 def _is_plain(step: CallStep, config: Config) -> bool:
     """Return whether the textbook's formula says what a call returns."""
     problem = step.problem
-    if config.extra_keys or config.length_first or problem.query.ndim != 3 or problem.query.ndim != problem.key.ndim:
+    variant = config.extra_keys or config.length_first or step.mode == "autocast"
+    return not variant and _fits_together(problem) and not (config.dropout and MODES[step.mode].training)
+
+
+def _fits_together(problem: Problem) -> bool:
+    """Return whether shapes agree and no size is 0; a call with other inputs should have been refused."""
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    if query.ndim != 3 or key.ndim != 3 or len(query) != len(key) or key.shape[:2] != value.shape[:2]:
         return False
-    if problem.mask is not None:
-        try:
-            torch.broadcast_shapes(problem.mask.shape, problem.shape)
-        except RuntimeError:  # it should have been refused
-            return False
-    return step.mode != "autocast" and not (config.dropout and MODES[step.mode].training)
+    try:
+        broadcast = problem.shape if mask is None else torch.broadcast_shapes(mask.shape, problem.shape)
+    except RuntimeError:
+        return False
+    return tuple(broadcast) == problem.shape and 0 not in problem.shape
 
 
 def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
