@@ -32,6 +32,7 @@ EXPECTED: dict[str, str] = {
     "AnotherScaleWithWeights": "the output is 1.01 times",
     "AnotherScaleWithoutGradient": "the scores are 1.01 times",
     "AnyMaskAnotherScale": "the output is 1.01 times",
+    "BatchEqualsHeads": "the mask has items and heads exchanged",
     "CausalExcludesItself": OFF_BY_ONE,
     "CausalForMoreKeys": OFF_BY_ONE,
     "CausalForgottenBesideMask": NOT_CAUSAL,

@@ -7,16 +7,20 @@ from dataclasses import replace
 import pytest
 from diagnoses import EXPECTED, diagnosed
 from reports_made import report, verdict
+from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.engine import judge
+from mha.conformance.faults.base import implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
+from mha.conformance.faults.softmax import Unscaled
 from mha.conformance.harness.explanations.catalogue import EXPLANATIONS, PAIRS
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.summary import cause_of, findings
 from mha.conformance.reports.text import describe, summarise
+from mha.spec import Output
 
 # One or more of each module of the catalogue, with conditions, a fitted number, two defects at once, and float64.
 SAMPLE = (
@@ -86,6 +90,27 @@ def test_explanations_have_names_of_their_own() -> None:
     names = [each.name for group in (*EXPLANATIONS, PAIRS) for each in group]
     assert len(names) == len(set(names))
     assert set(EXPECTED) <= {fault.name for fault in FAULTS}
+
+
+class UnscaledWithHalfTheWeights(Unscaled):
+    """Two defects: the scores are not scaled, and half of the weights is returned."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        output, weights = super().forward(query, key, value, mask, is_causal)
+        return Output(output, weights / 2)
+
+
+def test_failure_that_the_defect_does_not_lead_to_is_not_of_its_cause() -> None:
+    implementation = implementation_of(UnscaledWithHalfTheWeights)
+    failed = check(implementation, "quick", clauses=["SMX-1", "SMX-6", "HED-1"], dtypes=["float32"])
+    assert [verdict.diagnosis for verdict in failed.verdicts] == ["", CAUSE, CAUSE]
+
+
+def test_specific_clause_comes_before_general_ones() -> None:
+    failed = [verdict("mine", clause, "fail") for clause in ("CFG-4", "SMX-2", "MSK-6", "HED-1")]
+    assert [found[0].clause for found in findings(failed)] == ["MSK-6", "CFG-4", "SMX-2", "HED-1"]
 
 
 CAUSE = "the scores are not scaled"

@@ -130,7 +130,7 @@ def test_command_is_brief_about_what_is_blocked(tmp_path: Path, monkeypatch: pyt
     target = "mha.conformance.faults.state:faulty_ScalesQueryInPlace"
     output = CliRunner().invoke(app, ["check", target, *COMMAND_QUICK]).output
     assert re.findall(r"^(\w+) +([A-Z]{3}-\d+)", output, re.MULTILINE) == [("fail", "STA-1")]
-    assert "\n    blocked by STA: SHP-1, NUM-1\n" in output
+    assert "\n    blocked by STA (which the same calls fail): SHP-1, NUM-1\n" in output
     assert "DOES NOT CONFORM in conduct" in output
 
 
@@ -152,4 +152,4 @@ def test_pytest_is_brief_about_what_is_blocked(workers: str) -> None:
     failures, _, _ = done.stdout.partition("short test summary info")  # repeats the messages where CI is set
     assert failures.count("blocked by STA, which fails too: start there") == 2
     assert failures.count("To reproduce it") == 1
-    assert "    blocked by STA: SHP-1, NUM-1" in done.stdout
+    assert "    blocked by STA (which the same calls fail): SHP-1, NUM-1" in done.stdout

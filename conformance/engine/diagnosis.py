@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
 from mha.conformance.engine.evidence import Evidence, collect
+from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.explanations.catalogue import (
     EXPLANATIONS,
     PAIRS,
@@ -31,8 +32,9 @@ from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
+from mha.implementations.pristine import as_our_own
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims
+from mha.spec import Claims, Config, Weights
 
 # Of one explanation: the modules that have been made of it, by the call's attention and the dtype.
 Made = dict[tuple[int, torch.dtype], ExplainedAttention]
@@ -44,12 +46,51 @@ SLACK, CLEAR = 16.0, 8.0
 GROSS = 0.05
 
 
+@dataclass(frozen=True, eq=False)
+class Cause:
+    """An explanation that holds, in words; always: whether it does so without a condition."""
+
+    text: str
+    explanation: Explanation
+    always: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Defective:
+    """An implementation with the defect of an explanation, and with the claims of the one that it stands in for."""
+
+    explanation: Explanation
+    claims: Claims
+    name: str = "defective"
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ExplainedAttention:
+        """Build it; no configuration is refused."""
+        return self.explanation.attention(self.claims, config, weights, torch.Generator()).to(device)
+
+
 def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
         evidence = collect(prop, session)
         with torch.inference_mode():
-            return explain(evidence, session.claims) if evidence else ""
+            causes = explain(evidence, session.claims) if evidence else []
+        if len(causes) != 1 or not _would_fail(prop, session, causes[0]):
+            return ""
+        return causes[0].text
+
+
+def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
+    """Return whether the property rejects the defective formula too; if not, it failed for another reason."""
+    if not cause.always:  # the formula does not know of the condition
+        return True
+    try:
+        with as_our_own():
+            prop.function(Session(Defective(cause.explanation, session.claims), session.case), session.case)
+    except (Discard, CallRaised):
+        return False
+    except Violation:
+        return True
+    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,34 +116,29 @@ class Fit:
         return not self.fits and not bool(self.call.wrong.any())
 
 
-def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> str:
-    """Return in words the simplest explanation that holds, or "" where several are as simple."""
-    somewhere: list[str] = []
+def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
+    """Return the simplest cause that the evidence shows; several where they are as simple, and none is to be named."""
+    somewhere: list[Cause] = []
     for group in EXPLANATIONS:
-        everywhere, conditional = candidates(group, evidence, claims)
-        if everywhere:
-            return _the_only(everywhere)
-        somewhere = somewhere or conditional
-    if somewhere:
-        return _the_only(somewhere)
-    everywhere, conditional = candidates(_fitted(evidence, claims), evidence, claims)
-    if not everywhere and not conditional:
-        everywhere, _ = candidates(PAIRS, evidence, claims)
-    return _the_only(everywhere or conditional)
+        causes = candidates(group, evidence, claims)
+        if any(cause.always for cause in causes):
+            return causes
+        somewhere = somewhere or causes
+    return somewhere or candidates(_fitted(evidence, claims), evidence, claims) or _pairs(evidence, claims)
 
 
-def _the_only(found: Sequence[str]) -> str:
-    return found[0] if len(found) == 1 else ""
+def _pairs(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
+    return [cause for cause in candidates(PAIRS, evidence, claims) if cause.always]
 
 
 def candidates(
     explanations: Iterable[Explanation], evidence: Sequence[Sequence[Evidence]], claims: Claims
-) -> tuple[list[str], list[str]]:
-    """Return the explanations that hold everywhere, and those that hold under a condition, in words.
+) -> list[Cause]:
+    """Return the explanations that hold everywhere, or else those that hold under a condition.
 
     Those that say what every row is are preferred to those that leave some out.
     """
-    found: dict[tuple[bool, bool], dict[str, str]] = {}
+    found: dict[tuple[bool, bool], list[Cause]] = {}
     for explanation in explanations:
         fits = _fits_of(explanation, evidence, claims)
         if fits is None:
@@ -111,19 +147,21 @@ def candidates(
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
         if where is not None:
             text = ", ".join(filter(None, (explanation.text, where)))
-            found.setdefault((where == "", _is_whole(fits)), {})[text] = explanation.family
-    everywhere, somewhere = (found.get((always, True)) or found.get((always, False), {}) for always in (True, False))
-    return _merged(everywhere), _merged(somewhere)
+            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, explanation, where == ""))
+    return _merged(found[max(found)]) if found else []
 
 
 def _is_whole(fits: Sequence[Fit]) -> bool:
     return all(fit.whole for fit in fits if fit.explains)
 
 
-def _merged(found: dict[str, str]) -> list[str]:
-    """Return explanations in the words of their family, if they are of one."""
-    families = set(found.values())
-    return list(families if len(found) > 1 and len(families) == 1 and "" not in families else found)
+def _merged(found: Sequence[Cause]) -> list[Cause]:
+    """Return causes, each text once; if all are of one family, one in its words."""
+    causes = list({cause.text: cause for cause in found}.values())
+    families = {cause.explanation.family for cause in causes}
+    if len(causes) > 1 and len(families) == 1 and "" not in families:
+        return [replace(causes[0], text=families.pop())]
+    return causes
 
 
 def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Explanation]:

@@ -173,12 +173,9 @@ def _failed(
         return replace(verdict, blocked_by=root.clause, message=message)
     if violation.family and violation.family != CLAUSES[prop.clause].family and not prop.builds_a_variant:
         return replace(verdict, blocked_by=violation.family)
-    raised = isinstance(violation, CallRaised)
-    return (
-        verdict
-        if raised or CLAUSES[prop.clause].kind == "refusals"
-        else replace(verdict, diagnosis=diagnose(prop, session))
-    )
+    if isinstance(violation, CallRaised):
+        return verdict
+    return replace(verdict, diagnosis=diagnose(prop, session))
 
 
 def _waived(verdict: Verdict, waived: dict[Waiver, tuple[Property, Failure]], target: str) -> Verdict:

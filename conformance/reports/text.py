@@ -25,6 +25,8 @@ WIDTH, LABEL_WIDTH = 110, 11
 INDENT = " " * 4
 # How a level reads beside a failure.
 LEVELS = {"MAY": "MAY, and claimed"}
+# Why a family blocks clauses of others.
+FAMILY_FAILS = "which the same calls fail"
 LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
@@ -164,7 +166,8 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
         if verdict.status == "blocked":
             grouped.setdefault(verdict.blocked_by or "", []).append(verdict.clause)
     for cause, clauses in grouped.items():
-        yield f"blocked by {cause}: {', '.join(dict.fromkeys(clauses))}"
+        why = f"{CLAUSES[cause].title}, which a plain call fails" if cause in CLAUSES else FAMILY_FAILS
+        yield f"blocked by {cause} ({why}): {', '.join(dict.fromkeys(clauses))}"
 
 
 def _totals(verdicts: Sequence[Verdict], width: int) -> Iterator[str]:
