@@ -23,6 +23,7 @@ from mha.spec import CLAUSES
 
 IGNORED, TRANSPOSED = "the mask is ignored", "the mask is applied to the queries instead of the keys"
 NAN, UNIFORM = "a query without an allowed key is NaN", "a query without an allowed key attends to all keys equally"
+TILES = "the keys after the last whole tile"
 NOT_CAUSAL, OFF_BY_ONE = "the causal flag is ignored", "the causal mask is off by one"
 AFTER_SOFTMAX, TOO_HIGH = "masked weights are zeroed after the softmax", "masked scores get a finite number"
 UNPROJECTED, AS_BOOLEAN = "the output projection is missing", "the float mask is read as a boolean one"
@@ -40,7 +41,8 @@ EXPECTED: dict[str, str] = {
     "CausalFromTheRight": "the causal mask is aligned at the other end",
     "CausalMaskOfFirstCall": "the mask of the first call with the same shapes",
     "CausalOffByOne": OFF_BY_ONE,
-    "DropsKeyAfterTile": "the keys after the last whole tile are left out",
+    "DependsOnBatchSize": "the scores are 1.01 times",
+    "DropsKeyAfterTile": TILES,
     "Einops": f"the scores are not scaled, and {UNPROJECTED}",
     "EvaluationWithoutGradient": "the scores are 0.9 times",
     "FastPathOfSelfAttention": "the values are projected by W_k",
@@ -103,10 +105,10 @@ EXPECTED: dict[str, str] = {
     "SoftmaxInBfloat16": "the softmax is computed in bfloat16",
     "SoftmaxOverHeads": "the softmax runs over the heads",
     "SoftmaxOverQueries": "the softmax runs over the queries",
-    "TileRemainderDropped": "the keys after the last whole tile of 16",
-    "TileRemainderOf32Dropped": "the keys after the last whole tile of 32",
-    "TileRemainderOf64Dropped": "the keys after the last whole tile",
-    "TileRemainderOf128Dropped": "the keys after the last whole tile",
+    "TileRemainderDropped": TILES,
+    "TileRemainderOf32Dropped": TILES,
+    "TileRemainderOf64Dropped": TILES,
+    "TileRemainderOf128Dropped": TILES,
     "UnguardedPaddingOfNumbers": NAN,
     "Unscaled": "the scores are not scaled",
     "ValueBiasDropped": "the bias of the value projection is missing",

@@ -56,6 +56,8 @@ def condition(showing: Sequence[CallStep], others: Sequence[CallStep]) -> str | 
         shown, hidden = sorted({size(step) for step in showing}), sorted({size(step) for step in others})
         if shown == [1] and hidden[0] > 1:
             return f"where {name} = 1"
+        if shown[0] > 1 == hidden[-1]:
+            return f"where {name} > 1"
         if shown[0] > hidden[-1]:
             return "in long sequences" if name in "SL" else f"where {name} is large"
     return None

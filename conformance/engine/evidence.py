@@ -30,6 +30,8 @@ RELATED = ((2, 3, 4, 5, 7), (3, 4, 2, 6, 5), (3, 2, 2, 5, 29), (2, 3, 2, 13, 45)
 PLAIN = Domain(
     masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
 )
+# Those of plain calls.
+PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6))
 # Sizes above this are special.
 LARGE = 8
 # How many cases of the same sizes have other numbers.
@@ -134,7 +136,7 @@ def plain_cases(session: Session) -> Iterator[Case]:
     inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
     pairs = [(mask, causal) for mask in domain.masks for causal in domain.causal]
     for number, (mask, causal) in enumerate(pairs):
-        row: dict[str, Any] = dict(zip(NAMES, RELATED[number % 2], strict=True))
+        row: dict[str, Any] = dict(zip(NAMES, PLAIN_SIZES[number % 3], strict=True))
         row |= {"mask": mask, "causal": causal, "inputs": inputs, "bias": domain.bias[0], "seed": number}
         yield domain.case(session.claims, session.case.dtype, session.case.device, row)
 
