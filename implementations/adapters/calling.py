@@ -16,22 +16,27 @@ from mha.spec import Claims, Config, Output, causal_mask, join_causal
 
 # The names under which functions take each input and each option; a function has at most one of them.
 INPUT_NAMES = {
-    "query": ("query", "queries", "q", "Q"),
-    "key": ("key", "keys", "k", "K"),
-    "value": ("value", "values", "v", "V"),
+    "query": ("query", "queries", "q", "Q", "x_q", "q_in", "inputs_q"),
+    "key": ("key", "keys", "k", "K", "x_k", "k_in", "inputs_k"),
+    "value": ("value", "values", "v", "V", "x_v", "v_in", "inputs_v"),
 }
 # One input for key and value.
 MEMORY_NAMES = (
     *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
-    *("encoder_outputs", "enc_output", "enc_outputs"),
+    *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
+    *("inputs_kv", "cond", "source", "src"),
+)
+KEY_MASK_NAMES = (
+    *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
+    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask"),
 )
 OPTION_NAMES = {
-    "mask": ("mask", "attn_mask", "attention_mask", "src_mask", "key_padding_mask", "padding_mask", "pad_mask"),
+    "mask": ("mask", "attn_mask", "attention_mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES),
     "is_causal": ("is_causal", "causal"),
     "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
-PADDING_NAMES = ("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "key_mask", "mask")
+PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
 
 
 class Call(Protocol):
@@ -65,6 +70,7 @@ class Signature:
     memory: its name for one input that is both key and value; the query then comes first.
     mask, padding, is_causal, need_weights: its names for these options; None for an option that it does not have.
     required: those of its options, and its memory, that have no default.
+    others: the parameters that have no default and no known meaning, which are given None.
     """
 
     inputs: tuple[str, ...]
@@ -75,6 +81,7 @@ class Signature:
     is_causal: str | None
     need_weights: str | None
     required: frozenset[str]
+    others: tuple[str, ...] = ()
 
 
 def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:

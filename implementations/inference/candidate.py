@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Signature, signature_of
+from mha.implementations.adapters.construction import module_class
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.inference.probes import CONFIG, OWN_HEAD_DIM, Formula, Probe, most_biases, probes
@@ -87,7 +87,8 @@ class Candidate:
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of `forward`."""
-        cls: Any = self.constructor.func if isinstance(self.constructor, partial) else self.constructor
+        cls = module_class(self.constructor)
+        assert cls is not None
         return inspect.signature(cls.forward).parameters
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 
 from mha.implementations.adapters.calling import INPUT_NAMES
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.module import BIAS_ROLES, MAX_LENGTH
+from mha.implementations.adapters.construction import BIAS_ROLES, MAX_LENGTH
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Signature, required_inputs
-from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_arguments
+from mha.implementations.adapters.construction import construct, constructor_arguments
+from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
