@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, CallByName, Signature, call_by_name, limits, read_signature
+from mha.implementations.adapters.calling import (
+    Call,
+    CallByName,
+    Signature,
+    as_output,
+    call_by_name,
+    limits,
+    read_signature,
+)
 from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments, module_class
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
@@ -31,6 +40,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_numbers: bool = False,
     padding: PaddingConvention | None = None,
     layout: str = "b l d",
+    weights: str | None = None,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
@@ -57,7 +67,9 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there, and the rest of a mask to
         `mask`. Masks of numbers are not split.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model) or "l b d".
-    call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`.
+    weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
+    call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
+        and None for those that it requires and that have no known name.
     claims: what the module supports; by default `Claims()`, without what its parameters and masks cannot express, and
         with float masks if `mask` is "additive". If gradients are not claimed, the weights are loaded with
         requires_grad=False.
@@ -112,7 +124,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     if signature is not None:
         call = call_by_name(label, signature, claims, layout, masks)
     assert call is not None
-    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout)
+    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, weights)
 
 
 def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None) -> Claims:
@@ -143,6 +155,7 @@ class ModuleImplementation:
     arguments: Mapping[str, str]
     call: Call
     layout: str = "b l d"
+    weights: str | None = None
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights.
@@ -193,12 +206,13 @@ class ModuleAttention(nn.Module):
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        if not self.transposes:
-            return self.call(self.module, query, key, value, **options)
-        transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
-        query, key, value = (transposed[id(x)] for x in (query, key, value))
-        output, weights = self.call(self.module, query, key, value, **options)
-        return Output(output.transpose(0, 1) if isinstance(output, Tensor) else output, weights)
+        if self.transposes:
+            transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
+            query, key, value = (transposed[id(x)] for x in (query, key, value))
+        output, weights = as_output(self.call(self.module, query, key, value, **options))
+        if self.adapter.weights and need_weights:
+            weights = attrgetter(self.adapter.weights)(self.module)
+        return Output(output.transpose(0, 1) if self.transposes and isinstance(output, Tensor) else output, weights)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""
