@@ -87,10 +87,10 @@ class Signature:
 def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
     """Return what the parameters of a function mean, by their names; padding: whether one mask is of key padding."""
     inputs = input_names(parameters)
-    memory = None if inputs else memory_name(parameters)
-    one_input, others = _one_input_and_others(parameters, memory)
-    if inputs:
-        one_input, others = False, [p.name for p in required_inputs(parameters) if p.name not in inputs]
+    memory, one_input = None if inputs else memory_name(parameters), False
+    others = [p.name for p in required_inputs(parameters) if p.name not in inputs]
+    if not inputs:
+        one_input, others = _one_input_and_others(parameters, memory)
     masks = [name for name in OPTION_NAMES["mask"] if name in parameters]
     of_padding = next((name for name in PADDING_NAMES if name in parameters), None) if padding else None
     return Signature(
@@ -143,7 +143,9 @@ def _one_input_and_others(parameters: Mapping[str, inspect.Parameter], memory: s
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     if not required or any(p.kind is p.VAR_POSITIONAL for p in required) or (len(required) == 3 and not memory):
         return False, []
-    takes_one = required[0].kind in by_position and (memory is None or parameters[memory].default is not inspect.Parameter.empty)
+    takes_one = required[0].kind in by_position and (
+        memory is None or parameters[memory].default is not inspect.Parameter.empty
+    )
     return takes_one, [p.name for p in required[1:] if p.kind is not by_position[0]]
 
 

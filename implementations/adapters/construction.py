@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from os.path import commonprefix
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -146,17 +145,29 @@ def construct(
     """
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values())
     parameters = inspect.signature(constructor).parameters
-    given = {}
+    given, own_config = {}, False
     for name, field in arguments.items():
         if field == "config":
             given[name] = _config_object(constructor, name, values)
+            own_config |= not isinstance(given[name], SimpleNamespace)
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
         else:
             given[name] = values[field]
         if given[name] is None and parameters[name].default is inspect.Parameter.empty:
             given[name] = config.d_model  # the width of key or value
-    return constructor(**given)
+    try:
+        return constructor(**given)
+    except AttributeError:
+        if not own_config:
+            raise
+    every = SimpleNamespace(**_every(values))
+    return constructor(**{name: every if field == "config" else given[name] for name, field in arguments.items()})
+
+
+def _every(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by all the names of `CONSTRUCTOR_NAMES`."""
+    return {known: values[field] for field, names in CONSTRUCTOR_NAMES.items() if field in values for known in names}
 
 
 def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) -> dict[str, Any]:
@@ -187,8 +198,7 @@ def _layer(config: Config, role: str) -> nn.Linear:
 
 def _config_object(constructor: Callable[..., Any], name: str, values: Mapping[str, Any]) -> Any:
     """Return an object with all names of `CONSTRUCTOR_NAMES`, or one of the constructor's own config class."""
-    every = {known: values[field] for field, names in CONSTRUCTOR_NAMES.items() if field in values for known in names}
-    cls = _config_class(constructor, name)
+    every, cls = _every(values), _config_class(constructor, name)
     if cls is None:
         return SimpleNamespace(**every)
     kept = {known for field in (*IF_REQUIRED, "layer_index") for known in CONSTRUCTOR_NAMES[field]}
@@ -215,6 +225,11 @@ def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
         if isinstance(named, type) and named is not inspect.Parameter.empty and named.__module__ != "builtins":
             return named if callable(named) and named is not SimpleNamespace else None
     own = {name: cls for name, cls in found.items() if isinstance(cls, type) and re.search(r".(Config|Args)$", name)}
-    shared = {name: len(commonprefix([name, target.__name__])) for name in own}
+    shared = {name: _shared(name, target.__name__) for name in own}
     best = [name for name in own if shared[name] == max(shared.values())]
     return own[best[0]] if len(best) == 1 else None
+
+
+def _shared(name: str, other: str) -> int:
+    """Return how many characters two names have in common at their beginning."""
+    return next((count for count, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))

@@ -10,19 +10,21 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mha.implementations.adapters.calling import INPUT_NAMES
-from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.construction import BIAS_ROLES, MAX_LENGTH
+from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded
-from mha.spec.claims import BIASES
+from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
-# Options of constructors that no trial run tests: see the fields of `Claims`.
-NOT_TESTED = ("dropout", "n_kv_heads", "kdim", "vdim", "bias_kv", "zero_key")
+# What constructors take beside sizes, each with the claim that trial runs may have added for it.
+NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout", "output_dropout": "dropout"}
+NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
-CONSTANTS = {"output_dropout": "0.0", "max_length": str(MAX_LENGTH)} | dict.fromkeys(BIAS_ROLES, "bias")
+CONSTANTS = {"max_length": str(MAX_LENGTH), "causal": "False", "layer_index": "0"} | dict.fromkeys(BIAS_ROLES, "bias")
+CONSTANTS |= {f"{role}_layer": f"Linear(w_{role})" for role in "qkvo"}
 CONVENTIONS = {
     "keep": "True = may attend",
     "drop": "True = may not attend",
@@ -78,6 +80,8 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
         *_empty_rows(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
+        *_options(candidate),
+        Row("dtypes", _dtypes(candidate), "tested"),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
         *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
@@ -87,6 +91,30 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
     """Return the row about queries without a key, if masks and the formula are known."""
     policy = candidate.claims.get("empty_row", "zeros")
     return [Row("empty rows", EMPTY_ROWS[policy], "tested")] if candidate.mask and candidate.explained else []
+
+
+DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
+WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
+
+
+def _options(candidate: Candidate) -> list[Row]:
+    """Return the rows about what the constructor takes beside the sizes."""
+    dropout, widths = (
+        candidate.claims.get("dropout"),
+        [text for name, text in WIDTHS.items() if name in candidate.claims],
+    )
+    return [
+        *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
+        *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
+    ]
+
+
+def _dtypes(candidate: Candidate) -> str:
+    claimed = candidate.claims.get("dtypes", Claims().dtypes)
+    refused = [name for name in COMPUTE_DTYPES if name not in claimed]
+    return ", ".join(name for name in COMPUTE_DTYPES if name in claimed) + (
+        f"; calls raise in {' and '.join(refused)}" if refused else ""
+    )
 
 
 def _assignments(arguments: Mapping[str, str]) -> str:
@@ -136,9 +164,7 @@ def _mask(candidate: Candidate) -> str:
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     ranks = candidate.claims.get("mask_ranks")
     broadcast = f"of {' or '.join(map(str, sorted(ranks)))} dimensions, " if ranks else ""
-    shape = (
-        f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
-    )
+    shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
     shape, padding = broadcast + shape, ""
     if candidate.padding:
         padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
@@ -157,7 +183,7 @@ def _causal(candidate: Candidate) -> str:
 
 def _weights(candidate: Candidate) -> str:
     if "returns_weights" not in candidate.claims:
-        return "returned per head"
+        return f"per head, on the attribute {candidate.weights_path}" if candidate.weights_path else "returned per head"
     shape = candidate.weights_shape
     return f"not returned per head, but of shape {shape}" if shape else "not returned"
 
@@ -168,11 +194,18 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     used = {*signature.inputs, signature.mask, signature.padding, signature.is_causal, signature.need_weights}
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
-    unused += [name for name, field in arguments.items() if field in NOT_TESTED]
+    unused += [f"{name}=None" for name in signature.others]
+    unused += [name for name, field in arguments.items() if field in NOT_TESTED and not _tested(candidate, field)]
     known = {*arguments, *getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
     return unused + [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds]
+
+
+def _tested(candidate: Candidate, field: str) -> bool:
+    dropout = candidate.claims.get("dropout", False)
+    claimed = {"dropout": dropout in (True, "both"), "output_dropout": dropout in ("output", "both")}
+    return claimed.get(field, NOT_TESTED[field] in candidate.claims)
 
 
 def declaration_of(label: str, options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:

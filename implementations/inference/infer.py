@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from mha.implementations.adapters.calling import Signature, required_inputs
 from mha.implementations.adapters.construction import construct, constructor_arguments
 from mha.implementations.adapters.module import ModuleImplementation
-from mha.implementations.errors import ImplementationError
+from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import find_mask
+from mha.implementations.inference.options import find_options, weights_on_an_attribute
 from mha.implementations.inference.probes import CONFIG, formulas, is_close
 from mha.implementations.inference.projections import Unclear, parameter_maps
 from mha.implementations.pristine import as_found, pristine
@@ -57,7 +58,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
         with as_found():
             module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        message = f"{type(error).__name__}: {one_line(error)}"
         hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in arguments.values() else ""
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     try:
@@ -67,6 +68,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
         _find_causal(candidate)
         find_empty_row(candidate)
         _find_weights(candidate)
+        find_options(candidate, arguments)
         _require_one_head(candidate)
     except Unclear as unclear:
         raise ImplementationError(f"{label} needs a declaration: {unclear}{declaration_advice(label)}") from None
@@ -248,6 +250,9 @@ def _find_weights(candidate: Candidate) -> None:
     weights = result.weights if result else None
     if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
         candidate.claims["returns_weights"] = False
+        candidate.weights_path = weights_on_an_attribute(candidate, expected)
+    if candidate.weights_path:
+        candidate.claims.pop("returns_weights")
     candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
 
 
