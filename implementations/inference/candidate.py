@@ -27,7 +27,7 @@ class Candidate:
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
-    from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration, and theirs. problem:
+    from `Claims()`, added as they are found. changes: to the configuration of trial runs. dtype: theirs. problem:
     what the last call raised. weights_shape: of the weights that it returns, if any. weights_path: the attribute on
     which a call leaves them, if it does not return them. last: the module that was called last.
     """
@@ -118,6 +118,10 @@ class Candidate:
             except (Exception, SystemExit) as error:  # the class may raise anything
                 self.problem = f"{type(error).__name__}: {one_line(error)}"
                 return None
+
+    def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
+        """Call it without a mask, and causally only if it always is."""
+        return self.call(inputs, is_causal=self.formula.causal, **options)
 
     def left_behind(self) -> list[str]:
         """Return the dotted names of the tensors that the last call left on attributes of the module."""

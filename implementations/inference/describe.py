@@ -199,7 +199,9 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     known = {*arguments, *getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
-    return unused + [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds]
+    return unused + [
+        f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds and name[0] != "_"
+    ]
 
 
 def _tested(candidate: Candidate, field: str) -> bool:

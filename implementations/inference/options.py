@@ -57,7 +57,7 @@ def _computes_formula(tried: Candidate, probe: Probe) -> bool:
     if widths != (CONFIG.d_model, CONFIG.d_model):
         generator = torch.Generator().manual_seed(3)
         key, value = (torch.randn(*key.shape[:2], width, generator=generator, dtype=key.dtype) for width in widths)
-    result = tried.call((query, key, value))
+    result = tried.call_plainly((query, key, value))
     return result is not None and is_close(result.output, tried.formula((query, key, value), tried.weights, None))
 
 
@@ -67,7 +67,8 @@ def _keep_biases_that_can_be_called(candidate: Candidate) -> None:
     called = {
         bias
         for bias in biases
-        if replace(candidate, claims=candidate.claims | {"bias": {bias}}).call(candidate.probes[0].inputs) is not None
+        if replace(candidate, claims=candidate.claims | {"bias": {bias}}).call_plainly(candidate.probes[0].inputs)
+        is not None
     }
     if called and called != set(biases):
         candidate.claims["bias"] = called
@@ -78,7 +79,7 @@ def _find_dtypes(candidate: Candidate) -> None:
     dtypes = {
         name
         for name in COMPUTE_DTYPES
-        if replace(candidate, dtype=getattr(torch, name)).call(candidate.probes[0].inputs) is not None
+        if replace(candidate, dtype=getattr(torch, name)).call_plainly(candidate.probes[0].inputs) is not None
     }
     if dtypes and dtypes != Claims().dtypes:
         candidate.claims["dtypes"] = dtypes
@@ -104,7 +105,7 @@ def _dropped(tried: Candidate) -> bool | str | None:
     x = torch.randn(64, 1, CONFIG.d_model, generator=generator, dtype=torch.float64)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        result = tried.call((x, x, x), training=True)
+        result = tried.call_plainly((x, x, x), training=True)
     if result is None or not isinstance(result.output, Tensor) or result.output.shape != x.shape:
         return None
     output, kept = result.output.detach().double()[:, 0], 1 / (1 - PROBABILITY)
@@ -138,7 +139,7 @@ def weights_on_an_attribute(candidate: Candidate, shape: tuple[int, ...]) -> str
 
 
 def _holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
-    result = tried.call(tried.probes[0].inputs, need_weights=True, is_causal=tried.formula.causal)
+    result = tried.call_plainly(tried.probes[0].inputs, need_weights=True)
     weights = result.weights if result else None
     if not isinstance(weights, Tensor) or tuple(weights.shape) != shape:
         return False
