@@ -105,6 +105,18 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     return arguments
 
 
+def makes_modules(function: Callable[..., Any]) -> bool:
+    """Return whether the parameters of a function are those of a constructor.
+
+    >>> makes_modules(lambda d_model, n_heads: ...), makes_modules(lambda query, key, value: ...)
+    (True, False)
+    """
+    try:
+        return bool(constructor_arguments("", function))
+    except ImplementationError:
+        return False
+
+
 VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 

@@ -68,13 +68,23 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
     tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
-    formula = [Row("formula", _formula(candidate.formula), "tested")] if candidate.explained else []
-    unused, initial = _unused_options(candidate, arguments), not_loaded(module, candidate.parameters)
+    initial = not_loaded(module, candidate.parameters)
     return [
         Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
         Row("projections", _projections(candidate.parameters), tested),
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
+        *shared_rows(candidate, arguments),
+        *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
+    ]
+
+
+def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
+    """Return what was found about what a module, or a kernel, computes and takes."""
+    tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
+    formula = [Row("formula", _formula(candidate.formula), "tested")] if candidate.explained else []
+    unused = _unused_options(candidate, arguments)
+    return [
         *formula,
         Row("mask", _mask(candidate), "tested" if candidate.mask else "by name"),
         *_empty_rows(candidate),
@@ -83,7 +93,6 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
         *_options(candidate),
         Row("dtypes", _dtypes(candidate), "tested"),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
-        *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
 
 
@@ -134,6 +143,8 @@ def _biases(candidate: Candidate) -> str:
     values = candidate.claims.get("bias", {True, False})
     if values == {True, False}:
         return "with or without"
+    if values == set(BIASES):
+        return "of each projection, with or without"
     names: dict[bool | str, str] = {True: "always", False: "none"}
     return " or ".join(names.get(value) or f"on {', '.join(str(value))}" for value in BIASES if value in values)
 
@@ -196,7 +207,7 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others]
     unused += [name for name, field in arguments.items() if field in NOT_TESTED and not _tested(candidate, field)]
-    known = {*arguments, *getattr(candidate.constructor, "keywords", ())}
+    known = {*arguments, *getattr(candidate.constructor, "keywords", ()), *parameters}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
     return unused + [
@@ -210,25 +221,29 @@ def _tested(candidate: Candidate, field: str) -> bool:
     return claimed.get(field, NOT_TESTED[field] in candidate.claims)
 
 
-def declaration_of(label: str, options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+def declaration_of(
+    label: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str = "from_module"
+) -> str:
     """Return the code that declares what was inferred, ready to paste below the class.
 
-    options: for `from_module`. claims: those that differ from `Claims()`.
+    options: for the adapter, `from_module` or `from_kernel`. claims: those that differ from `Claims()`.
     """
     lines = [f"    {name}={_literal(value)}," for name, value in options.items() if (name, value) != ("mask", "keep")]
-    imports = ["from mha.implementations import from_module"]
+    imports = [f"from mha.implementations import {adapter}"]
+    imports = ["from functools import partial", *imports] if label.startswith("partial(") else imports
     if claims:
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({arguments}),")
         imports.append("from mha.spec import Claims")
-    return "\n".join([*imports, "", f"implementation = from_module(\n    {label},", *lines, ")"])
+    return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
 
-def declaration_advice(label: str) -> str:
-    """Return how to declare by hand what could not be inferred."""
+def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> str:
+    """Return how to declare by hand what could not be inferred; parameters: as far as their names tell."""
+    paths = parameters or dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ...)
     return (
         f". Declare it below the class, and judge that: implementation = from_module({label}, "
-        'parameters={"w_q": ..., "w_k": ..., "w_v": ..., "w_o": ...}, mask=...)'
+        f"parameters={_literal(paths)}, mask=...)"
     )
 
 
@@ -240,4 +255,6 @@ def _literal(value: Any) -> str:
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))})" if value else "()"
+    if value is ...:
+        return "..."
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import indent
 from typing import Any, Literal
 
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Signature, required_inputs
-from mha.implementations.adapters.construction import construct, constructor_arguments
+from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments
+from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
+from mha.implementations.inference.kernels import kernel_candidates, rows_of_kernel
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.options import find_options, weights_on_an_attribute
 from mha.implementations.inference.probes import CONFIG, formulas, is_close
@@ -34,7 +37,7 @@ class InferredClass:
     implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
     """
 
-    implementation: ModuleImplementation
+    implementation: ModuleImplementation | KernelImplementation
     rows: tuple[Row, ...]
     declaration: str
 
@@ -46,9 +49,10 @@ class InferredClass:
 
 @pristine()
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
-    """Infer how a class, or a `functools.partial` of one, is built and called, and what it supports.
+    """Infer how a module is built and called, and what it supports.
 
-    label: its name in reports; by default that of the class.
+    constructor: a class, a function that makes a module, or a `functools.partial` of one. label: its name in reports; by
+        default its own.
 
     Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """
@@ -59,22 +63,87 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
             module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {one_line(error)}"
-        hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in arguments.values() else ""
+        hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}(...)"
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
+    empty = Candidate(constructor, {}, label)
     try:
-        candidate = _understand(Candidate(constructor, {}, label), module)
+        candidate = _understand(empty, module)
         _find_own_head_dim(candidate, arguments)
-        find_mask(candidate)
+        candidate = _with_masks(candidate)
         _find_causal(candidate)
         find_empty_row(candidate)
         _find_weights(candidate)
         find_options(candidate, arguments)
         _require_one_head(candidate)
     except Unclear as unclear:
-        raise ImplementationError(f"{label} needs a declaration: {unclear}{declaration_advice(label)}") from None
+        raise ImplementationError(
+            f"{label} needs a declaration: {unclear}{_unknown_inputs(empty)}{_advice(label, module)}"
+        ) from None
     rows = rows_of(candidate, module, arguments)
-    declaration = declaration_of(label, candidate.options(), candidate.claims)
+    given = candidate.constructor.keywords if candidate.constructor is not constructor else {}  # type: ignore[attr-defined]
+    written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
+    declaration = declaration_of(written, candidate.options(), candidate.claims)
     return InferredClass(candidate.implementation(), tuple(rows), declaration)
+
+
+@pristine()
+def infer_kernel(kernel: Callable[..., Any], label: str = "") -> InferredClass:
+    """Infer the layout and the masks of a function of query, key and value.
+
+    Raises ImplementationError where no layout gives the formula of attention.
+    """
+    label = label or str(getattr(kernel, "__name__", "kernel"))
+    candidates = kernel_candidates(kernel, label)
+    try:
+        candidate = next((each for each in candidates if _find_formula(each)), None)
+        if candidate is None:
+            problem = candidates[0].problem or "its output matches no formula of attention"
+            raise Unclear(
+                f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
+                "needs parameters d_model and n_heads"
+            )
+        find_mask(candidate)
+        _find_causal(candidate)
+        find_empty_row(candidate)
+        _find_weights(candidate)
+        find_options(candidate, {})
+    except Unclear as unclear:
+        raise ImplementationError(
+            f"{label} needs a declaration: {unclear}. Declare it below the function, and judge that: "
+            f"implementation = from_kernel({label}, layout=..., mask=...)"
+        ) from None
+    declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
+    return InferredClass(candidate.implementation(), tuple(rows_of_kernel(candidate)), declaration)
+
+
+def _with_masks(candidate: Candidate) -> Candidate:
+    """Return a candidate whose masks are known; one that is causal by default is built without that, if it helps."""
+    try:
+        find_mask(candidate)
+    except Unclear:
+        parameters = inspect.signature(candidate.constructor).parameters
+        by_default = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
+        if not (candidate.formula.causal and by_default):
+            raise
+        constructor = partial(candidate.constructor, **{by_default[0]: False})
+        candidate = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
+        if not _find_formula(candidate):
+            raise
+        find_mask(candidate)
+    return candidate
+
+
+def _unknown_inputs(empty: Candidate) -> str:
+    """Return a remark on what `forward` requires that has no known name."""
+    others = empty.signature.others
+    return f"; forward also requires {', '.join(others)}, of no known meaning, and was given None" if others else ""
+
+
+def _advice(label: str, module: nn.Module) -> str:
+    try:
+        return declaration_advice(label, parameter_maps(module, CONFIG)[0])
+    except Unclear:
+        return declaration_advice(label, {})
 
 
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
