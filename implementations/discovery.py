@@ -135,7 +135,7 @@ def resolve(target: str) -> list[Resolved]:
     implementation = from_module(
         MinimalAttention,
         parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
-        claims=Claims(returns_weights=False),
+        claims=Claims(returns_weights=False, dtypes={"bfloat16", "float16", "float32", "float64"}),
     )
     """
     if target == "all":

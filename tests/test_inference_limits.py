@@ -122,7 +122,6 @@ UNCLEAR: dict[type[nn.Module], str] = {
     Exits: "each call raises, the first one SystemExit: 3",
     ValueFirst: "forward(self, a, b, c) does not name its inputs, and its output matches no formula",
     OneHead: "with one head, its parameters differ: OneHead: w_o (out_proj).weight is missing",
-    ReturnsThree: "its output was not found (it returns tuple of 3); pass call=... that returns the output",
     UnknownSizes: "none of the parameters of its constructor (width, n) has a known name of d_model",
 }
 

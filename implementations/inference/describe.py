@@ -206,7 +206,9 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others]
-    unused += [name for name, field in arguments.items() if field in NOT_TESTED and not _tested(candidate, field)]
+    unused += [
+        name for name, field in arguments.items() if field in NOT_TESTED and not _tested(candidate, field, arguments)
+    ]
     known = {*arguments, *getattr(candidate.constructor, "keywords", ()), *parameters}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
@@ -215,9 +217,11 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     ]
 
 
-def _tested(candidate: Candidate, field: str) -> bool:
+def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
     dropout = candidate.claims.get("dropout", False)
-    claimed = {"dropout": dropout in (True, "both"), "output_dropout": dropout in ("output", "both")}
+    of_output = dropout in ("output", "both")
+    of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout in (True, "both")
+    claimed = {"dropout": of_either, "output_dropout": of_output}
     return claimed.get(field, NOT_TESTED[field] in candidate.claims)
 
 

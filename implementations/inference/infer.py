@@ -51,8 +51,8 @@ class InferredClass:
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
     """Infer how a module is built and called, and what it supports.
 
-    constructor: a class, a function that makes a module, or a `functools.partial` of one. label: its name in reports; by
-        default its own.
+    constructor: a class, a function that makes a module, or a `functools.partial` of one.
+    label: its name in reports; by default its own.
 
     Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """

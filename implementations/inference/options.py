@@ -112,9 +112,10 @@ def _dropped(tried: Candidate) -> bool | str | None:
     every = _outputs(tried, x, torch.ones(1, CONFIG.n_heads, dtype=torch.float64))[0]
     sums = _outputs(tried, x, kept * torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64))
     scale, zero = output.abs().max(), output == 0
+    if bool(_near(output, sums, scale).all(-1).any(0).all()):
+        return None if bool(_near(output, sums[-1], scale).all()) else True
     if not bool(zero.any()):
-        fits = bool(_near(output, sums, scale).all(-1).any(0).all())
-        return True if fits and not bool(_near(output, sums[-1], scale).all()) else None
+        return None
     if bool((zero | _near(output, every * kept, scale)).all()):
         return "output"
     return "both" if bool((zero | _near(output, sums * kept, scale)).all(-1).any(0).all()) else None
