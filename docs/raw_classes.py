@@ -64,9 +64,9 @@ TUTORIALS = {
 HEADER = """# Raw classes of published packages
 
 Given to `mha check` as they are, quick profile, float32, CPU (`python docs/raw_classes.py`). "Understood": formula,
-projections, masks and weights are tested by trial runs; "assumed" names the rows that are not. The lines are those of the
-function in [raw_classes_by_hand.py](raw_classes_by_hand.py) that adapts a class by hand, whose verdict is then given.
-{stood_in} are stood in for: nothing that was judged uses them.
+projections, masks and weights are tested by trial runs; "assumed" names the rows that are not. The lines are those of
+the function in [raw_classes_by_hand.py](raw_classes_by_hand.py) that adapts a class by hand, whose verdict is then
+given. {stood_in} are stood in for: nothing that was judged uses them.
 
 | class | understood | by hand | verdict | judged | fails (required) |
 |---|---|---|---|---|---|

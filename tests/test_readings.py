@@ -187,7 +187,7 @@ def attend_lengths_first(query: Tensor, key: Tensor, value: Tensor, attn_mask: A
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + scores.shape[-1] - scores.shape[-2])
         scores = scores.masked_fill(future, -torch.inf)
-    return {"weights": scores.softmax(-1), "out": (scores.softmax(-1) @ v).transpose(1, 2)}
+    return {"out": (scores.softmax(-1) @ v).transpose(1, 2), "weights": scores.softmax(-1)}
 
 
 def test_plain_functions_are_inferred_as_kernels() -> None:
@@ -201,7 +201,7 @@ def test_plain_functions_are_inferred_as_kernels() -> None:
 
 
 def test_function_that_computes_something_else_is_refused() -> None:
-    with pytest.raises(ImplementationError, match="its output matches no formula of attention; .*from_kernel"):
+    with pytest.raises(ImplementationError, match=r"its output matches no formula of attention; .*from_kernel"):
         infer_kernel(lambda q, k, v: attend(q, k, v.exp()))
 
 
@@ -234,16 +234,15 @@ class Wrapped(registry.Correct):
 def test_call_may_return_a_plain_tuple_or_mapping() -> None:
     def call(module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         output, weights = module(query, key, value, options["mask"])
-        return {"attentions": weights, "output": output} if mapping else (output, weights, "a cache")
+        return (output, weights, "a cache") if options["need_weights"] else {"attentions": weights, "output": output}
 
-    parameters = {
-        f"w_{role}": name for role, name in zip("qkvo", ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
-    }
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+    parameters = {f"w_{role}": name for role, name in names.items()}
     adapter = from_module(partial(Wrapped, bias=True), parameters=parameters, call=call, claims=Claims(bias={True}))
     config = Config(6, 2)
     attention = adapter.build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
     x = torch.ones(1, 3, 6, dtype=torch.float64)
-    for mapping in (False, True):
-        result = attention(x, x, x)
+    for need_weights in (False, True):
+        result = attention(x, x, x, need_weights=need_weights)
         assert isinstance(result, Output)
         assert result.output.shape == x.shape

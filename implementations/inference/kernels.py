@@ -10,10 +10,11 @@ from typing import Any
 from mha.implementations.adapters.kernel import KernelImplementation, from_kernel
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, shared_rows
+from mha.implementations.inference.projections import ParameterMap
 from mha.spec import Claims
 
 LAYOUTS = ("b h l d", "b l h d", "l b h d")
-SUPPLIED = {f"w_{role}": f"w_{role}" for role in "qkvo"}
+SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
 @dataclass
