@@ -87,12 +87,10 @@ class Signature:
 def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
     """Return what the parameters of a function mean, by their names; padding: whether one mask is of key padding."""
     inputs = input_names(parameters)
-    memory, one_input = None if inputs else memory_name(parameters), False
-    others = [p.name for p in required_inputs(parameters) if p.name not in inputs]
-    if not inputs:
-        one_input, others = _one_input_and_others(parameters, memory)
+    memory = None if inputs else memory_name(parameters)
+    one_input, others = _one_input_and_others(parameters, inputs, memory)
     masks = [name for name in OPTION_NAMES["mask"] if name in parameters]
-    of_padding = next((name for name in PADDING_NAMES if name in parameters), None) if padding else None
+    of_padding = next((name for name in PADDING_NAMES if padding and name in parameters), None)
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -134,19 +132,22 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
     return [p for p in required if p.kind is not p.VAR_KEYWORD]
 
 
-def _one_input_and_others(parameters: Mapping[str, inspect.Parameter], memory: str | None) -> tuple[bool, list[str]]:
-    """Return whether a function that does not name query, key and value takes one input, and what else it requires.
+def _one_input_and_others(
+    parameters: Mapping[str, inspect.Parameter], inputs: tuple[str, ...], memory: str | None
+) -> tuple[bool, list[str]]:
+    """Return whether a function can be called with one input, and what it requires beside its inputs.
 
-    Three required parameters are query, key and value.
+    Three required parameters without known names are query, key and value.
     """
-    required = [p for p in required_inputs(parameters) if p.name != memory]
+    required = [p for p in required_inputs(parameters) if p.name not in (*inputs, memory)]
+    if inputs:
+        return False, [p.name for p in required]
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     if not required or any(p.kind is p.VAR_POSITIONAL for p in required) or (len(required) == 3 and not memory):
         return False, []
-    takes_one = required[0].kind in by_position and (
-        memory is None or parameters[memory].default is not inspect.Parameter.empty
-    )
-    return takes_one, [p.name for p in required[1:] if p.kind is not by_position[0]]
+    memory_is_optional = memory is None or parameters[memory].default is not inspect.Parameter.empty
+    others = [p.name for p in required[1:] if p.kind is not by_position[0]]
+    return required[0].kind in by_position and memory_is_optional, others
 
 
 def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:

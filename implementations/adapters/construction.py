@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
+from mha.implementations.adapters.configs import config_object
 from mha.implementations.errors import ImplementationError
 from mha.spec import Config
 
@@ -68,11 +67,14 @@ CONSTRUCTOR_NAMES = {
 }
 # Given only where the constructor requires them: by default, the constructor decides.
 IF_REQUIRED = ("causal", "q_layer", "k_layer", "v_layer", "o_layer")
+# What a config class has besides keeps its own value too.
+KEPT = {name for field in (*IF_REQUIRED, "layer_index") for name in CONSTRUCTOR_NAMES[field]}
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
 BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer.
 MAX_LENGTH = 2048
 SMALL = Config(d_model=4, n_heads=2)
+VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
@@ -83,14 +85,8 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
     parameters = inspect.signature(constructor).parameters
-    arguments = {name: field for field, known in CONSTRUCTOR_NAMES.items() for name in known if name in parameters}
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC}
-    given = [field for name, field in arguments.items() if parameters[name].default is not None]
-    arguments = {
-        name: field
-        for name, field in arguments.items()
-        if (name in required or field not in IF_REQUIRED) and not (parameters[name].default is None and field in given)
-    }
+    arguments = _known(parameters, required)
     for field in ("d_model", "n_heads"):
         if field not in arguments.values() and "config" not in arguments.values():
             raise ImplementationError(
@@ -105,6 +101,18 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     return arguments
 
 
+def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> dict[str, str]:
+    """Return what each parameter whose name is known is given, except where the default is kept."""
+    known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in parameters}
+    given = {field for name, field in known.items() if parameters[name].default is not None}
+
+    def keeps_default(name: str, field: str) -> bool:
+        of_two = parameters[name].default is None and field in given
+        return of_two or (field in IF_REQUIRED and name not in required)
+
+    return {name: field for name, field in known.items() if not keeps_default(name, field)}
+
+
 def makes_modules(function: Callable[..., Any]) -> bool:
     """Return whether the parameters of a function are those of a constructor.
 
@@ -115,9 +123,6 @@ def makes_modules(function: Callable[..., Any]) -> bool:
         return bool(constructor_arguments("", function))
     except ImplementationError:
         return False
-
-
-VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def _function(label: str, arguments: Mapping[str, str], required: set[str]) -> str:
@@ -160,7 +165,7 @@ def construct(
     given, own_config = {}, False
     for name, field in arguments.items():
         if field == "config":
-            given[name] = _config_object(constructor, name, values)
+            given[name] = config_object(constructor, name, _every(values), KEPT)
             own_config |= not isinstance(given[name], SimpleNamespace)
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
@@ -206,42 +211,3 @@ def _layer(config: Config, role: str) -> nn.Linear:
     }
     rows, columns = (max(1, width) for width in widths[role])  # refusing a size is the constructor's task
     return nn.Linear(rows, columns, bias=config.has_bias(role))
-
-
-def _config_object(constructor: Callable[..., Any], name: str, values: Mapping[str, Any]) -> Any:
-    """Return an object with all names of `CONSTRUCTOR_NAMES`, or one of the constructor's own config class."""
-    every, cls = _every(values), _config_class(constructor, name)
-    if cls is None:
-        return SimpleNamespace(**every)
-    kept = {known for field in (*IF_REQUIRED, "layer_index") for known in CONSTRUCTOR_NAMES[field]}
-    own = {known: value for known, value in every.items() if value is not None and known not in kept}
-    try:
-        accepted = inspect.signature(cls).parameters
-        made = cls(**{known: value for known, value in own.items() if known in accepted})
-        for known, value in own.items():
-            if known not in accepted and hasattr(made, known):
-                setattr(made, known, value)
-    except (TypeError, AttributeError):  # it requires more, or lets nothing be set
-        return SimpleNamespace(**every)
-    return made
-
-
-def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
-    """Return the class of a config: the annotation, or the class of configs in the module whose name fits best."""
-    target: Any = constructor.func if isinstance(constructor, partial) else constructor
-    found = vars(sys.modules.get(target.__module__, SimpleNamespace()))
-    annotation = inspect.signature(target).parameters[name].annotation
-    if isinstance(annotation, str):
-        annotation = found.get(annotation.partition("|")[0].strip())
-    for named in (annotation, *get_args(annotation)):
-        if isinstance(named, type) and named is not inspect.Parameter.empty and named.__module__ != "builtins":
-            return named if callable(named) and named is not SimpleNamespace else None
-    own = {name: cls for name, cls in found.items() if isinstance(cls, type) and re.search(r".(Config|Args)$", name)}
-    shared = {name: _shared(name, target.__name__) for name in own}
-    best = [name for name in own if shared[name] == max(shared.values())]
-    return own[best[0]] if len(best) == 1 else None
-
-
-def _shared(name: str, other: str) -> int:
-    """Return how many characters two names have in common at their beginning."""
-    return next((count for count, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))

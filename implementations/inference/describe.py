@@ -206,15 +206,16 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others]
-    unused += [
-        name for name, field in arguments.items() if field in NOT_TESTED and not _tested(candidate, field, arguments)
-    ]
-    known = {*arguments, *getattr(candidate.constructor, "keywords", ()), *parameters}
+    unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
+    return unused + _defaults(candidate, {*arguments, *parameters})
+
+
+def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
+    """Return the options of the constructor that keep their defaults, except these."""
+    known |= {*getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
-    return unused + [
-        f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds and name[0] != "_"
-    ]
+    return [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
 
 
 def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
@@ -222,7 +223,7 @@ def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> b
     of_output = dropout in ("output", "both")
     of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout in (True, "both")
     claimed = {"dropout": of_either, "output_dropout": of_output}
-    return claimed.get(field, NOT_TESTED[field] in candidate.claims)
+    return field not in NOT_TESTED or claimed.get(field, NOT_TESTED[field] in candidate.claims)
 
 
 def declaration_of(
