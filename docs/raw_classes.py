@@ -1,7 +1,8 @@
 """Make docs/raw-classes.md: attention classes of published packages, given to `mha check` as they are.
 
 It needs the packages of `PACKAGES`; torchvision, torchao and others that no attention needs are stood in for, so that
-the packages can be imported without them. `python docs/raw_classes.py NAME ...` prints the rows of these classes alone.
+the packages can be imported without them. `python docs/raw_classes.py NAME ...` prints the rows of these classes alone;
+`--infer` judges none of them.
 """
 
 import inspect
@@ -42,7 +43,7 @@ PACKAGES = {
         "transformers.models.clip.modeling_clip:CLIPAttention": "",
     },
     "timm": {"timm.layers.attention:Attention": ""},
-    "x-transformers": {"x_transformers.x_transformers:Attention": "x_transformers"},
+    "x-transformers": {"x_transformers.x_transformers:Attention": ""},
     "keras": {"keras.layers:MultiHeadAttention": "keras_attention"},
 }
 # Conventions of tutorials and repositories, as the classes of the tests write them.
@@ -115,8 +116,8 @@ class Finder(MetaPathFinder, Loader):
         """Run nothing."""
 
 
-def row(title: str, target: str, by_hand: str) -> str:
-    """Return the row of one class."""
+def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
+    """Return the row of one class, with a verdict if it is to be judged."""
     name = f"{HERE / 'raw_classes_by_hand.py'}:{by_hand}"
     try:
         (resolved,) = resolve(target)
@@ -130,14 +131,16 @@ def row(title: str, target: str, by_hand: str) -> str:
         (resolved,) = resolve(name)
         function = getattr(sys.modules["raw_classes_by_hand"], by_hand)
         lines = str(len([line for line in inspect.getsource(function).splitlines() if line.strip()]))
+    if not judged:
+        return f"| {title} | {understood} | {lines} | not judged | | |"
     report = check(resolved.implementation, "quick", dtypes=["float32"])
-    judged = [verdict for verdict in report.verdicts if verdict.status not in ("not_claimed", "blocked")]
-    failed = [v.clause for v in judged if v.status != "pass" and v.level == "MUST"]
+    verdicts = [verdict for verdict in report.verdicts if verdict.status not in ("not_claimed", "blocked")]
+    failed = [v.clause for v in verdicts if v.status != "pass" and v.level == "MUST"]
     verdict = "conforms" if report.conforms else "fails"
-    return f"| {title} | {understood} | {lines} | {verdict} | {len(judged)} | {', '.join(failed)} |"
+    return f"| {title} | {understood} | {lines} | {verdict} | {len(verdicts)} | {', '.join(failed)} |"
 
 
-def main(only: list[str]) -> None:
+def main(only: list[str], *, judged: bool) -> None:
     """Print the rows of the classes whose targets contain one of the words; without words, write the page."""
     sys.meta_path.append(Finder())
     warnings.simplefilter("ignore")
@@ -147,12 +150,12 @@ def main(only: list[str]) -> None:
             if not only or any(word in target for word in only):
                 module, _, name = target.partition(":")
                 title = f"{package} {version(package)}: `{module.rpartition('.')[2]}.{name}`"
-                rows.append(row(title, target, by_hand))
+                rows.append(row(title, target, by_hand, judged=judged))
                 print(rows[-1], flush=True)
     folder = HERE.parent / "tests" / "classes"
     for name, convention in TUTORIALS.items():
         if not only or any(word in name for word in only):
-            rows.append(row(convention, f"{folder / name.replace(':', '.py:')}", ""))
+            rows.append(row(convention, f"{folder / name.replace(':', '.py:')}", "", judged=judged))
             print(rows[-1], flush=True)
     if not only:
         page = HEADER.format(stood_in=", ".join(STOOD_IN)) + "\n".join(rows) + "\n"
@@ -160,4 +163,4 @@ def main(only: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([word for word in sys.argv[1:] if word != "--infer"], judged="--infer" not in sys.argv)

@@ -24,11 +24,17 @@ def cross_vit(d_model, n_heads, dropout):
 
 
 def whisper(d_model, n_heads):
-    """With its flag for sdpa, any mask means a causal one; without, it is added."""
+    """With its flag for sdpa, any mask means a causal one; without, it is added, and cut to (L, L)."""
     from whisper.model import MultiHeadAttention
 
+    class Attention(MultiHeadAttention):
+        use_sdpa = False
+
+        def forward(self, x, mask=None):
+            return super().forward(x, mask=mask)[0]
+
     MultiHeadAttention.use_sdpa = False
-    return MultiHeadAttention(d_model, n_heads)
+    return Attention(d_model, n_heads)
 
 
 def pyg(d_model, n_heads, dropout):
@@ -72,13 +78,6 @@ def llama(d_model, n_heads, n_kv_heads, bias, dropout):
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}  # an odd d_k is rejected otherwise
     options = {"attention_bias": bias, "attention_dropout": dropout, "rope_parameters": rope}
     return Attention(LlamaConfig(**sizes, **options), layer_idx=0)
-
-
-def x_transformers(d_model, n_heads, n_kv_heads, dropout):
-    """With an output projection for one head too."""
-    from x_transformers.x_transformers import Attention
-
-    return Attention(d_model, d_model // n_heads, n_heads, kv_heads=n_kv_heads, dropout=dropout, project_out=True)
 
 
 def keras_attention(d_model, n_heads, bias, dropout):

@@ -102,6 +102,17 @@ def test_biases_and_dtypes_that_cannot_be_called_are_not_claimed() -> None:
     assert findings(result)["dtypes"] == "float64, float32; calls raise in bfloat16 and float16"
 
 
+class InSingle(Plain):
+    """Computes in float32 alone."""
+
+    def weigh(self, weights: Tensor) -> Tensor:
+        return weights * torch.ones((), dtype=torch.float32) if weights.dtype == torch.float32 else weights[0, 0, 0, 99]
+
+
+def test_class_that_computes_in_float32_alone_is_inferred() -> None:
+    assert infer(InSingle).implementation.claims.dtypes == {"float32"}
+
+
 @dataclass
 class PlainSettings:
     """A config with a field that no name says, and one that is validated."""

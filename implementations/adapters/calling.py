@@ -143,11 +143,11 @@ def _one_input_and_others(
     if inputs:
         return False, [p.name for p in required]
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if not required or any(p.kind is p.VAR_POSITIONAL for p in required) or (len(required) == 3 and not memory):
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
+    if variadic or len(required) == 0 or (len(required) == 3 and not memory):
         return False, []
-    memory_is_optional = memory is None or parameters[memory].default is not inspect.Parameter.empty
-    others = [p.name for p in required[1:] if p.kind is not by_position[0]]
-    return required[0].kind in by_position and memory_is_optional, others
+    needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
+    return required[0].kind in by_position and not needs_memory, [p.name for p in required[1:]]
 
 
 def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:

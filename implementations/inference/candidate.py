@@ -27,9 +27,10 @@ class Candidate:
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
-    from `Claims()`, added as they are found. changes: to the configuration of trial runs. dtype: theirs. problem:
-    what the last call raised. weights_shape: of the weights that it returns, if any. weights_path: the attribute on
-    which a call leaves them, if it does not return them. last: the module that was called last.
+    from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration and the dtype.
+    problem: what the last call raised. weights_shape: of the weights that it returns, if any. weights_path: the
+    attribute on which a call leaves them, if it does not return them. one_head: why a single head is not claimed, if it
+    is not. last: the module that was called last.
     """
 
     constructor: Callable[..., nn.Module]
@@ -48,6 +49,7 @@ class Candidate:
     problem: str = ""
     weights_shape: tuple[int, ...] | None = None
     weights_path: str | None = None
+    one_head: str = ""
     last: nn.Module = field(default_factory=nn.Module)
 
     def options(self) -> dict[str, Any]:

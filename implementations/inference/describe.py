@@ -15,7 +15,7 @@ from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded
-from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
+from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims, Sizes
 
 WIDTH = 110
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
@@ -115,6 +115,7 @@ def _options(candidate: Candidate) -> list[Row]:
     return [
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
+        *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
     ]
 
 
@@ -239,7 +240,7 @@ def declaration_of(
     if claims:
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({arguments}),")
-        imports.append("from mha.spec import Claims")
+        imports.append(f"from mha.spec import Claims{', Sizes' if 'sizes' in claims else ''}")
     return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
 
@@ -262,4 +263,6 @@ def _literal(value: Any) -> str:
         return f"({', '.join(map(_literal, value))})" if value else "()"
     if value is ...:
         return "..."
+    if isinstance(value, Sizes):
+        return f"Sizes(n_heads={_literal(set(value.n_heads or ()))})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -26,8 +26,10 @@ from mha.implementations.inference.options import find_options, weights_on_an_at
 from mha.implementations.inference.probes import CONFIG, formulas, is_close
 from mha.implementations.inference.projections import Unclear, parameter_maps
 from mha.implementations.pristine import as_found, pristine
-from mha.spec import Weights, causal_mask
+from mha.spec import Sizes, Weights, causal_mask
 from mha.spec.claims import BIASES
+
+SEVERAL_HEADS = frozenset(range(2, 9))
 
 
 @dataclass(frozen=True)
@@ -67,23 +69,32 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     empty = Candidate(constructor, {}, label)
     try:
-        candidate = _understand(empty, module)
-        _find_own_head_dim(candidate, arguments)
-        candidate = _with_masks(candidate)
-        _find_causal(candidate)
-        find_empty_row(candidate)
-        _find_weights(candidate)
-        find_options(candidate, arguments)
-        _require_one_head(candidate)
+        candidate = _found(empty, module, arguments)
     except Unclear as unclear:
-        raise ImplementationError(
-            f"{label} needs a declaration: {unclear}{_unknown_inputs(empty)}{_advice(label, module)}"
-        ) from None
+        try:  # a module may compute in float32 alone
+            candidate = _found(replace(empty, dtype=torch.float32), module, arguments)
+        except Unclear:
+            raise ImplementationError(
+                f"{label} needs a declaration: {unclear}{_unknown_inputs(empty)}{_advice(label, module)}"
+            ) from None
     rows = rows_of(candidate, module, arguments)
     given = candidate.constructor.keywords if candidate.constructor is not constructor else {}  # type: ignore[attr-defined]
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
     declaration = declaration_of(written, candidate.options(), candidate.claims)
     return InferredClass(candidate.implementation(), tuple(rows), declaration)
+
+
+def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
+    """Return the candidate for a module, with its claims; raises Unclear for what is left open."""
+    candidate = _understand(empty, module)
+    _find_own_head_dim(candidate, arguments)
+    candidate = _with_masks(candidate)
+    _find_causal(candidate)
+    find_empty_row(candidate)
+    _find_weights(candidate)
+    find_options(candidate, arguments)
+    _find_numbers_of_heads(candidate)
+    return candidate
 
 
 @pristine()
@@ -325,15 +336,27 @@ def _find_weights(candidate: Candidate) -> None:
     candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
 
 
-def _require_one_head(candidate: Candidate) -> None:
-    """Raise Unclear if the weights of a module with one head are found elsewhere."""
-    one = replace(candidate.config, n_heads=1)
+def _find_numbers_of_heads(candidate: Candidate) -> None:
+    """Claim no single head if the weights of a module with one are found elsewhere, as without an output projection.
+
+    Raises Unclear if those of other numbers of heads are, too.
+    """
+    problem = _not_loaded_with(candidate, 1)
+    if problem and _not_loaded_with(candidate, 3):
+        raise Unclear(f"with one head, its parameters differ: {problem}; pass parameters=... as a function of Config")
+    if problem:
+        candidate.claims["sizes"] = Sizes(n_heads=SEVERAL_HEADS)
+        candidate.one_head = problem
+
+
+def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
+    """Return why weights cannot be loaded into a module with this many heads; "" if they can, or if it is rejected."""
+    config = replace(candidate.config, n_heads=n_heads, d_model=12)
     try:
         with as_found():
-            candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
+            candidate.implementation().build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
     except ImplementationError as error:
-        raise Unclear(
-            f"with one head, its parameters differ: {error}; pass parameters=... as a function of Config"
-        ) from None
+        return str(error)
     except (Exception, SystemExit):
-        return  # the constructor rejects one head: the clauses about construction report it
+        return ""  # the constructor rejects it: the clauses about construction report that
+    return ""
