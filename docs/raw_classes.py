@@ -125,7 +125,8 @@ def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
         assumed = [line.split("  ")[0] for line in resolved.inference.lines if "[assumed" in line]
         understood = f"assumed: {', '.join(assumed)}" if assumed else understood
     except ImplementationError as error:
-        understood, lines = f"no: {str(error).partition('. Declare it')[0]}", ""
+        cause = str(error).partition(". Declare it")[0].partition("needs a declaration: ")
+        understood, lines = f"no: {cause[2] or cause[0]}", ""
         if not by_hand:
             return f"| {title} | {understood} | | | | |"
         (resolved,) = resolve(name)

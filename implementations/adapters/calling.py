@@ -142,12 +142,16 @@ def _one_input_and_others(
     required = [p for p in required_inputs(parameters) if p.name not in (*inputs, memory)]
     if inputs:
         return False, [p.name for p in required]
-    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
     if variadic or len(required) == 0 or (len(required) == 3 and not memory):
         return False, []
+    return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
+
+
+def _takes_one(parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None) -> bool:
+    """Return whether the first parameter is passed by position, and a memory beside it can be left out."""
     needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
-    return required[0].kind in by_position and not needs_memory, [p.name for p in required[1:]]
+    return first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and not needs_memory
 
 
 def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:

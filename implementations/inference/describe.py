@@ -82,7 +82,8 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
 def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
     """Return what was found about what a module, or a kernel, computes and takes."""
     tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
-    formula = [Row("formula", _formula(candidate.formula), "tested")] if candidate.explained else []
+    meant = "; if that is meant, claim scale=1.0" if candidate.formula.scale == "none" else ""
+    formula = [Row("formula", _formula(candidate.formula), f"tested{meant}")] if candidate.explained else []
     unused = _unused_options(candidate, arguments)
     return [
         *formula,
