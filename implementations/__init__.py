@@ -2,6 +2,7 @@
 
 from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel
+from mha.implementations.adapters.masks import MaskFormat, shape_mask
 from mha.implementations.adapters.module import from_module
 from mha.implementations.discovery import Inference, Registered, Resolved, discover, preflight, resolve
 from mha.implementations.errors import ImplementationError, UnavailableError, UnsupportedCallError
@@ -9,6 +10,7 @@ from mha.implementations.errors import ImplementationError, UnavailableError, Un
 __all__ = [
     "ImplementationError",
     "Inference",
+    "MaskFormat",
     "Registered",
     "Resolved",
     "UnavailableError",
@@ -19,4 +21,5 @@ __all__ = [
     "from_module",
     "preflight",
     "resolve",
+    "shape_mask",
 ]

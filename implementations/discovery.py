@@ -11,20 +11,47 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
 
-from mha.implementations.errors import ImplementationError, UnavailableError
-from mha.implementations.inference.infer import infer
+from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.errors import ImplementationError, UnavailableError, one_line
+from mha.implementations.inference.infer import infer, infer_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Claims, Config, Implementation, Weights
 
 # The group of entry points under which packages register implementations.
 GROUP = "mha.implementations"
+
+
+_EXCHANGE = (
+    "wrap it in an object with name, claims (gradients=False) and build, whose attention exchanges tensors through "
+    "torch.from_dlpack; judge that"
+)
+# How modules of other frameworks are declared, by the packages that define their base classes.
+HOW_TO_WRAP = {
+    "Keras": "wrap it in a torch.nn.Module, on the torch backend, as mha.implementations.ecosystem.keras_mha does",
+    "Flax": _EXCHANGE,
+    "Haiku": _EXCHANGE,
+    "Equinox": _EXCHANGE,
+    "MLX": _EXCHANGE,
+    "TensorFlow": _EXCHANGE,
+}
+
+
+def framework_of(value: object) -> str | None:
+    """Return the framework other than torch that defines a class, or a base of it.
+
+    >>> framework_of(nn.Linear)
+    """
+    roots = {base.__module__.partition(".")[0].removeprefix("tf_") for base in getattr(value, "__mro__", ())}
+    return next((name for name in HOW_TO_WRAP if name.lower() in roots), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +119,9 @@ def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names: one, except for "all".
 
     target: a registered name, "package.module:object", "path/to/file.py:object", or "all" for every registered
-        implementation that loads. The object is an implementation, or a plain `torch.nn.Module` class (or a
-        `functools.partial` of one); how to build and call a class is then inferred.
+        implementation that loads. The object is an implementation, a plain `torch.nn.Module` class, a function that
+        makes a module (its parameters are those of a constructor), a function of query, key and value, or a
+        `functools.partial` of one; how to build and call it is then inferred.
 
     Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is neither of these.
 
@@ -107,7 +135,7 @@ def resolve(target: str) -> list[Resolved]:
     implementation = from_module(
         MinimalAttention,
         parameters={"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
-        claims=Claims(returns_weights=False),
+        claims=Claims(returns_weights=False, dtypes={"bfloat16", "float16", "float32", "float64"}),
     )
     """
     if target == "all":
@@ -247,13 +275,19 @@ def _classes(module: ModuleType) -> list[str]:
 
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
-    """Return a declared implementation as it is, and a plain class as it is inferred."""
+    """Return a declared implementation as it is, and a plain class or function as it is inferred."""
     if isinstance(value, Implementation) and not isinstance(value, type):
         preflight(value)
         return value, None
-    cls = value.func if isinstance(value, partial) else value
-    if isinstance(cls, type) and issubclass(cls, nn.Module):
-        inferred = infer(value, target.rpartition(":")[2])  # type: ignore[arg-type]  # it makes a module
+    made = value.func if isinstance(value, partial) else value
+    framework = framework_of(made)
+    if framework:
+        raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
+    if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
+        function: Any = value
+        label = target.rpartition(":")[2]
+        kernel = isfunction(made) and not makes_modules(function)
+        inferred = infer_kernel(function, label) if kernel else infer(function, label)
         return inferred.implementation, Inference(inferred.lines, inferred.declaration)
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     advice = "make one with mha.implementations.from_module or from_kernel"
@@ -266,4 +300,4 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -32,3 +32,12 @@ class UnsupportedCallError(ImplementationError):
     Traceback (most recent call last):
     mha.implementations.errors.UnsupportedCallError: MyAttention takes no causal flag
     """
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception as one line of at most 300 characters.
+
+    >>> one_line(ValueError("no rope:\\n    odd width"))
+    'no rope: odd width'
+    """
+    return " ".join(str(error).split())[:300]

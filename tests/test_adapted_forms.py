@@ -16,6 +16,7 @@ from mha.implementations import ImplementationError, UnsupportedCallError, from_
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.inference.infer import infer
 from mha.spec import Claims, Config, Implementation, Problem, Weights
+from mha.spec.claims import COMPUTE_DTYPES
 
 PROJECTIONS = {f"w_{role}": role for role in "qkvo"}
 
@@ -177,7 +178,13 @@ def test_one_input_is_key_and_value() -> None:
 
 def test_class_of_all_these_forms_is_inferred() -> None:
     inferred = infer(FromMemory).implementation
-    expected = {**SELF, "cross_attention": "memory", "own_head_dim": True, "bias": {True, "qkv", "o", False}}
+    expected = {
+        **SELF,
+        "cross_attention": "memory",
+        "own_head_dim": True,
+        "bias": {True, "qkv", "o", False},
+        "dtypes": COMPUTE_DTYPES,
+    }
     assert inferred.claims == Claims(**expected)
     assert infer(NoKeyBias).implementation.claims.bias == {"qvo"}
 

@@ -19,8 +19,10 @@ from mha.implementations.inference.projections import role_of
 from mha.spec import Claims
 
 CLASSES = Path(__file__).parent / "classes"
+ALL_DTYPES = {"dtypes": {"float64", "float32", "float16", "bfloat16"}}
 NO_WEIGHTS, SELF_ATTENTION = {"returns_weights": False}, {"cross_attention": False}
 MEMORY = {"cross_attention": "memory"}
+GROUPED = {"grouped_query": True, "dropout": True}
 SHARED_BY_HEADS = {"per_head_mask": False}
 PADDING_ONLY = {**SHARED_BY_HEADS, "per_query_mask": False, "causal": None}
 # What fails, and rightly: another formula, or a kernel that raises for a mask that requires a gradient beside the flag.
@@ -41,19 +43,26 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttn",
         {"w_q": "fc_q", "w_k": "fc_k", "w_v": "fc_v", "w_o": "fc_o"},
         {"mask": "drop"},
-        {"bias": {True}, "own_head_dim": True, "empty_row": "nan"},
+        {"bias": {True}, "own_head_dim": True, "empty_row": "nan", "dropout": True},
     ),
     "vit_fused_qkv": (
         "Attention",
         {"w_qkv": "qkv", "w_o": "proj"},
         {"mask_shape": "b s"},
-        {**SELF_ATTENTION, **PADDING_ONLY, **NO_WEIGHTS, "bias": {True, "o"}, "empty_row": "uniform"},
+        {
+            **SELF_ATTENTION,
+            **PADDING_ONLY,
+            **NO_WEIGHTS,
+            "bias": {True, "o"},
+            "empty_row": "uniform",
+            "dropout": "both",
+        },
     ),
     "gpt_causal": (
         "CausalSelfAttention",
         {"w_qkv": "c_attn", "w_o": "c_proj"},
         {"mask": None},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "dropout": "both"},
     ),
     "heads_in_modulelist": (
         "MultiHead",
@@ -65,7 +74,10 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "CrossAttention",
         {"w_q": "to_q", "w_kv": ("to_kv", "(r h e) d -> (h r e) d"), "w_o": "to_out.0"},
         {"mask_shape": "b s"},
-        {**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "bias": {"o"}, "own_head_dim": True, "empty_row": "uniform"},
+        {
+            **{**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "bias": {"o"}, "own_head_dim": True, "empty_row": "uniform"},
+            "dropout": "both",
+        },
     ),
     "parameter_matrices": (
         "EinsumAttention",
@@ -81,31 +93,34 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttention",
         {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
         {"mask_shape": "l s b", "layout": "l b d"},
-        {**SHARED_BY_HEADS, **NO_WEIGHTS, "empty_row": "nan"},
+        {**SHARED_BY_HEADS, **NO_WEIGHTS, "empty_row": "nan", "dropout": True},
     ),
     "padding_and_additive": (
         "MHA",
         {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"},
         {"mask": "additive", "padding": "drop"},
-        {**NO_WEIGHTS, "masks": {"bool", "float"}, "empty_row": "nan"},
+        {**NO_WEIGHTS, "masks": {"bool", "float"}, "empty_row": "nan", "dropout": True, "kv_widths": True},
     ),
     "no_proj_no_scale": (
         "MultiHeadSelfAttention",
         {"w_q": "W_query", "w_k": "W_key", "w_v": "W_value", "w_o": None},
         {"mask": None},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {"qkv", False}},
+        {
+            **{**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "bias": {"qkv", False}},
+            "dropout": True,
+        },
     ),
     "bert_style": (
         "BertAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
         {"mask": "additive"},
-        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "nan"},
+        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "nan", "dropout": "both"},
     ),
     "annotated_clones": (
         "MultiHeadedAttention",
         {"w_q": "linears.0", "w_k": "linears.1", "w_v": "linears.2", "w_o": "linears.3"},
-        {"mask_shape": "b l s"},
-        {**SHARED_BY_HEADS, **NO_WEIGHTS, "bias": {True}, "empty_row": "uniform"},
+        {"mask_shape": "b l s", "weights": "attn"},
+        {**SHARED_BY_HEADS, "bias": {True}, "empty_row": "uniform", "dropout": True},
     ),
     "mean_weights": (
         "SelfAttention",
@@ -117,7 +132,25 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "GroupedQueryAttention",
         {"w_q": "wq", "w_k": "wk", "w_v": "wv", "w_o": "wo"},
         {},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": {"bool", "float"}, "mask_ranks": {2, 3, 4}},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": {"bool", "float"}, "mask_ranks": {2, 3, 4}, **GROUPED},
+    ),
+    "d2l_valid_lens": (
+        "MultiHeadAttention",
+        {"w_q": "W_q", "w_k": "W_k", "w_v": "W_v", "w_o": "W_o"},
+        {"mask": None},
+        {**NO_WEIGHTS, "masks": (), "causal": None, "dropout": True},
+    ),
+    "memory_and_padding": (
+        "CrossAttention",
+        {"w_qkv": "in_proj", "w_o": "out_proj"},
+        {"mask": "drop", "mask_shape": "b s"},
+        {**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "dropout": True, "empty_row": "nan"},
+    ),
+    "dict_output": (
+        "SelfAttention",
+        {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
+        {"mask": "additive"},
+        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "nan", "dropout": "both"},
     ),
 }
 DIFFERENT = {
@@ -162,10 +195,11 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     result, names = inferred(name)
     for adapter in (result.implementation, names["implementation"]):
         assert adapter.parameters == projections
-        assert adapter.claims == Claims(**claims)
+        assert adapter.claims == Claims(**ALL_DTYPES, **claims)
         assert adapter.call.masks.shape == options.get("mask_shape")
         assert adapter.call.masks.padding == options.get("padding")
         assert adapter.layout == options.get("layout", "b l d")
+        assert adapter.weights == options.get("weights")
     mask = options.get("mask", "keep")
     assert (f'mask="{mask}"' in result.declaration) == (mask in ("drop", "additive"))
     assert ("mask=None" in result.declaration) == (mask is None)

@@ -121,8 +121,6 @@ UNCLEAR: dict[type[nn.Module], str] = {
     SigmoidAttention: "no choice of projections gives what it computes",
     Exits: "each call raises, the first one SystemExit: 3",
     ValueFirst: "forward(self, a, b, c) does not name its inputs, and its output matches no formula",
-    OneHead: "with one head, its parameters differ: OneHead: w_o (out_proj).weight is missing",
-    ReturnsThree: "its output was not found (it returns tuple of 3); pass call=... that returns the output",
     UnknownSizes: "none of the parameters of its constructor (width, n) has a known name of d_model",
 }
 
@@ -133,6 +131,19 @@ def test_message_names_what_cannot_be_inferred(cls: type[nn.Module]) -> None:
         infer(cls)
     assert UNCLEAR[cls] in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_one_head_without_an_output_projection_is_not_claimed() -> None:
+    result = infer(OneHead)
+    assert result.implementation.claims.sizes.n_heads == frozenset(range(2, 9))
+    assert findings(result)["heads"] == "several: with one, OneHead: w_o (out_proj).weight is missing, but the " + (
+        "configuration has it; see Claims.bias"
+    )
+    names = dict(globals())
+    exec(result.declaration, names)
+    assert names["implementation"].claims == result.implementation.claims
+    (verdict,) = check(result.implementation, "quick", clauses=["SHP-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass"
 
 
 def test_none_after_output_and_weights_is_ignored() -> None:

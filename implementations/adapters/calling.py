@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,22 +16,27 @@ from mha.spec import Claims, Config, Output, causal_mask, join_causal
 
 # The names under which functions take each input and each option; a function has at most one of them.
 INPUT_NAMES = {
-    "query": ("query", "queries", "q", "Q"),
-    "key": ("key", "keys", "k", "K"),
-    "value": ("value", "values", "v", "V"),
+    "query": ("query", "queries", "q", "Q", "x_q", "q_in", "inputs_q"),
+    "key": ("key", "keys", "k", "K", "x_k", "k_in", "inputs_k"),
+    "value": ("value", "values", "v", "V", "x_v", "v_in", "inputs_v"),
 }
 # One input for key and value.
 MEMORY_NAMES = (
     *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
-    *("encoder_outputs", "enc_output", "enc_outputs"),
+    *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
+    *("inputs_kv", "cond", "source", "src", "key", "keys", "value", "values"),
+)
+KEY_MASK_NAMES = (
+    *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
+    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask"),
 )
 OPTION_NAMES = {
-    "mask": ("mask", "attn_mask", "attention_mask", "src_mask", "key_padding_mask", "padding_mask", "pad_mask"),
+    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES),
     "is_causal": ("is_causal", "causal"),
     "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
-PADDING_NAMES = ("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "key_mask", "mask")
+PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
 
 
 class Call(Protocol):
@@ -65,6 +70,7 @@ class Signature:
     memory: its name for one input that is both key and value; the query then comes first.
     mask, padding, is_causal, need_weights: its names for these options; None for an option that it does not have.
     required: those of its options, and its memory, that have no default.
+    others: the parameters that have no default and no known meaning, which are given None.
     """
 
     inputs: tuple[str, ...]
@@ -75,22 +81,26 @@ class Signature:
     is_causal: str | None
     need_weights: str | None
     required: frozenset[str]
+    others: tuple[str, ...] = ()
 
 
 def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
     """Return what the parameters of a function mean, by their names; padding: whether one mask is of key padding."""
-    inputs, memory = input_names(parameters), memory_name(parameters)
+    inputs = input_names(parameters)
+    memory = None if inputs else memory_name(parameters)
+    one_input, others = _one_input_and_others(parameters, inputs, memory)
     masks = [name for name in OPTION_NAMES["mask"] if name in parameters]
-    of_padding = next((name for name in PADDING_NAMES if name in parameters), None) if padding else None
+    of_padding = next((name for name in PADDING_NAMES if padding and name in parameters), None)
     return Signature(
         inputs=inputs,
-        one_input=not inputs and takes_one_input(parameters),
-        memory=None if inputs else memory,
+        one_input=one_input,
+        memory=memory,
         mask=next((name for name in masks if name != of_padding), None),
         padding=of_padding,
         is_causal=option_name("is_causal", parameters),
         need_weights=option_name("need_weights", parameters),
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
+        others=tuple(others),
     )
 
 
@@ -107,12 +117,11 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
 
 
 def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for one input that is both key and value; None unless one other input comes first."""
+    """Return a function's name for one input that is both key and value; None unless another input comes first."""
     name = next((name for name in MEMORY_NAMES if name in parameters), None)
-    first = next((p for p in parameters.values() if p.name != "self"), None)
-    others = [p.name for p in required_inputs(parameters) if p.name != name]
+    first = next((p for p in required_inputs(parameters)), None)
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    query_first = first is not None and first.kind in by_position and others == [first.name]
+    query_first = first is not None and first.kind in by_position and first.name != name
     return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
 
 
@@ -123,10 +132,26 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
     return [p for p in required if p.kind is not p.VAR_KEYWORD]
 
 
-def takes_one_input(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Return whether a function that does not name query, key and value has exactly one input."""
-    inputs = required_inputs(parameters)
-    return len(inputs) == 1 and inputs[0].kind in (inspect.Parameter.POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD)
+def _one_input_and_others(
+    parameters: Mapping[str, inspect.Parameter], inputs: tuple[str, ...], memory: str | None
+) -> tuple[bool, list[str]]:
+    """Return whether a function can be called with one input, and what it requires beside its inputs.
+
+    Three required parameters without known names are query, key and value.
+    """
+    required = [p for p in required_inputs(parameters) if p.name not in (*inputs, memory)]
+    if inputs:
+        return False, [p.name for p in required]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
+    if variadic or len(required) == 0 or (len(required) == 3 and not memory):
+        return False, []
+    return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
+
+
+def _takes_one(parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None) -> bool:
+    """Return whether the first parameter is passed by position, and a memory beside it can be left out."""
+    needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
+    return first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and not needs_memory
 
 
 def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:
@@ -239,6 +264,7 @@ class CallByName:
             raise UnsupportedCallError(f"{self.label} takes no causal flag")
         if names.need_weights:
             options[names.need_weights] = need_weights
+        options |= dict.fromkeys(names.others)
         return as_output(target(*inputs, **options))
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
@@ -299,12 +325,21 @@ def _plain(value: Any) -> str:
 def as_output(returned: Any) -> Output:
     """Return what a module returned as an `Output`.
 
-    returned: an output, or a tuple of an output, weights, and any number of None, such as a cache that is not in use.
-    Anything else becomes the output as it is, so that the clauses about outputs report it.
+    returned: an output, or a tuple, list, mapping or dataclass that holds one. Of several tensors, the output is the
+    first of those with the fewest dimensions, two at least, and the weights are the first of the others. What holds no
+    tensor becomes the output as it is, so that the clauses about outputs report it.
 
     >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
     torch.Size([2, 3, 8])
+    >>> as_output({"attentions": torch.zeros(2, 4, 3, 3), "hidden_states": torch.zeros(2, 3, 8)}).weights.shape
+    torch.Size([2, 4, 3, 3])
     """
-    if isinstance(returned, tuple) and returned and all(rest is None for rest in returned[2:]):
-        return Output(*returned[:2])
-    return Output(returned)
+    if isinstance(returned, Output | Tensor):
+        return returned if isinstance(returned, Output) else Output(returned)
+    held: Any = vars(returned) if is_dataclass(returned) else returned
+    values = held.values() if isinstance(held, Mapping) else held if isinstance(held, tuple | list) else ()
+    tensors = [value for value in values if isinstance(value, Tensor) and value.ndim >= 2]
+    if not tensors:
+        return Output(returned)
+    output = min(tensors, key=lambda tensor: tensor.ndim)
+    return Output(output, next((tensor for tensor in tensors if tensor is not output), None))

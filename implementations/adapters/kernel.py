@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, call_by_name, read_signature
+from mha.implementations.adapters.calling import Call, CallByName, as_output, call_by_name, read_signature
 from mha.implementations.adapters.masks import MaskFormat
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
@@ -19,11 +19,13 @@ from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_c
 PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
 
 
-def from_kernel(
+def from_kernel(  # noqa: PLR0913  the public options, each by name
     kernel: Callable[..., Any],
     *,
     layout: str = "b h l d",
     mask: MaskConvention | None = "keep",
+    mask_shape: str | None = None,
+    mask_numbers: bool = False,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
@@ -34,7 +36,8 @@ def from_kernel(
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
         (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces.
-    mask, call, claims, name: as for `from_module`; by default, the kernel claims that it returns no weights.
+    mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
+        returns no weights.
 
     Raises ImplementationError for an invalid layout, a signature that is not recognised, and claims of extras.
 
@@ -58,7 +61,7 @@ def from_kernel(
             "adapt a module instead"
         )
     if call is None:
-        masks = MaskFormat(mask)
+        masks = MaskFormat(mask, mask_shape, mask_numbers)
         call = call_by_name(label, read_signature(label, kernel, masks), claims, layout, masks)
     return KernelImplementation(label, claims, kernel, layout, call)
 
@@ -99,6 +102,8 @@ class KernelAttention(nn.Module):
         super().__init__()
         self.config, self.kernel, self.layout = config, adapter.kernel, adapter.layout
         self.call, self.claims = adapter.call, adapter.claims
+        if isinstance(self.call, CallByName):
+            self.call = replace(self.call, n_heads=config.n_heads)
         for name in PARAMETERS:
             given = getattr(weights, name)
             held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))
@@ -121,7 +126,8 @@ class KernelAttention(nn.Module):
             rearrange(self._project(x, role), split, d=self.config.head_dim)
             for x, role in ((query, "q"), (key, "k"), (value, "v"))
         ]
-        context, weights = self.call(self.kernel, *heads, mask=mask, is_causal=is_causal, need_weights=need_weights)
+        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+        context, weights = as_output(self.call(self.kernel, *heads, **options))
         return Output(self._project(rearrange(context, f"{self.layout} -> b l (h d)"), "o"), weights)
 
     def _project(self, x: Tensor, role: str) -> Tensor:

@@ -20,7 +20,14 @@ CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mas
 
 @dataclass(frozen=True)
 class MaskFormat:
-    """The masks that a function takes; see `mask`, `mask_shape`, `mask_numbers` and `padding` of `from_module`."""
+    """The masks that a function takes; see `mask`, `mask_shape`, `mask_numbers` and `padding` of `from_module`.
+
+    For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key padding out of it.
+
+    >>> allowed = torch.tensor([[True, True, False]])[:, None, None]
+    >>> MaskFormat("drop", "b s").translate("Mine", allowed, (1, 2, 4, 3), torch.float32, claimed=True)
+    tensor([[False, False,  True]])
+    """
 
     convention: MaskConvention | None = "keep"
     shape: str | None = None
@@ -126,6 +133,9 @@ def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
     an axis that it leaves out or has as 1.
 
     Raises UnsupportedCallError where it does.
+
+    >>> shape_mask("Mine", torch.ones(2, 1, 1, 3, dtype=torch.bool), "(b h) l s", (2, 4, 5, 3)).shape
+    torch.Size([8, 5, 3])
     """
     if mask.ndim > 4:
         raise UnsupportedCallError(f"{label} takes masks of the shape {pattern!r}, not of {mask.ndim} dimensions")

@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, CallByName, Signature, call_by_name, limits, read_signature
+from mha.implementations.adapters.calling import (
+    Call,
+    CallByName,
+    Signature,
+    as_output,
+    call_by_name,
+    limits,
+    read_signature,
+)
+from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments, module_class
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
-
-# The names of constructor parameters, by what they are given: a field of Config, or what follows from the fields.
-CONSTRUCTOR_NAMES = {
-    "d_model": (
-        *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
-        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
-        "channels",
-    ),
-    "n_heads": ("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h"),
-    "head_dim": ("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size"),
-    "bias": ("bias", "use_bias", "attention_bias"),
-    "qkv_bias": ("qkv_bias",),
-    "q_bias": ("q_bias",),
-    "k_bias": ("k_bias",),
-    "v_bias": ("v_bias",),
-    "kv_bias": ("kv_bias",),
-    "o_bias": ("o_bias", "out_bias", "proj_bias"),
-    "dropout": (
-        *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
-        "attention_probs_dropout_prob",
-    ),
-    "output_dropout": (
-        "proj_drop",
-        "proj_dropout",
-        "resid_drop",
-        "resid_dropout",
-        "resid_pdrop",
-        "hidden_dropout_prob",
-    ),
-    "max_length": ("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings"),
-    "n_kv_heads": ("n_kv_heads", "num_kv_heads"),
-    "kdim": ("kdim",),
-    "vdim": ("vdim",),
-    "bias_kv": ("bias_kv", "add_bias_kv"),
-    "zero_key": ("zero_key", "add_zero_attn"),
-    "batch_first": ("batch_first",),
-    "config": ("config", "cfg", "args"),
-}
-# The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
-BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
-# The length for which a module is built that asks for the longest one; no case of self-attention is longer.
-MAX_LENGTH = 2048
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
 # The forms of masks that are claimed by default.
@@ -74,14 +40,16 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_numbers: bool = False,
     padding: PaddingConvention | None = None,
     layout: str = "b l d",
+    weights: str | None = None,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
 ) -> ModuleImplementation:
     """Adapt a module class to the contract, without changing it.
 
-    constructor: the class, or a `functools.partial` of it. Its parameters are recognised by name (`CONSTRUCTOR_NAMES`);
-        a `functools.partial` supplies any others. A parameter `config` is given an object with all of these names.
+    constructor: the class, a function that builds the module, or a `functools.partial` of either. Its parameters are
+        recognised by name (`CONSTRUCTOR_NAMES`); a `functools.partial` supplies any others. A parameter `config` is
+        given an object of the class of its annotation, with these names, or any object that has them all.
     parameters: where the weights go: the keys "w_q", "w_k", "w_v" and "w_o", each with the dotted name of a linear
         layer, of an nn.ModuleList with one layer per head ("heads.*.q" for a layer inside each member of a list), or of
         a parameter; "w_qkv" or "w_kv" for projections stacked in that order; "b_q" and so on for a bias that is not
@@ -99,7 +67,9 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there, and the rest of a mask to
         `mask`. Masks of numbers are not split.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model) or "l b d".
-    call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`.
+    weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
+    call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
+        and None for those that it requires and that have no known name.
     claims: what the module supports; by default `Claims()`, without what its parameters and masks cannot express, and
         with float masks if `mask` is "additive". If gradients are not claimed, the weights are loaded with
         requires_grad=False.
@@ -130,10 +100,13 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     >>> attention(x, x, x).output.shape
     torch.Size([5, 3, 6])
     """
-    target = constructor.func if isinstance(constructor, partial) else constructor
-    label = name or str(getattr(target, "__name__", "module"))
-    if not (inspect.isclass(target) and issubclass(target, nn.Module)):
-        raise ImplementationError(f"from_module needs a torch.nn.Module class, but got {constructor!r}")
+    named = constructor.func if isinstance(constructor, partial) else constructor
+    label = name or str(getattr(named, "__name__", "module"))
+    target = module_class(constructor)
+    if target is None:
+        raise ImplementationError(
+            f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
+        )
     if not (callable(parameters) or isinstance(parameters, Mapping)):
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
@@ -151,7 +124,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     if signature is not None:
         call = call_by_name(label, signature, claims, layout, masks)
     assert call is not None
-    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout)
+    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, weights)
 
 
 def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None) -> Claims:
@@ -182,6 +155,7 @@ class ModuleImplementation:
     arguments: Mapping[str, str]
     call: Call
     layout: str = "b l d"
+    weights: str | None = None
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
         """Construct the module and load the weights.
@@ -232,12 +206,13 @@ class ModuleAttention(nn.Module):
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        if not self.transposes:
-            return self.call(self.module, query, key, value, **options)
-        transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
-        query, key, value = (transposed[id(x)] for x in (query, key, value))
-        output, weights = self.call(self.module, query, key, value, **options)
-        return Output(output.transpose(0, 1) if isinstance(output, Tensor) else output, weights)
+        if self.transposes:
+            transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
+            query, key, value = (transposed[id(x)] for x in (query, key, value))
+        output, weights = as_output(self.call(self.module, query, key, value, **options))
+        if self.adapter.weights and need_weights:
+            weights = attrgetter(self.adapter.weights)(self.module)
+        return Output(output.transpose(0, 1) if self.transposes and isinstance(output, Tensor) else output, weights)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""
@@ -254,59 +229,3 @@ class ModuleAttention(nn.Module):
             shape = (rows, width.get(name, config.d_model)) if name.startswith("w") else (rows,)
             gradients[name] = next(self.module.parameters()).new_zeros(shape)
         return gradients
-
-
-def construct(
-    constructor: Callable[..., nn.Module],
-    arguments: Mapping[str, str],
-    config: Config,
-    dropout: bool | str = False,
-) -> nn.Module:
-    """Call a constructor for a configuration.
-
-    arguments: what each of its parameters is given. dropout: what `Config.dropout` applies to, as in `Claims.dropout`.
-    """
-    values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values())
-    every = {name: values[field] for field, known in CONSTRUCTOR_NAMES.items() if field in values for name in known}
-    values["config"] = SimpleNamespace(**every)
-    return constructor(**{name: values[field] for name, field in arguments.items()})
-
-
-def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) -> dict[str, Any]:
-    """Return what a parameter of each meaning is given, by the keys of `CONSTRUCTOR_NAMES`."""
-    fields = ("d_model", "n_heads", "dropout", "kdim", "vdim", "bias_kv", "zero_key")
-    values: dict[str, Any] = {field: getattr(config, field) for field in fields}
-    values |= {field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()}
-    values |= {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim if config.n_heads else config.d_model}
-    values |= {"max_length": MAX_LENGTH, "batch_first": not config.length_first}
-    values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
-    if dropout == "output" and has_output_dropout:
-        values["dropout"] = 0.0
-    return values
-
-
-def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
-    """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its name is known.
-
-    Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
-    """
-    parameters = inspect.signature(constructor).parameters
-    arguments = {name: field for field, known in CONSTRUCTOR_NAMES.items() for name in known if name in parameters}
-    for field in ("d_model", "n_heads"):
-        if field not in arguments.values() and "config" not in arguments.values():
-            known = ", ".join(CONSTRUCTOR_NAMES[field])
-            raise ImplementationError(
-                f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
-                f"{field} ({known}); derive a class from it whose constructor takes d_model and n_heads"
-            )
-    unknown = [
-        name
-        for name, p in parameters.items()
-        if name not in arguments and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if unknown:
-        raise ImplementationError(
-            f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
-            f"functools.partial({label}, {unknown[0]}=...)"
-        )
-    return arguments

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Signature, signature_of
+from mha.implementations.adapters.construction import module_class
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
+from mha.implementations.errors import one_line
 from mha.implementations.inference.probes import CONFIG, OWN_HEAD_DIM, Formula, Probe, most_biases, probes
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
@@ -26,8 +27,10 @@ class Candidate:
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
-    from `Claims()`, added as they are found. problem: what the last call raised. weights_shape: of the weights that it
-    returns, if any.
+    from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration and the dtype.
+    problem: what the last call raised. weights_shape: of the weights that it returns, if any. weights_path: the
+    attribute on which a call leaves them, if it does not return them. one_head: why a single head is not claimed, if it
+    is not. last: the module that was called last.
     """
 
     constructor: Callable[..., nn.Module]
@@ -40,9 +43,14 @@ class Candidate:
     mask_numbers: bool = False
     padding: PaddingConvention | None = None
     claims: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
     explained: bool = False
     problem: str = ""
     weights_shape: tuple[int, ...] | None = None
+    weights_path: str | None = None
+    one_head: str = ""
+    last: nn.Module = field(default_factory=nn.Module)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -50,6 +58,7 @@ class Candidate:
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         shape |= {"padding": self.padding} if self.padding else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
+        layout |= {"weights": self.weights_path} if self.weights_path else {}
         return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
 
     @property
@@ -77,7 +86,7 @@ class Candidate:
     def config(self) -> Config:
         """The configuration of trial runs."""
         own = OWN_HEAD_DIM if "own_head_dim" in self.claims else None
-        return replace(CONFIG, bias=most_biases(self.claims.get("bias", {True})), d_head=own)
+        return replace(CONFIG, bias=most_biases(self.claims.get("bias", {True})), d_head=own, **self.changes)
 
     @property
     def weights(self) -> Weights:
@@ -87,7 +96,8 @@ class Candidate:
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters of `forward`."""
-        cls: Any = self.constructor.func if isinstance(self.constructor, partial) else self.constructor
+        cls = module_class(self.constructor)
+        assert cls is not None
         return inspect.signature(cls.forward).parameters
 
     @property
@@ -95,12 +105,32 @@ class Candidate:
         """What the parameters of `forward` mean."""
         return signature_of(self.forward_parameters, padding=self.padding is not None)
 
-    def call(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
-        """Build the module and call it in evaluation mode; if that raises, return None and set `problem`."""
+    def call(self, inputs: tuple[Tensor, ...], *, training: bool = False, **options: Any) -> Output | None:
+        """Build the module and call it; if that raises, return None and set `problem`."""
+        same = {id(x): x.to(self.dtype) for x in inputs}  # one tensor stays one tensor
+        mask = options.get("mask")
+        if isinstance(mask, Tensor) and mask.is_floating_point():
+            options["mask"] = mask.to(self.dtype)
         with torch.no_grad(), as_found():
             try:
-                attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
-                return attention.eval()(*inputs, **options)  # type: ignore[no-any-return]  # of nn.Module
+                weights = self.weights.to(self.dtype)
+                attention = self.implementation().build(self.config, weights, dtype=self.dtype, device="cpu")
+                self.last = attention.train(training)
+                return self.last(*(same[id(x)] for x in inputs), **options)  # type: ignore[no-any-return]  # of nn.Module
             except (Exception, SystemExit) as error:  # the class may raise anything
-                self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+                self.problem = f"{type(error).__name__}: {one_line(error)}"
                 return None
+
+    def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
+        """Call it without a mask, and causally only if it always is."""
+        return self.call(inputs, is_causal=self.formula.causal, **options)
+
+    def left_behind(self) -> list[str]:
+        """Return the dotted names of the tensors that the last call left on attributes of the module."""
+        modules = self.last.get_submodule("module").named_modules()
+        return [
+            f"{path}.{name}" if path else name
+            for path, module in modules
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor)
+        ]

@@ -10,19 +10,21 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mha.implementations.adapters.calling import INPUT_NAMES
+from mha.implementations.adapters.construction import BIAS_ROLES, MAX_LENGTH
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.module import BIAS_ROLES, MAX_LENGTH
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded
-from mha.spec.claims import BIASES
+from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims, Sizes
 
 WIDTH = 110
-# Options of constructors that no trial run tests: see the fields of `Claims`.
-NOT_TESTED = ("dropout", "n_kv_heads", "kdim", "vdim", "bias_kv", "zero_key")
+# What constructors take beside sizes, each with the claim that trial runs may have added for it.
+NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout", "output_dropout": "dropout"}
+NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
-CONSTANTS = {"output_dropout": "0.0", "max_length": str(MAX_LENGTH)} | dict.fromkeys(BIAS_ROLES, "bias")
+CONSTANTS = {"max_length": str(MAX_LENGTH), "causal": "False", "layer_index": "0"} | dict.fromkeys(BIAS_ROLES, "bias")
+CONSTANTS |= {f"{role}_layer": f"Linear(w_{role})" for role in "qkvo"}
 CONVENTIONS = {
     "keep": "True = may attend",
     "drop": "True = may not attend",
@@ -66,20 +68,32 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
     tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
-    formula = [Row("formula", _formula(candidate.formula), "tested")] if candidate.explained else []
-    unused, initial = _unused_options(candidate, arguments), not_loaded(module, candidate.parameters)
+    initial = not_loaded(module, candidate.parameters)
     return [
         Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
         Row("projections", _projections(candidate.parameters), tested),
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
+        *shared_rows(candidate, arguments),
+        *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
+    ]
+
+
+def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
+    """Return what was found about what a module, or a kernel, computes and takes."""
+    tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
+    meant = "; if that is meant, claim scale=1.0" if candidate.formula.scale == "none" else ""
+    formula = [Row("formula", _formula(candidate.formula), f"tested{meant}")] if candidate.explained else []
+    unused = _unused_options(candidate, arguments)
+    return [
         *formula,
         Row("mask", _mask(candidate), "tested" if candidate.mask else "by name"),
         *_empty_rows(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
+        *_options(candidate),
+        Row("dtypes", _dtypes(candidate), "tested"),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
-        *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
 
 
@@ -87,6 +101,31 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
     """Return the row about queries without a key, if masks and the formula are known."""
     policy = candidate.claims.get("empty_row", "zeros")
     return [Row("empty rows", EMPTY_ROWS[policy], "tested")] if candidate.mask and candidate.explained else []
+
+
+DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
+WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
+
+
+def _options(candidate: Candidate) -> list[Row]:
+    """Return the rows about what the constructor takes beside the sizes."""
+    dropout, widths = (
+        candidate.claims.get("dropout"),
+        [text for name, text in WIDTHS.items() if name in candidate.claims],
+    )
+    return [
+        *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
+        *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
+        *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
+    ]
+
+
+def _dtypes(candidate: Candidate) -> str:
+    claimed = candidate.claims.get("dtypes", Claims().dtypes)
+    refused = [name for name in COMPUTE_DTYPES if name not in claimed]
+    return ", ".join(name for name in COMPUTE_DTYPES if name in claimed) + (
+        f"; calls raise in {' and '.join(refused)}" if refused else ""
+    )
 
 
 def _assignments(arguments: Mapping[str, str]) -> str:
@@ -106,6 +145,8 @@ def _biases(candidate: Candidate) -> str:
     values = candidate.claims.get("bias", {True, False})
     if values == {True, False}:
         return "with or without"
+    if values == set(BIASES):
+        return "of each projection, with or without"
     names: dict[bool | str, str] = {True: "always", False: "none"}
     return " or ".join(names.get(value) or f"on {', '.join(str(value))}" for value in BIASES if value in values)
 
@@ -136,9 +177,7 @@ def _mask(candidate: Candidate) -> str:
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     ranks = candidate.claims.get("mask_ranks")
     broadcast = f"of {' or '.join(map(str, sorted(ranks)))} dimensions, " if ranks else ""
-    shape = (
-        f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
-    )
+    shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
     shape, padding = broadcast + shape, ""
     if candidate.padding:
         padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
@@ -157,7 +196,7 @@ def _causal(candidate: Candidate) -> str:
 
 def _weights(candidate: Candidate) -> str:
     if "returns_weights" not in candidate.claims:
-        return "returned per head"
+        return f"per head, on the attribute {candidate.weights_path}" if candidate.weights_path else "returned per head"
     shape = candidate.weights_shape
     return f"not returned per head, but of shape {shape}" if shape else "not returned"
 
@@ -168,32 +207,50 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     used = {*signature.inputs, signature.mask, signature.padding, signature.is_causal, signature.need_weights}
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
-    unused += [name for name, field in arguments.items() if field in NOT_TESTED]
-    known = {*arguments, *getattr(candidate.constructor, "keywords", ())}
+    unused += [f"{name}=None" for name in signature.others]
+    unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
+    return unused + _defaults(candidate, {*arguments, *parameters})
+
+
+def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
+    """Return the options of the constructor that keep their defaults, except these."""
+    known |= {*getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
-    return unused + [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds]
+    return [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
 
 
-def declaration_of(label: str, options: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
+def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
+    dropout = candidate.claims.get("dropout", False)
+    of_output = dropout in ("output", "both")
+    of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout in (True, "both")
+    claimed = {"dropout": of_either, "output_dropout": of_output}
+    return field not in NOT_TESTED or claimed.get(field, NOT_TESTED[field] in candidate.claims)
+
+
+def declaration_of(
+    label: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str = "from_module"
+) -> str:
     """Return the code that declares what was inferred, ready to paste below the class.
 
-    options: for `from_module`. claims: those that differ from `Claims()`.
+    options: for the adapter, `from_module` or `from_kernel`. claims: those that differ from `Claims()`.
     """
     lines = [f"    {name}={_literal(value)}," for name, value in options.items() if (name, value) != ("mask", "keep")]
-    imports = ["from mha.implementations import from_module"]
+    imports = [f"from mha.implementations import {adapter}"]
+    imports = ["from functools import partial", *imports] if label.startswith("partial(") else imports
     if claims:
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({arguments}),")
-        imports.append("from mha.spec import Claims")
-    return "\n".join([*imports, "", f"implementation = from_module(\n    {label},", *lines, ")"])
+        imports.append(f"from mha.spec import Claims{', Sizes' if 'sizes' in claims else ''}")
+    return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
 
-def declaration_advice(label: str) -> str:
-    """Return how to declare by hand what could not be inferred."""
+def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> str:
+    """Return how to declare by hand what could not be inferred; parameters: as far as their names tell."""
+    paths: Mapping[str, Any] = parameters or dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ...)
     return (
         f". Declare it below the class, and judge that: implementation = from_module({label}, "
-        'parameters={"w_q": ..., "w_k": ..., "w_v": ..., "w_o": ...}, mask=...)'
+        f"parameters={_literal(paths)}, mask=...)"
     )
 
 
@@ -205,4 +262,8 @@ def _literal(value: Any) -> str:
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))})" if value else "()"
+    if value is ...:
+        return "..."
+    if isinstance(value, Sizes):
+        return f"Sizes(n_heads={_literal(set(value.n_heads or ()))})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

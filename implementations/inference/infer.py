@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import indent
 from typing import Any, Literal
 
@@ -12,17 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Signature, required_inputs
-from mha.implementations.adapters.module import ModuleImplementation, construct, constructor_arguments
-from mha.implementations.errors import ImplementationError
+from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments
+from mha.implementations.adapters.kernel import KernelImplementation
+from mha.implementations.adapters.module import ModuleImplementation
+from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
+from mha.implementations.inference.kernels import kernel_candidates, rows_of_kernel
 from mha.implementations.inference.masks import find_mask
+from mha.implementations.inference.options import find_options, weights_on_an_attribute
 from mha.implementations.inference.probes import CONFIG, formulas, is_close
 from mha.implementations.inference.projections import Unclear, parameter_maps
 from mha.implementations.pristine import as_found, pristine
-from mha.spec import Weights, causal_mask
+from mha.spec import Sizes, Weights, causal_mask
 from mha.spec.claims import BIASES
+
+SEVERAL_HEADS = frozenset(range(2, 9))
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class InferredClass:
     implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
     """
 
-    implementation: ModuleImplementation
+    implementation: ModuleImplementation | KernelImplementation
     rows: tuple[Row, ...]
     declaration: str
 
@@ -44,9 +51,10 @@ class InferredClass:
 
 @pristine()
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
-    """Infer how a class, or a `functools.partial` of one, is built and called, and what it supports.
+    """Infer how a module is built and called, and what it supports.
 
-    label: its name in reports; by default that of the class.
+    constructor: a class, a function that makes a module, or a `functools.partial` of one.
+    label: its name in reports; by default its own.
 
     Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """
@@ -56,22 +64,97 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
         with as_found():
             module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-        hint = "; derive a class whose constructor takes d_model and n_heads" if "config" in arguments.values() else ""
+        message = f"{type(error).__name__}: {one_line(error)}"
+        hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}(...)"
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
+    empty = Candidate(constructor, {}, label)
     try:
-        candidate = _understand(Candidate(constructor, {}, label), module)
-        _find_own_head_dim(candidate, arguments)
+        candidate = _found(empty, module, arguments)
+    except Unclear as unclear:
+        try:  # a module may compute in float32 alone
+            candidate = _found(replace(empty, dtype=torch.float32), module, arguments)
+        except Unclear:
+            raise ImplementationError(
+                f"{label} needs a declaration: {unclear}{_unknown_inputs(empty)}{_advice(label, module)}"
+            ) from None
+    rows = rows_of(candidate, module, arguments)
+    given = candidate.constructor.keywords if candidate.constructor is not constructor else {}  # type: ignore[attr-defined]
+    written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
+    declaration = declaration_of(written, candidate.options(), candidate.claims)
+    return InferredClass(candidate.implementation(), tuple(rows), declaration)
+
+
+def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
+    """Return the candidate for a module, with its claims; raises Unclear for what is left open."""
+    candidate = _understand(empty, module)
+    _find_own_head_dim(candidate, arguments)
+    candidate = _with_masks(candidate)
+    _find_causal(candidate)
+    find_empty_row(candidate)
+    _find_weights(candidate)
+    find_options(candidate, arguments)
+    _find_numbers_of_heads(candidate)
+    return candidate
+
+
+@pristine()
+def infer_kernel(kernel: Callable[..., Any], label: str = "") -> InferredClass:
+    """Infer the layout and the masks of a function of query, key and value.
+
+    Raises ImplementationError where no layout gives the formula of attention.
+    """
+    label = label or str(getattr(kernel, "__name__", "kernel"))
+    candidates = kernel_candidates(kernel, label)
+    try:
+        candidate = next((each for each in candidates if _find_formula(each)), None)
+        if candidate is None:
+            problem = candidates[0].problem or "its output matches no formula of attention"
+            raise Unclear(
+                f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
+                "needs parameters d_model and n_heads"
+            )
         find_mask(candidate)
         _find_causal(candidate)
         find_empty_row(candidate)
         _find_weights(candidate)
-        _require_one_head(candidate)
+        find_options(candidate, {})
     except Unclear as unclear:
-        raise ImplementationError(f"{label} needs a declaration: {unclear}{declaration_advice(label)}") from None
-    rows = rows_of(candidate, module, arguments)
-    declaration = declaration_of(label, candidate.options(), candidate.claims)
-    return InferredClass(candidate.implementation(), tuple(rows), declaration)
+        raise ImplementationError(
+            f"{label} needs a declaration: {unclear}. Declare it below the function, and judge that: "
+            f"implementation = from_kernel({label}, layout=..., mask=...)"
+        ) from None
+    declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
+    return InferredClass(candidate.implementation(), tuple(rows_of_kernel(candidate)), declaration)
+
+
+def _with_masks(candidate: Candidate) -> Candidate:
+    """Return a candidate whose masks are known; one that is causal by default is built without that, if it helps."""
+    try:
+        find_mask(candidate)
+    except Unclear:
+        parameters = inspect.signature(candidate.constructor).parameters
+        by_default = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
+        if not (candidate.formula.causal and by_default):
+            raise
+        constructor = partial(candidate.constructor, **{by_default[0]: False})
+        candidate = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
+        if not _find_formula(candidate):
+            raise
+        find_mask(candidate)
+    return candidate
+
+
+def _unknown_inputs(empty: Candidate) -> str:
+    """Return a remark on what `forward` requires that has no known name."""
+    others = empty.signature.others
+    return f"; forward also requires {', '.join(others)}, of no known meaning, and was given None" if others else ""
+
+
+def _advice(label: str, module: nn.Module) -> str:
+    try:
+        return declaration_advice(label, parameter_maps(module, CONFIG)[0])
+    except Unclear:
+        return declaration_advice(label, {})
 
 
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
@@ -247,18 +330,33 @@ def _find_weights(candidate: Candidate) -> None:
     weights = result.weights if result else None
     if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
         candidate.claims["returns_weights"] = False
+        candidate.weights_path = weights_on_an_attribute(candidate, expected)
+    if candidate.weights_path:
+        candidate.claims.pop("returns_weights")
     candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
 
 
-def _require_one_head(candidate: Candidate) -> None:
-    """Raise Unclear if the weights of a module with one head are found elsewhere."""
-    one = replace(candidate.config, n_heads=1)
+def _find_numbers_of_heads(candidate: Candidate) -> None:
+    """Claim no single head if the weights of a module with one are found elsewhere, as without an output projection.
+
+    Raises Unclear if those of other numbers of heads are, too.
+    """
+    problem = _not_loaded_with(candidate, 1)
+    if problem and _not_loaded_with(candidate, 3):
+        raise Unclear(f"with one head, its parameters differ: {problem}; pass parameters=... as a function of Config")
+    if problem:
+        candidate.claims["sizes"] = Sizes(n_heads=SEVERAL_HEADS)
+        candidate.one_head = problem
+
+
+def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
+    """Return why weights cannot be loaded into a module with this many heads; "" if they can, or if it is rejected."""
+    config = replace(candidate.config, n_heads=n_heads, d_model=12)
     try:
         with as_found():
-            candidate.implementation().build(one, Weights.random(one, 0), dtype=torch.float64, device="cpu")
+            candidate.implementation().build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
     except ImplementationError as error:
-        raise Unclear(
-            f"with one head, its parameters differ: {error}; pass parameters=... as a function of Config"
-        ) from None
+        return str(error)
     except (Exception, SystemExit):
-        return  # the constructor rejects one head: the clauses about construction report it
+        return ""  # the constructor rejects it: the clauses about construction report that
+    return ""

@@ -42,12 +42,13 @@ class Formula:
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        heads = CONFIG.n_heads, -1
         named = dict(weights.named())
+        head_dim = len(weights.w_q) // CONFIG.n_heads
         q, k, v = (
-            F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, heads).transpose(1, 2)
+            F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, (-1, head_dim)).transpose(1, 2)
             for x, role in zip(inputs, "qkv", strict=True)
         )
+        k, v = (x.repeat_interleave(CONFIG.n_heads // x.shape[1], 1) for x in (k, v))
         scores = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask

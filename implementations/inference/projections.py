@@ -165,12 +165,17 @@ def _held(module: nn.Module) -> Iterator[Held]:
 
 def _held_layers(module: nn.Module, layers: Mapping[str, nn.Linear]) -> Iterator[Held]:
     """Yield the linear layers; those at the same place in each member of a list are one."""
-    lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and len(child)]
+    lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and _is_of_heads(child)]
     groups: dict[str, list[nn.Linear]] = {}
     for name, layer in layers.items():
         groups.setdefault(_path_in_list(name, lists), []).append(layer)
     for path, (first, *rest) in groups.items():
         yield Held(path, (first.out_features * (1 + len(rest)), first.in_features), "w", is_layer=True)
+
+
+def _is_of_heads(members: nn.ModuleList) -> bool:
+    """Return whether each member of a list has a linear layer, unlike a Linear and a Dropout in a list."""
+    return len(members) > 0 and all(any(isinstance(m, nn.Linear) for m in member.modules()) for member in members)
 
 
 def _path_in_list(name: str, lists: list[str]) -> str:

@@ -10,7 +10,8 @@ class BertAttention(nn.Module):
         if hidden_size % num_attention_heads != 0:
             raise ValueError(
                 "The hidden size (%d) is not a multiple of the number of attention heads (%d)"
-                % (hidden_size, num_attention_heads))
+                % (hidden_size, num_attention_heads)
+            )
         self.num_attention_heads = num_attention_heads
         self.attention_head_size = int(hidden_size / num_attention_heads)
         self.all_head_size = self.num_attention_heads * self.attention_head_size

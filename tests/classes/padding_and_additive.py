@@ -28,7 +28,7 @@ class MHA(nn.Module):
     def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
         B, L, E = query.shape
         S = key.shape[1]
-        q = self.q_proj(query) * self.head_dim ** -0.5
+        q = self.q_proj(query) * self.head_dim**-0.5
         q = q.view(B, L, self.num_heads, self.head_dim).transpose(1, 2)
         k = self.k_proj(key).view(B, S, self.num_heads, self.head_dim).transpose(1, 2)
         v = self.v_proj(value).view(B, S, self.num_heads, self.head_dim).transpose(1, 2)

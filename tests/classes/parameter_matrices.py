@@ -26,7 +26,7 @@ class EinsumAttention(nn.Module):
         k = torch.einsum("bkm,mhd->bkhd", src, self.W_K)
         v = torch.einsum("bkm,mhd->bkhd", src, self.W_V)
 
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / self.d_head ** 0.5
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / self.d_head**0.5
         if self.causal:
             ones = torch.ones(scores.size(-2), scores.size(-1), device=scores.device)
             scores = scores.masked_fill(torch.triu(ones, diagonal=1).bool(), self.IGNORE)

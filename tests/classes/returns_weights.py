@@ -31,7 +31,7 @@ class MultiHeadAttn(nn.Module):
         self.fc_k = nn.Linear(d_model, n_head * d_k)
         self.fc_v = nn.Linear(d_model, n_head * d_v)
         self.fc_o = nn.Linear(n_head * d_v, d_model)
-        self.attention = ScaledDotProductAttention(temperature=d_k ** 0.5, attn_dropout=dropout)
+        self.attention = ScaledDotProductAttention(temperature=d_k**0.5, attn_dropout=dropout)
 
     def forward(self, queries, keys, values, mask=None):
         bs, nq = queries.shape[:2]

@@ -36,8 +36,6 @@ class GroupedQueryAttention(nn.Module):
             k = k.repeat_interleave(self.n_rep, dim=1)
             v = v.repeat_interleave(self.n_rep, dim=1)
 
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, dropout_p=self.dropout, is_causal=is_causal
-        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=self.dropout, is_causal=is_causal)
         out = out.transpose(1, 2).contiguous().view(bsz, seqlen, -1)
         return self.wo(out)

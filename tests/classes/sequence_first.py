@@ -28,13 +28,14 @@ class MultiHeadAttention(nn.Module):
         self.output = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout_prob)
 
-    def forward(self, *, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                mask: Optional[torch.Tensor] = None):
+    def forward(
+        self, *, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor] = None
+    ):
         # everything is [seq_len, batch_size, d_model]; mask is [seq_len_q, seq_len_k, batch_size]
         seq_len, batch_size, _ = query.shape
         query, key, value = self.query(query), self.key(key), self.value(value)
 
-        scores = torch.einsum("ibhd,jbhd->ijbh", query, key) * self.d_k ** -0.5
+        scores = torch.einsum("ibhd,jbhd->ijbh", query, key) * self.d_k**-0.5
         if mask is not None:
             scores = scores.masked_fill(mask.unsqueeze(-1) == 0, float("-inf"))
 

@@ -1,0 +1,64 @@
+"""The object that a constructor takes as its config."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, get_args
+
+
+def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:
+    """Return an object with these values by name, or one of the constructor's own config class that holds those it has.
+
+    name: of the parameter. every: the values. kept: the names that a config class decides itself, as where a value is
+    None.
+    """
+    cls = _config_class(constructor, name)
+    own = {known: value for known, value in every.items() if value is not None and known not in kept}
+    try:
+        return SimpleNamespace(**every) if cls is None else _filled(cls, own)
+    except (TypeError, AttributeError):  # it requires more, or lets nothing be set
+        return SimpleNamespace(**every)
+
+
+def _filled(cls: type, values: Mapping[str, Any]) -> Any:
+    """Return an object of a class, with those of the values that its constructor takes, or that it has."""
+    accepted = inspect.signature(cls).parameters
+    made = cls(**{name: value for name, value in values.items() if name in accepted})
+    for name, value in values.items():
+        if name not in accepted and hasattr(made, name):
+            setattr(made, name, value)
+    return made
+
+
+def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
+    """Return the class of a config: the annotation, or the class of configs in the module whose name fits best."""
+    target: Any = constructor.func if isinstance(constructor, partial) else constructor
+    found = vars(sys.modules.get(target.__module__, SimpleNamespace()))
+    return _annotated(inspect.signature(target).parameters[name].annotation, found) or _named(target.__name__, found)
+
+
+def _annotated(annotation: Any, found: Mapping[str, Any]) -> type | None:
+    """Return the class that an annotation names, if it is not a builtin one."""
+    if isinstance(annotation, str):
+        annotation = found.get(annotation.partition("|")[0].strip())
+    classes = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
+    others = (SimpleNamespace, inspect.Parameter.empty)
+    return next((cls for cls in classes if cls not in others and cls.__module__ != "builtins"), None)
+
+
+def _named(label: str, found: Mapping[str, Any]) -> type | None:
+    """Return the one class of configs whose name has the longest beginning in common with a name."""
+    own = {name: cls for name, cls in found.items() if isinstance(cls, type) and re.search(r".(Config|Args)$", name)}
+    shared = {name: _shared(name, label) for name in own}
+    best = [name for name in own if shared[name] == max(shared.values())]
+    return own[best[0]] if len(best) == 1 else None
+
+
+def _shared(name: str, other: str) -> int:
+    """Return how many characters two names have in common at their beginning."""
+    return next((count for count, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))

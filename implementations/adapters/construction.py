@@ -1,0 +1,213 @@
+"""How a module is built for a configuration: what each parameter of its constructor is given, by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from mha.implementations.adapters.configs import config_object
+from mha.implementations.errors import ImplementationError
+from mha.spec import Config
+
+# The names of constructor parameters, by what they are given: a field of Config, or what follows from the fields.
+CONSTRUCTOR_NAMES = {
+    "d_model": (
+        *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
+        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
+        *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
+        *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
+        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim"),
+    ),
+    "n_heads": (
+        *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
+        *("num_head", "attention_heads", "n_attention_heads", "attn_heads", "num_attn_heads", "nb_heads"),
+    ),
+    "head_dim": (
+        *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
+        *("head_dims", "dim_heads", "dim_per_head", "head_width"),
+    ),
+    "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
+    "qkv_bias": ("qkv_bias", "attn_qkv_bias"),
+    "q_bias": ("q_bias",),
+    "k_bias": ("k_bias",),
+    "v_bias": ("v_bias",),
+    "kv_bias": ("kv_bias",),
+    "o_bias": ("o_bias", "out_bias", "proj_bias", "out_proj_bias"),
+    "dropout": (
+        *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
+        *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
+        *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob"),
+    ),
+    "output_dropout": (
+        *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
+        *("out_drop", "out_dropout", "output_dropout", "hidden_dropout"),
+    ),
+    "max_length": (
+        *("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings", "n_ctx"),
+        *("seq_len", "max_seq_length", "n_positions", "max_sequence_length", "ctx_len"),
+    ),
+    "n_kv_heads": ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
+    "kdim": ("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim"),
+    "vdim": ("vdim", "value_size"),
+    "bias_kv": ("bias_kv", "add_bias_kv"),
+    "zero_key": ("zero_key", "add_zero_attn"),
+    "batch_first": ("batch_first",),
+    "causal": ("causal", "is_causal"),
+    "layer_index": ("layer_idx", "layer_id", "layer_index", "layer_number"),
+    "q_layer": ("q_proj", "query_proj", "to_q"),
+    "k_layer": ("k_proj", "key_proj", "to_k"),
+    "v_layer": ("v_proj", "value_proj", "to_v"),
+    "o_layer": ("o_proj", "out_proj", "output_proj", "to_out"),
+    "config": ("config", "cfg", "args"),
+}
+# Given only where the constructor requires them: by default, the constructor decides.
+IF_REQUIRED = ("causal", "q_layer", "k_layer", "v_layer", "o_layer")
+# What a config class has besides keeps its own value too.
+KEPT = {name for field in (*IF_REQUIRED, "layer_index") for name in CONSTRUCTOR_NAMES[field]}
+# The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
+BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
+# The length for which a module is built that asks for the longest one; no case of self-attention is longer.
+MAX_LENGTH = 2048
+SMALL = Config(d_model=4, n_heads=2)
+VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
+    """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its name is known.
+
+    Of several names for one thing, those with the default None keep it.
+
+    Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
+    """
+    parameters = inspect.signature(constructor).parameters
+    required = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC}
+    arguments = _known(parameters, required)
+    for field in ("d_model", "n_heads"):
+        if field not in arguments.values() and "config" not in arguments.values():
+            raise ImplementationError(
+                f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
+                f"{field}; {_function(label, arguments, required)}"
+            )
+    if unknown := [name for name in parameters if name in required and name not in arguments]:
+        raise ImplementationError(
+            f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
+            f"functools.partial({label}, {unknown[0]}=...), or {_function(label, arguments, required)}"
+        )
+    return arguments
+
+
+def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> dict[str, str]:
+    """Return what each parameter whose name is known is given, except where the default is kept."""
+    known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in parameters}
+    given = {field for name, field in known.items() if parameters[name].default is not None}
+
+    def keeps_default(name: str, field: str) -> bool:
+        of_two = parameters[name].default is None and field in given
+        return of_two or (field in IF_REQUIRED and name not in required)
+
+    return {name: field for name, field in known.items() if not keeps_default(name, field)}
+
+
+def makes_modules(function: Callable[..., Any]) -> bool:
+    """Return whether the parameters of a function are those of a constructor.
+
+    >>> makes_modules(lambda d_model, n_heads: ...), makes_modules(lambda query, key, value: ...)
+    (True, False)
+    """
+    try:
+        return bool(constructor_arguments("", function))
+    except ImplementationError:
+        return False
+
+
+def _function(label: str, arguments: Mapping[str, str], required: set[str]) -> str:
+    """Return the advice to write a function that builds the module."""
+    fields = ("d_model", "n_heads")
+    given = [f"{name}={field}" for name, field in arguments.items() if field in fields]
+    given += [f"{name}=..." for name in sorted(required - set(arguments))]
+    given += [] if set(fields) <= set(arguments.values()) else ["..."]
+    return f"name a function that builds it: def attention(d_model, n_heads): return {label}({', '.join(given)})"
+
+
+def module_class(constructor: Callable[..., Any]) -> type[nn.Module] | None:
+    """Return the class of the modules that a class, a function or a `functools.partial` of one makes.
+
+    A function is called once, with small sizes. Returns None for what makes no `torch.nn.Module`.
+
+    Raises what the function raises, and ImplementationError for parameters that are not recognised.
+    """
+    target = constructor.func if isinstance(constructor, partial) else constructor
+    if inspect.isfunction(target):
+        label = target.__name__
+        made: Any = type(construct(constructor, constructor_arguments(label, constructor), SMALL))
+    else:
+        made = target
+    return made if inspect.isclass(made) and issubclass(made, nn.Module) else None
+
+
+def construct(
+    constructor: Callable[..., nn.Module],
+    arguments: Mapping[str, str],
+    config: Config,
+    dropout: bool | str = False,
+) -> nn.Module:
+    """Call a constructor for a configuration.
+
+    arguments: what each of its parameters is given. dropout: what `Config.dropout` applies to, as in `Claims.dropout`.
+    """
+    values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values())
+    parameters = inspect.signature(constructor).parameters
+    given, own_config = {}, False
+    for name, field in arguments.items():
+        if field == "config":
+            given[name] = config_object(constructor, name, _every(values), KEPT)
+            own_config |= not isinstance(given[name], SimpleNamespace)
+        elif field.endswith("_layer"):
+            given[name] = _layer(config, field[0])
+        else:
+            given[name] = values[field]
+        if given[name] is None and parameters[name].default is inspect.Parameter.empty:
+            given[name] = config.d_model  # the width of key or value
+    try:
+        return constructor(**given)
+    except AttributeError:
+        if not own_config:
+            raise
+    every = SimpleNamespace(**_every(values))
+    return constructor(**{name: every if field == "config" else given[name] for name, field in arguments.items()})
+
+
+def _every(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by all the names of `CONSTRUCTOR_NAMES`."""
+    return {known: values[field] for field, names in CONSTRUCTOR_NAMES.items() if field in values for known in names}
+
+
+def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) -> dict[str, Any]:
+    """Return what a parameter of each meaning is given, by the keys of `CONSTRUCTOR_NAMES`."""
+    fields = ("d_model", "n_heads", "dropout", "kdim", "vdim", "bias_kv", "zero_key")
+    values: dict[str, Any] = {field: getattr(config, field) for field in fields}
+    values |= {field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()}
+    values |= {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim if config.n_heads else config.d_model}
+    values |= {"max_length": MAX_LENGTH, "batch_first": not config.length_first, "causal": False, "layer_index": 0}
+    values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
+    if dropout == "output" and has_output_dropout:
+        values["dropout"] = 0.0
+    return values
+
+
+def _layer(config: Config, role: str) -> nn.Linear:
+    """Return a linear layer for a projection that the constructor takes."""
+    kv_width = config.kv_heads * config.head_dim if config.n_heads else config.d_model
+    widths = {
+        "q": (config.d_model, config.inner_width),
+        "k": (config.key_width, kv_width),
+        "v": (config.value_width, kv_width),
+        "o": (config.inner_width, config.d_model),
+    }
+    rows, columns = (max(1, width) for width in widths[role])  # refusing a size is the constructor's task
+    return nn.Linear(rows, columns, bias=config.has_bias(role))

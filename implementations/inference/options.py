@@ -1,0 +1,148 @@
+"""Options of a constructor that trial runs test: widths of heads and inputs, dropout, dtypes, and biases in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, is_close
+from mha.spec.claims import COMPUTE_DTYPES, Claims
+
+# Kinds of dropout, the most general first.
+KINDS = ("both", True, "output")
+PROBABILITY = 0.5
+
+
+def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
+    """Claim the options of the constructor that have their effect in trial runs, and the dtypes that can be called."""
+    _claim_if_explained(candidate, arguments, {"n_kv_heads"}, {"grouped_query": True}, {"n_kv_heads": 1})
+    if candidate.cross_attention is True:
+        widths = {"kdim": 7, "vdim": 9}
+        _claim_if_explained(candidate, arguments, set(widths), {"kv_widths": True}, widths)
+    _keep_biases_that_can_be_called(candidate)
+    if {"dropout", "output_dropout", "config"} & set(arguments.values()) and candidate.explained:
+        _find_dropout(candidate)
+    _find_dtypes(candidate)
+
+
+def _claim_if_explained(
+    candidate: Candidate,
+    arguments: Mapping[str, str],
+    fields: set[str],
+    claims: dict[str, bool],
+    changes: dict[str, int],
+) -> None:
+    """Add claims if a module that is built with a changed configuration computes the same formula.
+
+    arguments: of the constructor; fields: those that it must take, of `CONSTRUCTOR_NAMES`.
+    """
+    takes = fields <= set(arguments.values()) or "config" in arguments.values()
+    if not (takes and candidate.explained):
+        return
+    tried = replace(candidate, claims=candidate.claims | claims, changes=candidate.changes | changes)
+    if all(_computes_formula(tried, probe) for probe in tried.probes):
+        candidate.claims = tried.claims
+
+
+def _computes_formula(tried: Candidate, probe: Probe) -> bool:
+    """Return whether a module computes its formula on a probe, whose key and value have the configured widths."""
+    query, key, value = probe.inputs
+    widths = tried.config.key_width, tried.config.value_width
+    if widths != (CONFIG.d_model, CONFIG.d_model):
+        generator = torch.Generator().manual_seed(3)
+        key, value = (torch.randn(*key.shape[:2], width, generator=generator, dtype=key.dtype) for width in widths)
+    result = tried.call_plainly((query, key, value))
+    return result is not None and is_close(result.output, tried.formula((query, key, value), tried.weights, None))
+
+
+def _keep_biases_that_can_be_called(candidate: Candidate) -> None:
+    """Claim no bias with which the module can be built, but not called."""
+    biases = candidate.claims.get("bias", {True, False})
+    called = {
+        bias
+        for bias in biases
+        if replace(candidate, claims=candidate.claims | {"bias": {bias}}).call_plainly(candidate.probes[0].inputs)
+        is not None
+    }
+    if called and called != set(biases):
+        candidate.claims["bias"] = called
+
+
+def _find_dtypes(candidate: Candidate) -> None:
+    """Claim the dtypes in which the module can be called."""
+    dtypes = {
+        name
+        for name in COMPUTE_DTYPES
+        if replace(candidate, dtype=getattr(torch, name)).call_plainly(candidate.probes[0].inputs) is not None
+    }
+    if dtypes and dtypes != Claims().dtypes:
+        candidate.claims["dtypes"] = dtypes
+
+
+def _find_dropout(candidate: Candidate) -> None:
+    """Claim the kind of dropout that the outputs in training show."""
+    for kind in KINDS:
+        changes = candidate.changes | {"dropout": PROBABILITY}
+        tried = replace(candidate, claims=candidate.claims | {"dropout": kind}, changes=changes)
+        if _dropped(tried) == kind:
+            candidate.claims["dropout"] = kind
+            return
+
+
+def _dropped(tried: Candidate) -> bool | str | None:
+    """Return what is dropped in training: True for weights, "output" or "both", None for anything else.
+
+    With one key, a head's context is its value, or zero where the weight is dropped: an output is one of the sums over
+    subsets of the heads, and zero where the output is dropped.
+    """
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(64, 1, CONFIG.d_model, generator=generator, dtype=torch.float64)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        result = tried.call_plainly((x, x, x), training=True)
+    if result is None or not isinstance(result.output, Tensor) or result.output.shape != x.shape:
+        return None
+    output, kept = result.output.detach().double()[:, 0], 1 / (1 - PROBABILITY)
+    every = _outputs(tried, x, torch.ones(1, CONFIG.n_heads, dtype=torch.float64))[0]
+    sums = _outputs(tried, x, kept * torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64))
+    scale, zero = output.abs().max(), output == 0
+    if bool(_near(output, sums, scale).all(-1).any(0).all()):
+        return None if bool(_near(output, sums[-1], scale).all()) else True
+    if not bool(zero.any()):
+        return None
+    if bool((zero | _near(output, every * kept, scale)).all()):
+        return "output"
+    return "both" if bool((zero | _near(output, sums * kept, scale)).all(-1).any(0).all()) else None
+
+
+def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
+    """Return the outputs (N, B, D) for inputs (B, 1, D) if the weights of the heads are factors (N, H)."""
+    weights = tried.weights
+    values = F.linear(x[:, 0], weights.w_v, weights.b_v).unflatten(-1, (CONFIG.n_heads, -1))
+    contexts = (values * factors[:, None, :, None]).flatten(2)
+    return F.linear(contexts, weights.w_o, weights.b_o) if tried.formula.projected else contexts
+
+
+def _near(output: Tensor, expected: Tensor, scale: Tensor) -> Tensor:
+    return (output - expected).abs() <= TOLERANCE * scale
+
+
+def weights_on_an_attribute(candidate: Candidate, shape: tuple[int, ...]) -> str | None:
+    """Return the dotted name of the attribute on which a call leaves tensors of the shape of weights, rows of sum 1."""
+    paths = [path for path in candidate.left_behind() if _holds_weights(replace(candidate, weights_path=path), shape)]
+    return paths[0] if len(paths) == 1 else None
+
+
+def _holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
+    result = tried.call_plainly(tried.probes[0].inputs, need_weights=True)
+    weights = result.weights if result else None
+    if not isinstance(weights, Tensor) or tuple(weights.shape) != shape:
+        return False
+    sums = weights.double().sum(-1)
+    return bool(_near(sums, torch.ones_like(sums), torch.ones(())).all())
