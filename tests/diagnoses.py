@@ -54,6 +54,7 @@ EXPECTED: dict[str, str] = {
     "FloatMaskAsBoolean": AS_BOOLEAN,
     "FloatMaskScaled": "the float mask is added before the scores are scaled",
     "FusedQKV": TRANSPOSED,
+    "GroupsTiled": "the key/value heads are tiled",
     "HeadMaskIgnoredWithoutQueries": IGNORED,
     "HeadRemainderOf128Dropped": "only the first 128 columns of a head",
     "HeadRemainderOf256Dropped": "only the first 256 columns of a head",

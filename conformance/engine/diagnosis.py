@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -74,9 +74,8 @@ def diagnose(prop: Property, session: Session) -> str:
         evidence = collect(prop, session)
         with torch.inference_mode():
             causes = explain(evidence, session.claims) if evidence else []
-        if len(causes) != 1 or not _would_fail(prop, session, causes[0]):
-            return ""
-        return causes[0].text
+        texts = _texts([cause for cause in causes if _would_fail(prop, session, cause)])
+    return texts[0] if len(texts) == 1 else ""
 
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
@@ -117,7 +116,7 @@ class Fit:
 
 
 def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
-    """Return the simplest cause that the evidence shows; several where they are as simple, and none is to be named."""
+    """Return the simplest causes that the evidence shows, of which none is simpler than the others."""
     somewhere: list[Cause] = []
     for group in EXPLANATIONS:
         causes = candidates(group, evidence, claims)
@@ -148,20 +147,18 @@ def candidates(
         if where is not None:
             text = ", ".join(filter(None, (explanation.text, where)))
             found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, explanation, where == ""))
-    return _merged(found[max(found)]) if found else []
+    return found[max(found)] if found else []
 
 
 def _is_whole(fits: Sequence[Fit]) -> bool:
     return all(fit.whole for fit in fits if fit.explains)
 
 
-def _merged(found: Sequence[Cause]) -> list[Cause]:
-    """Return causes, each text once; if all are of one family, one in its words."""
-    causes = list({cause.text: cause for cause in found}.values())
+def _texts(causes: Sequence[Cause]) -> list[str]:
+    """Return causes in words, each once; if all are of one family, in its words."""
+    texts = list(dict.fromkeys(cause.text for cause in causes))
     families = {cause.explanation.family for cause in causes}
-    if len(causes) > 1 and len(families) == 1 and "" not in families:
-        return [replace(causes[0], text=families.pop())]
-    return causes
+    return list(families) if len(texts) > 1 and len(families) == 1 and "" not in families else texts
 
 
 def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Explanation]:

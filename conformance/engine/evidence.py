@@ -35,7 +35,7 @@ PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6))
 # Sizes above this are special.
 LARGE = 8
 # How many cases of the same sizes have other numbers.
-AGAIN = 6
+AGAIN = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ def related_cases(case: Case, *, square: bool) -> Iterator[Case]:
     square: whether L = S in each.
     """
     for number in range(1, AGAIN):
-        yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN // 2 else "normal")
+        yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN - 2 else "normal")
     for number, sizes in enumerate(_related_sizes(case), AGAIN):
         row = {**sizes, "S": sizes["L"]} if square else sizes
         yield replace(case, **row, seed=case.seed + number, values="normal")
