@@ -64,10 +64,13 @@ def judge_all(resolved: Resolved, settings: Settings) -> Iterator[Verdict]:
         yield judge(resolved, clause, dtype, device, settings)
 
 
-def judge(resolved: Resolved, clause: str, dtype: str, device: str, settings: Settings) -> Verdict:
+def judge(
+    resolved: Resolved, clause: str, dtype: str, device: str, settings: Settings, *, diagnosed: bool = True
+) -> Verdict:
     """Return the verdict on one clause; whatever goes wrong in the judge itself is a harness error.
 
     It is never "blocked": whether what explains a failure fails too is known at the end of a run (`results.settled`).
+    diagnosed: whether to look for the defect behind a failure, which takes a while.
     """
     start = perf_counter()
     implementation = resolved.implementation
@@ -88,6 +91,8 @@ def judge(resolved: Resolved, clause: str, dtype: str, device: str, settings: Se
         with heeding_interrupts():
             results = _results(implementation, clause, dtype, device, settings, valid)
             verdict = verdict_of(verdict, results, valid, strict=settings.strict, target=resolved.target)
+            if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
+                verdict = replace(verdict, diagnosis=_diagnosis(results[-1]))
     verdict = _with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
 
@@ -107,6 +112,13 @@ def _results(
         if results[-1].ends:
             break
     return results
+
+
+def _diagnosis(result: PropertyResult) -> str:
+    """Return the defect that explains the failure of a property; "" for a call that raised."""
+    assert result.failure is not None
+    session, violation = result.failure
+    return "" if isinstance(violation, CallRaised) else diagnose(result.prop, session)
 
 
 def verdict_of(
@@ -173,9 +185,7 @@ def _failed(
         return replace(verdict, blocked_by=root.clause, message=message)
     if violation.family and violation.family != CLAUSES[prop.clause].family and not prop.builds_a_variant:
         return replace(verdict, blocked_by=violation.family)
-    if isinstance(violation, CallRaised):
-        return verdict
-    return replace(verdict, diagnosis=diagnose(prop, session))
+    return verdict
 
 
 def _waived(verdict: Verdict, waived: dict[Waiver, tuple[Property, Failure]], target: str) -> Verdict:

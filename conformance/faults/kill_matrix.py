@@ -66,7 +66,7 @@ def kills(seed: int, profile: str, *, every_clause: bool, names: Collection[str]
 
 def _kill(fault: Fault, clause: str, settings: Settings, *, named: bool, baselines: tuple[str, ...]) -> Kill:
     """Judge one cell."""
-    verdict = judge(Resolved(fault.implementation, ""), clause, fault.dtype, "cpu", settings)
+    verdict = judge(Resolved(fault.implementation, ""), clause, fault.dtype, "cpu", settings, diagnosed=False)
     return Kill(
         fault=fault.name,
         defect=fault.defect,
