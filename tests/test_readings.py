@@ -176,6 +176,20 @@ def test_causal_default_is_switched_off_where_masks_replace_it() -> None:
     assert "    partial(TakesLayers, is_causal=False)," in result.declaration
 
 
+class Divides(Plain):
+    """Takes the width of a head, and still requires that the number of heads divides d_model."""
+
+    def __init__(self, d_model: int, n_heads: int, head_dim: int) -> None:
+        assert d_model % n_heads == 0
+        super().__init__(d_model, n_heads)
+        self.q, self.k, self.v = (nn.Linear(d_model, n_heads * head_dim) for _ in range(3))
+        self.out = nn.Linear(n_heads * head_dim, d_model)
+
+
+def test_own_width_of_heads_is_claimed_only_for_every_width_of_the_model() -> None:
+    assert not infer(Divides).implementation.claims.own_head_dim
+
+
 def make(d_model: int, n_heads: int, dropout: float) -> nn.Module:
     """A function that makes a module."""
     return DropsWeights(d_model, n_heads, dropout=dropout)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, is_close
+from mha.implementations.pristine import as_found
+from mha.spec import Weights
 from mha.spec.claims import COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
@@ -21,6 +23,8 @@ PROBABILITY = 0.5
 
 def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     """Claim the options of the constructor that have their effect in trial runs, and the dtypes that can be called."""
+    if "own_head_dim" in candidate.claims and not _takes_any_width(candidate):
+        del candidate.claims["own_head_dim"]
     _claim_if_explained(candidate, arguments, {"n_kv_heads"}, {"grouped_query": True}, {"n_kv_heads": 1})
     if candidate.cross_attention is True:
         widths = {"kdim": 7, "vdim": 9}
@@ -29,6 +33,17 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     if {"dropout", "output_dropout", "config"} & set(arguments.values()) and candidate.explained:
         _find_dropout(candidate)
     _find_dtypes(candidate)
+
+
+def _takes_any_width(candidate: Candidate) -> bool:
+    """Return whether a module can be built where the number of heads does not divide d_model."""
+    config = replace(candidate.config, d_model=CONFIG.d_model + 1)
+    try:
+        with as_found():
+            candidate.implementation().build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
+    except (Exception, SystemExit):
+        return False
+    return True
 
 
 def _claim_if_explained(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from lattice.axes import CAUSAL_ALWAYS, Point
@@ -14,12 +13,7 @@ from mha.spec import Rounding
 EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
 IN_SINGLE = Rounding(softmax_in_float32=True)
 # Claims that inference does not find; it leaves them at their defaults.
-NOT_INFERRED = ("dropout", "second_gradients", "rounding", "grouped_query", "scale")
-
-
-def as_inferred(point: Point) -> Point:
-    """Return the point that the claims of inference describe: without options that no trial run tests."""
-    return replace(point, dropout="none", heads="wide" if point.heads == "wide" else "equal")
+NOT_INFERRED = ("second_gradients", "rounding", "scale", "dtypes")
 
 
 def claims_of(point: Point) -> dict[str, Any]:
@@ -35,7 +29,7 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["causal"] = "bottom_right"
     if point.may_be_empty and point.fill in EMPTY_ROWS:
         claims["empty_row"] = EMPTY_ROWS[point.fill]
-    if point.weights not in ("tuple", "need_weights", "output_attentions"):
+    if point.weights not in ("tuple", "need_weights", "output_attentions", "attribute"):
         claims["returns_weights"] = False
     claims |= {"scale": 1.0} if point.scale == "unscaled" else {}
     claims |= {} if point.bias == "option" else {"bias": {{"all": True, "none": False}.get(point.bias, point.bias)}}
@@ -75,6 +69,8 @@ def options_of(point: Point) -> dict[str, Any]:
         options["padding"] = point.padding
     if point.layout != "b l d":
         options["layout"] = point.layout
+    if point.weights == "attribute":
+        options["weights"] = "attn"
     return options
 
 

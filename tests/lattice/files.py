@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from lattice.axes import Point
-from lattice.expected import NOT_INFERRED, as_inferred, claims_of, declaration_of
+from lattice.expected import NOT_INFERRED, claims_of, declaration_of
 from lattice.source import source_of, target_name
 from mha.implementations import ImplementationError, Resolved, resolve
 from mha.spec import Claims
@@ -47,7 +47,7 @@ def understood(path: Path, point: Point, *, plain: bool) -> tuple[Resolved, Poin
     plain: take the class as it is inferred, if it is, and if its formula is the contract's.
     """
     found = inferred(path, point) if plain and point.scale != "unscaled" else None
-    return (declared(path), point) if found is None else (found, as_inferred(point))
+    return (declared(path), point) if found is None else (found, point)
 
 
 def misunderstood(path: Path, point: Point) -> dict[str, tuple[object, object]]:

@@ -15,7 +15,7 @@ def _never(point: Point) -> bool:
 
 
 def _per_head_weights(point: Point) -> bool:
-    return point.weights in ("tuple", "need_weights", "output_attentions")
+    return point.weights in ("tuple", "need_weights", "output_attentions", "attribute")
 
 
 def _causal(point: Point) -> bool:
