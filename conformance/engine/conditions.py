@@ -52,14 +52,18 @@ def condition(showing: Sequence[CallStep], others: Sequence[CallStep]) -> str | 
     for text, holds in CONDITIONS.items():
         if all(map(holds, showing)) and not any(map(holds, others)):
             return text
-    for name, size in SIZES.items():
-        shown, hidden = sorted({size(step) for step in showing}), sorted({size(step) for step in others})
-        if shown == [1] and hidden[0] > 1:
-            return f"where {name} = 1"
-        if shown[0] > 1 == hidden[-1]:
-            return f"where {name} > 1"
-        if shown[0] > hidden[-1]:
-            return "in long sequences" if name in "SL" else f"where {name} is large"
+    of_sizes = (_of_size(name, [*map(size, showing)], [*map(size, others)]) for name, size in SIZES.items())
+    return next(filter(None, of_sizes), None)
+
+
+def _of_size(name: str, shown: Sequence[int], hidden: Sequence[int]) -> str | None:
+    """Return the condition on one size that tells these from the others, None if none does."""
+    if max(shown) == 1 < min(hidden):
+        return f"where {name} = 1"
+    if min(shown) > 1 == max(hidden):
+        return f"where {name} > 1"
+    if min(shown) > max(hidden):
+        return "in long sequences" if name in "SL" else f"where {name} is large"
     return None
 
 
