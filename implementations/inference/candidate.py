@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mha.implementations.adapters.calling import Signature, signature_of
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.inference.probes import CONFIG, OWN_HEAD_DIM, Formula, Probe, most_biases, probes
+from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
@@ -25,9 +25,10 @@ class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
-    formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
-    from `Claims()`, added as they are found. problem: what the last call raised. weights_shape: of the weights that it
-    returns, if any.
+    formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
+    which the formula is tested. claims: those that differ from `Claims()`, added as they are found. problem: what the
+    last call raised. weights_shape: of the weights that it returns, if any. assumed: why the format of masks is
+    assumed, if no format explains what they do.
     """
 
     constructor: Callable[..., nn.Module]
@@ -41,8 +42,10 @@ class Candidate:
     padding: PaddingConvention | None = None
     claims: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
+    special: SpecialCase = GENERAL
     problem: str = ""
     weights_shape: tuple[int, ...] | None = None
+    assumed: str = ""
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -69,9 +72,9 @@ class Candidate:
         return claimed
 
     @property
-    def probes(self) -> tuple[Probe, Probe]:
+    def probes(self) -> tuple[Probe, ...]:
         """The inputs of trial runs."""
-        return probes(self.cross_attention)
+        return self.special.probes(self.cross_attention)
 
     @property
     def config(self) -> Config:
@@ -82,7 +85,14 @@ class Candidate:
     @property
     def weights(self) -> Weights:
         """The weights of trial runs."""
-        return Weights.random(self.config, 0)
+        return self.special.weights(Weights.random(self.config, 0))
+
+    @property
+    def evidence(self) -> str:
+        """How it was found that its formula is that of the module."""
+        if not self.explained:
+            return "assumed: its output matches no known formula"
+        return f"assumed: it explains the output only {self.special.name}" if self.special.name else "tested"
 
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:

@@ -65,8 +65,8 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
 
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
-    tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
-    formula = [Row("formula", _formula(candidate.formula), "tested")] if candidate.explained else []
+    tested = candidate.evidence
+    formula = [Row("formula", _formula(candidate.formula), tested)] if candidate.explained else []
     unused, initial = _unused_options(candidate, arguments), not_loaded(module, candidate.parameters)
     return [
         Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
@@ -74,7 +74,7 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
         *formula,
-        Row("mask", _mask(candidate), "tested" if candidate.mask else "by name"),
+        Row("mask", _mask(candidate), candidate.assumed or ("tested" if candidate.mask else "by name")),
         *_empty_rows(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),

@@ -18,11 +18,19 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import find_mask
-from mha.implementations.inference.probes import CONFIG, formulas, is_close
+from mha.implementations.inference.nearest import (
+    CHANGED,
+    explained_cases,
+    find_formula,
+    influence,
+    nearest,
+    returns_outputs,
+)
+from mha.implementations.inference.probes import CONFIG, GENERAL
 from mha.implementations.inference.projections import Unclear, parameter_maps
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Weights, causal_mask
-from mha.spec.claims import BIASES
+from mha.spec.claims import BIASES, Alignment
 
 
 @dataclass(frozen=True)
@@ -75,17 +83,22 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
 
 
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
-    """Return the one candidate whose projections and layout give what the module computes."""
+    """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    for candidates in choices:
-        matching = [candidate for candidate in candidates if _find_formula(candidate)]
-        if len(matching) == 1:
-            return matching[0]
+    for number, candidates in enumerate(choices):
+        matching = [candidate for candidate in candidates if find_formula(candidate)]
         if matching:
-            return _only_choice(candidates, matching)
-    can_be_called = (each for each in choices if not all(candidate.problem for candidate in each))
-    return _only_choice(next(can_be_called, choices[0]), ())
+            _require_one_map(matching)
+            return _more_general(choices[:number]) or matching[0]
+    return nearest([candidate for candidates in choices for candidate in candidates])
+
+
+def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
+    """Return the candidate with more general inputs that explains a special case, where one with fewer explains all."""
+    candidates = [each for candidates in choices for each in candidates if not each.problem]
+    partial = [each for each in candidates if any(case.special.masks for case in explained_cases(each))]
+    return nearest(partial) if partial else None
 
 
 def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]) -> list[Candidate]:
@@ -117,54 +130,12 @@ def _require_inputs(candidate: Candidate) -> None:
         raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")
 
 
-def _only_choice(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> Candidate:
-    """Return the candidate of a module that no formula describes, if there is one choice; otherwise raise Unclear."""
-    first = candidates[0]
-    if not matching and first.cross_attention is True and not first.signature.inputs:
-        raise Unclear(
-            f"forward({', '.join(first.forward_parameters)}) does not name its inputs, and its output matches no "
-            "formula if they are query, key and value; pass call=..."
-        )
-    if all(candidate.problem for candidate in candidates):
-        raise Unclear(f"each call raises, the first one {first.problem}")
-    _require_one_map(candidates, matching)
-    _require_output(first)
-    return first
-
-
-def _require_one_map(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> None:
-    """Raise Unclear if there are several choices of projections, except for the name of W_o where none matches."""
-    inputs = [{key: path for key, path in each.parameters.items() if key != "w_o"} for each in candidates]
-    if matching or any(each != inputs[0] for each in inputs):
-        maps = sorted({str(each.parameters) for each in matching or candidates})
+def _require_one_map(matching: Sequence[Candidate]) -> None:
+    """Raise Unclear if several choices of projections explain the outputs."""
+    if len(matching) > 1:
+        maps = sorted({str(each.parameters) for each in matching})
         more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
-        problem = "more than one choice" if matching else "no choice"
-        raise Unclear(f"{problem} of projections gives what it computes ({'; '.join(maps[:2])}{more})")
-
-
-def _require_output(candidate: Candidate) -> None:
-    """Raise Unclear unless the module returns a tensor, alone or first in a tuple."""
-    result = candidate.call(candidate.probes[0].inputs)
-    if result is None or not isinstance(result.output, Tensor):
-        returned = result.output if result else None
-        length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
-        reason = candidate.problem or f"it returns {type(returned).__name__}{length}"
-        raise Unclear(f"its output was not found ({reason}); pass call=... that returns the output")
-
-
-def _find_formula(candidate: Candidate) -> bool:
-    """Set the formula that gives the module's outputs on both probes, and return whether there is one."""
-    for formula in formulas():
-        if formula.projected != (candidate.parameters.get("w_o") is not None):
-            continue
-        for probe in candidate.probes:
-            result = candidate.call(probe.inputs)
-            if result is None or not is_close(result.output, formula(probe.inputs, candidate.weights, None)):
-                break
-        else:
-            candidate.formula, candidate.explained = formula, True
-            return True
-    return False
+        raise Unclear(f"more than one choice of projections gives what it computes ({'; '.join(maps[:2])}{more})")
 
 
 def _possible_biases(candidate: Candidate) -> set[bool | str]:
@@ -199,9 +170,10 @@ def _biased_roles(bias: bool | str) -> str:
 
 def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     """Set whether the width of a head may be given, if the constructor takes one."""
-    if "head_dim" in arguments.values() and candidate.explained:
+    if "head_dim" in arguments.values():
         tried = replace(candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False)
-        if _find_formula(tried) and tried.formula == candidate.formula:
+        explained = find_formula(tried) and tried.formula == candidate.formula
+        if explained if candidate.explained else returns_outputs(tried):
             candidate.claims = tried.claims
 
 
@@ -226,16 +198,26 @@ def _combines(candidate: Candidate) -> bool:
     return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
 
 
-def _alignment(candidate: Candidate) -> str:
-    """Return how the causal flag aligns the diagonal; "top_left" where trial runs do not show it."""
+def _alignment(candidate: Candidate) -> Alignment:
+    """Return how the causal flag aligns the diagonal, as far as the keys that are read show it."""
     probe = candidate.probes[0]
     tried = replace(candidate, claims=candidate.claims | {"causal": "top_left"}, problem="")
     result = tried.call(probe.inputs, is_causal=True)
     if result is None:
         raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
-    lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
-    expected = candidate.formula(probe.inputs, candidate.weights, causal_mask(*lengths, "bottom_right"))
-    return "bottom_right" if candidate.cross_attention and is_close(result.output, expected) else "top_left"
+    if not candidate.cross_attention:
+        return "top_left"
+    return min(("top_left", "bottom_right"), key=lambda alignment: _misaligned(tried, alignment))
+
+
+def _misaligned(candidate: Candidate, alignment: Alignment) -> int:
+    """Return how many keys are read that this alignment of the causal mask hides, and the other way round."""
+    count = 0
+    for probe in GENERAL.probes(candidate.cross_attention):
+        read = influence(candidate, probe.inputs, is_causal=True)
+        allowed = causal_mask(probe.queries, probe.keys, alignment)
+        count += 0 if read is None else int(((read > CHANGED) != allowed).sum())
+    return count
 
 
 def _find_weights(candidate: Candidate) -> None:

@@ -1,0 +1,189 @@
+"""The reading of a module's projections, inputs and layout: the one that explains its outputs, or else the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import SPECIAL_CASES, WITHOUT_QUERIES, Formula, formulas, is_close
+from mha.implementations.inference.projections import Unclear
+from mha.spec import Output
+
+# Two outputs that differ by more depend on what was changed between their calls.
+CHANGED = 1e-9
+
+
+def find_formula(candidate: Candidate) -> bool:
+    """Set the formula that gives the module's outputs on all probes, and return whether there is one."""
+    probes, weights = candidate.probes, candidate.weights
+    results: list[Output] = []
+    for probe in probes:
+        result = candidate.call(probe.inputs)
+        if result is None or not isinstance(result.output, Tensor):
+            return False
+        results.append(result)
+    for formula in formulas():
+        if formula.projected == (candidate.parameters.get("w_o") is not None) and all(
+            is_close(result.output, formula(probe.inputs, weights, None))
+            for probe, result in zip(probes, results, strict=True)
+        ):
+            candidate.formula, candidate.explained = formula, True
+            return True
+    return False
+
+
+def nearest(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one of several candidates, none of which explains the outputs, that explains most of them.
+
+    candidates: the choices of projections, inputs and layout, the most likely first. Those are compared that can be
+    called and return an output of the right shape, by the number of special cases in which they give it.
+
+    Raises Unclear if there is none, and if several are equally near.
+    """
+    _require_call(candidates)
+    returning = [each for each in candidates if not each.problem and _returns_tensor(each)]
+    if not returning:
+        _require_output(next(candidate for candidate in candidates if not candidate.problem))
+    callable_ones = [each for each in returning if returns_outputs(each)] or returning[:1]
+    explained = [explained_cases(candidate) for candidate in callable_ones]
+    scores = [len(cases) + _keeps_items_apart(each) for cases, each in zip(explained, callable_ones, strict=True)]
+    best = [index for index, score in enumerate(scores) if score == max(scores)]
+    if not any(explained):
+        _require_named_inputs(candidates[0])
+    chosen = _only_one([callable_ones[index] for index in best])
+    return understood_in(chosen, explained[callable_ones.index(chosen)])
+
+
+def explained_cases(candidate: Candidate) -> list[Candidate]:
+    """Return a candidate for each special case in which a formula gives the outputs."""
+    tried = [replace(candidate, special=case, claims=dict(candidate.claims)) for case in SPECIAL_CASES]
+    return [each for each in tried if find_formula(each)]
+
+
+def understood_in(candidate: Candidate, cases: Iterable[Candidate]) -> Candidate:
+    """Return a candidate as it is understood in the first of several special cases that allow masks."""
+    case = next((each for each in cases if each.special.masks), None)
+    if case is None:
+        candidate.formula = Formula(causal=is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
+    return case or candidate
+
+
+def is_causal(candidate: Candidate) -> bool:
+    """Return whether the first query does not read the last key, but the last query the first one."""
+    for probe in candidate.probes:
+        read = influence(candidate, probe.inputs)
+        if read is None or bool((read[:, 0, -1] > CHANGED).any()) or not bool((read[:, -1, 0] > CHANGED).all()):
+            return False
+    return True
+
+
+def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: object) -> Tensor | None:
+    """Return how much each output changes with each key and value, (B, L, S), whatever the query.
+
+    options: of the calls. None if one of them raises.
+    """
+    tried = replace(candidate, special=WITHOUT_QUERIES)
+    query, key, value = inputs
+    base, columns = tried.call(inputs, **options), []
+    for position in range(key.shape[1]):
+        shifted = value.clone()
+        shifted[:, position] += 1.0
+        others = {True: (query, key), "memory": (query, shifted), False: (shifted, shifted)}[tried.cross_attention]
+        changed = tried.call((*others, shifted), **options)
+        if not (_is_output(base, query) and _is_output(changed, query)):
+            return None
+        difference = changed.output - base.output  # type: ignore[union-attr]  # both are outputs
+        columns.append(difference.nan_to_num().abs().amax(-1))
+    return torch.stack(columns, -1)
+
+
+def agree(result: Output | None, other: Output | None) -> bool:
+    """Return whether two calls return the same output, NaN included."""
+    if result is None or other is None or not (isinstance(result.output, Tensor) and isinstance(other.output, Tensor)):
+        return False
+    same = result.output.shape == other.output.shape
+    return same and torch.allclose(result.output, other.output, rtol=CHANGED, atol=CHANGED, equal_nan=True)
+
+
+def _is_output(result: Output | None, query: Tensor) -> bool:
+    return result is not None and isinstance(result.output, Tensor) and result.output.shape == query.shape
+
+
+def _returns_tensor(candidate: Candidate) -> bool:
+    result = candidate.call(candidate.probes[0].inputs)
+    return result is not None and isinstance(result.output, Tensor)
+
+
+def returns_outputs(candidate: Candidate) -> bool:
+    """Return whether calls return an output of the right shape."""
+    return all(_is_output(candidate.call(probe.inputs), probe.inputs[0]) for probe in candidate.probes)
+
+
+def _keeps_items_apart(candidate: Candidate) -> bool:
+    """Return whether no item of a batch depends on another one, as it does with the axes in another order."""
+    probe = candidate.probes[0]
+    inputs = probe.inputs
+    changed = {id(x): torch.cat([x[:1] + 1.0, x[1:]]) for x in inputs}  # one tensor stays one tensor
+    before, after = candidate.call(inputs), candidate.call(tuple(changed[id(x)] for x in inputs))
+    if before is None or after is None:
+        return False
+    return bool((before.output - after.output)[1:].nan_to_num().abs().max() <= CHANGED)
+
+
+def _only_one(best: Sequence[Candidate]) -> Candidate:
+    """Return the one of the nearest candidates whose layouts agree most; raise Unclear if several do."""
+    fewest = min(_layouts(each) for each in best)
+    alike = [each for each in best if _layouts(each) == fewest]
+    first = alike[0]
+    others = [each for each in alike if _reading(each) != _reading(first)]
+    if others:
+        readings = " or ".join(_shown(each) for each in (first, others[0]))
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise Unclear(f"no reading gives what it computes, and several are equally near: {readings}{more}")
+    return first
+
+
+def _layouts(candidate: Candidate) -> int:
+    """Return the number of different layouts of its projections."""
+    paths = candidate.parameters.values()
+    return len({"" if isinstance(path, str) else path[1] for path in paths if path is not None})
+
+
+def _reading(candidate: Candidate) -> object:
+    """Return what tells candidates apart, except for the name of W_o where none explains the outputs."""
+    parameters = {key: path for key, path in candidate.parameters.items() if key != "w_o"}
+    return parameters, candidate.layout, candidate.cross_attention
+
+
+def _shown(candidate: Candidate) -> str:
+    layout = f", layout={candidate.layout!r}" if candidate.layout != "b l d" else ""
+    return f"parameters={candidate.parameters}{layout}"
+
+
+def _require_call(candidates: Sequence[Candidate]) -> None:
+    """Raise Unclear if each call raises."""
+    if all(candidate.problem for candidate in candidates):
+        _require_named_inputs(candidates[0])
+        raise Unclear(f"each call raises, the first one {candidates[0].problem}")
+
+
+def _require_named_inputs(candidate: Candidate) -> None:
+    """Raise Unclear if nothing says which of three inputs is the query."""
+    if candidate.cross_attention is True and not candidate.signature.inputs:
+        raise Unclear(
+            f"forward({', '.join(candidate.forward_parameters)}) does not name its inputs, and its output matches no "
+            "formula if they are query, key and value; pass call=..."
+        )
+
+
+def _require_output(candidate: Candidate) -> None:
+    """Raise Unclear for a module that does not return a tensor, alone or first in a tuple."""
+    result = candidate.call(candidate.probes[0].inputs)
+    returned = result.output if result else None
+    length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+    reason = candidate.problem or f"it returns {type(returned).__name__}{length}"
+    raise Unclear(f"its output was not found ({reason}); pass call=... that returns the output")
