@@ -25,8 +25,9 @@ from mha.implementations.inference.nearest import (
     influence,
     nearest,
     returns_outputs,
+    shows_inputs,
 )
-from mha.implementations.inference.probes import CONFIG, GENERAL
+from mha.implementations.inference.probes import CONFIG, GENERAL, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import Unclear, parameter_maps
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Weights, causal_mask
@@ -97,7 +98,7 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
 def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
     """Return the candidate with more general inputs that explains a special case, where one with fewer explains all."""
     candidates = [each for candidates in choices for each in candidates if not each.problem]
-    partial = [each for each in candidates if any(case.special.masks for case in explained_cases(each))]
+    partial = [each for each in candidates if shows_inputs(explained_cases(each, (*SPECIAL_CASES, *QUICK_CASES)))]
     return nearest(partial) if partial else None
 
 

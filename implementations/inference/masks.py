@@ -68,10 +68,10 @@ def _find_ranks(candidate: Candidate) -> None:
         return
     probe = candidate.probes[0]
     mask = probe.mask("ls", causal=candidate.formula.causal)[:1, :1]
-    whole = candidate.call(probe.inputs, mask=mask)
-    forms = {4: mask, 3: mask[0], 2: mask[0, 0], 1: mask[0, 0, 0]}
-    results = {rank: candidate.call(probe.inputs, mask=form) for rank, form in forms.items()}
-    ranks = {rank for rank, result in results.items() if rank == 4 or agree(result, whole)}
+    row = mask[:, :, :1]
+    forms = {4: (mask, mask), 3: (mask[0], mask), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
+    calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
+    ranks = {rank for rank, results in calls.items() if rank == 4 or agree(*results)}
     candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
 
 

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import SPECIAL_CASES, WITHOUT_QUERIES, Formula, formulas, is_close
+from mha.implementations.inference.probes import (
+    EQUAL_LENGTHS,
+    NO_VALUES,
+    QUICK_CASES,
+    SPECIAL_CASES,
+    WITHOUT_QUERIES,
+    Formula,
+    SpecialCase,
+    formulas,
+    is_close,
+)
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Output
 
@@ -40,7 +50,7 @@ def nearest(candidates: Sequence[Candidate]) -> Candidate:
     """Return the one of several candidates, none of which explains the outputs, that explains most of them.
 
     candidates: the choices of projections, inputs and layout, the most likely first. Those are compared that can be
-    called and return an output of the right shape, by the number of special cases in which they give it.
+    called and return an output of the right shape, by the number of special cases that they explain.
 
     Raises Unclear if there is none, and if several are equally near.
     """
@@ -49,24 +59,33 @@ def nearest(candidates: Sequence[Candidate]) -> Candidate:
     if not returning:
         _require_output(next(candidate for candidate in candidates if not candidate.problem))
     callable_ones = [each for each in returning if returns_outputs(each)] or returning[:1]
-    explained = [explained_cases(candidate) for candidate in callable_ones]
-    scores = [len(cases) + _keeps_items_apart(each) for cases, each in zip(explained, callable_ones, strict=True)]
-    best = [index for index, score in enumerate(scores) if score == max(scores)]
-    if not any(explained):
+    first = {id(each): explained_cases(each, QUICK_CASES) for each in callable_ones}
+    inputs = next((each for each in callable_ones if shows_inputs(first[id(each)])), callable_ones[0]).cross_attention
+    scores = {id(each): len(first[id(each)]) + _keeps_items_apart(each) for each in callable_ones}
+    same = [each for each in callable_ones if each.cross_attention == inputs]
+    likely = [each for each in same if scores[id(each)] == max(scores[id(other)] for other in same)]
+    cases = {id(each): explained_cases(each) for each in likely}
+    if not any(first[id(each)] or cases[id(each)] for each in likely):
         _require_named_inputs(candidates[0])
-    chosen = _only_one([callable_ones[index] for index in best])
-    return understood_in(chosen, explained[callable_ones.index(chosen)])
+    most = max(map(len, cases.values()))
+    chosen = _only_one([each for each in likely if len(cases[id(each)]) == most])
+    return understood_in(chosen, cases[id(chosen)])
 
 
-def explained_cases(candidate: Candidate) -> list[Candidate]:
-    """Return a candidate for each special case in which a formula gives the outputs."""
-    tried = [replace(candidate, special=case, claims=dict(candidate.claims)) for case in SPECIAL_CASES]
+def explained_cases(candidate: Candidate, among: Iterable[SpecialCase] = SPECIAL_CASES) -> list[Candidate]:
+    """Return a candidate for each of several special cases in which a formula gives the outputs."""
+    tried = [replace(candidate, special=case, claims=dict(candidate.claims)) for case in among]
     return [each for each in tried if find_formula(each)]
 
 
+def shows_inputs(cases: Iterable[Candidate]) -> bool:
+    """Return whether the outputs in one of several explained cases depend on the values."""
+    return any(each.special is not NO_VALUES for each in cases)
+
+
 def understood_in(candidate: Candidate, cases: Iterable[Candidate]) -> Candidate:
-    """Return a candidate as it is understood in the first of several special cases that allow masks."""
-    case = next((each for each in cases if each.special.masks), None)
+    """Return a candidate as it is understood in the first of the special cases that it explains."""
+    case = next(iter(cases), None)
     if case is None:
         candidate.formula = Formula(causal=is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
     return case or candidate
@@ -74,7 +93,7 @@ def understood_in(candidate: Candidate, cases: Iterable[Candidate]) -> Candidate
 
 def is_causal(candidate: Candidate) -> bool:
     """Return whether the first query does not read the last key, but the last query the first one."""
-    for probe in candidate.probes:
+    for probe in EQUAL_LENGTHS.probes(candidate.cross_attention):
         read = influence(candidate, probe.inputs)
         if read is None or bool((read[:, 0, -1] > CHANGED).any()) or not bool((read[:, -1, 0] > CHANGED).all()):
             return False
@@ -87,13 +106,13 @@ def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: objec
     options: of the calls. None if one of them raises.
     """
     tried = replace(candidate, special=WITHOUT_QUERIES)
-    query, key, value = inputs
+    query, key, _ = inputs
     base, columns = tried.call(inputs, **options), []
     for position in range(key.shape[1]):
-        shifted = value.clone()
-        shifted[:, position] += 1.0
-        others = {True: (query, key), "memory": (query, shifted), False: (shifted, shifted)}[tried.cross_attention]
-        changed = tried.call((*others, shifted), **options)
+        step = torch.zeros_like(key)
+        step[:, position] = 1.0
+        shifted = {id(x): x + step for x in (inputs[1:] if tried.cross_attention else inputs)}  # one tensor stays one
+        changed = tried.call(tuple(shifted.get(id(x), x) for x in inputs), **options)
         if not (_is_output(base, query) and _is_output(changed, query)):
             return None
         difference = changed.output - base.output  # type: ignore[union-attr]  # both are outputs

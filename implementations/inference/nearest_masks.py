@@ -11,7 +11,7 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import agree, influence
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, share_close
-from mha.spec import Claims, MaskConvention
+from mha.spec import Claims, MaskConvention, Output
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ def nearest_format(
     """
     best: tuple[Candidate, list[MaskConvention]] | None = None
     best_level: tuple[bool, float] = (False, -1.0)
+    plain = [replace(each, mask_shape=None, mask_numbers=False, padding=None) for each in formats[:1]]
+    unmasked = [each.call(probe.inputs) for each in plain for probe in each.probes]
     for each in formats:
-        effects = _effects(each)
+        effects = _effects(each, unmasked)
         if not effects:
             continue
         convention = max(effects, key=lambda name: (effects[name].neutral, effects[name].explained, effects[name].read))
@@ -62,8 +64,11 @@ def nearest_format(
     return best
 
 
-def _effects(masked: Candidate) -> dict[MaskConvention, Effect]:
-    """Return the effect of masks under each convention under which none raises, the most likely one first."""
+def _effects(masked: Candidate, unmasked: Sequence[Output | None]) -> dict[MaskConvention, Effect]:
+    """Return the effect of masks under each convention under which none raises, the most likely one first.
+
+    unmasked: the output of each probe without a mask.
+    """
     conventions = list(CONVENTIONS[:2] if masked.mask_numbers else CONVENTIONS)
     if "pad" in (masked.signature.mask or ""):
         conventions.sort(key=lambda convention: convention != "drop")
@@ -71,17 +76,14 @@ def _effects(masked: Candidate) -> dict[MaskConvention, Effect]:
     for convention in conventions:
         tried = replace(masked, mask=convention)
         tried.claims = masked.claims | tried.masks.limits(Claims())
-        if effect := _effect(tried):
+        if effect := _effect(tried, unmasked):
             effects[convention] = effect
     return effects
 
 
-def _effect(tried: Candidate) -> Effect | None:
+def _effect(tried: Candidate, unmasked: Sequence[Output | None]) -> Effect | None:
     neutral, ignored, shares, per_item = True, True, [], []
-    for probe in tried.probes:
-        base = tried.call(probe.inputs)
-        opened = tried.call(probe.inputs, mask=torch.ones_like(probe.mask("s", causal=False)[:1, :1, :1]))
-        neutral &= agree(opened, base)
+    for probe, base in zip(tried.probes, unmasked, strict=True):
         for mask in _masks(tried, probe):
             result = tried.call(probe.inputs, mask=mask)
             if not (base and result and isinstance(result.output, Tensor)) or result.output.shape != base.output.shape:
@@ -91,6 +93,8 @@ def _effect(tried: Candidate) -> Effect | None:
             shares.append(share if tried.explained else 0.0)
             if not torch.equal(mask, mask[:1].expand_as(mask)):
                 per_item.append(shares[-1])
+        opened = torch.ones(1, 1, 1, probe.mask("s", causal=False).shape[-1], dtype=torch.bool)
+        neutral &= agree(tried.call(probe.inputs, mask=opened), base)
     explained = sum(shares) / len(shares)
     of_items = sum(per_item) / len(per_item) if per_item else explained
     return Effect(neutral, ignored, explained, of_items, 0.0 if ignored or explained else _share_read(tried))

@@ -95,7 +95,8 @@ def share_close(output: object, expected: Tensor) -> float:
 class Probe:
     """Small random inputs: query (B, L, D), key and value (B, S, D).
 
-    cross_attention: as in `Claims`. last_is_zero: whether the last position of each input is all zeros.
+    cross_attention: as in `Claims`. last_is_zero: whether the last position of each input is all zeros. value_is_key:
+    whether they are one tensor, even if they need not be.
     """
 
     batch: int
@@ -103,6 +104,7 @@ class Probe:
     keys: int
     cross_attention: bool | Literal["memory"]
     last_is_zero: bool = False
+    value_is_key: bool = False
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +117,7 @@ class Probe:
 
         query = draw(self.queries)
         key = draw(self.keys) if self.cross_attention else query
-        return query, key, draw(self.keys) if self.cross_attention is True else key
+        return query, key, draw(self.keys) if self.cross_attention is True and not self.value_is_key else key
 
     def mask(self, axes: str, *, causal: bool) -> Tensor:
         """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes of "bhls".
@@ -141,18 +143,18 @@ class SpecialCase:
     """Trial runs in which a fault may not show, so that the rest of the class does.
 
     name: what is special, to be read after "explains its output only". weights: what becomes of random weights. sizes:
-    B, L and S of two probes. last_is_zero: as of `Probe`. masks: whether masks can be tried in it.
+    B, L and S of two probes. last_is_zero, value_is_key: as of `Probe`.
     """
 
     name: str
     weights: Change = lambda weights: weights
     sizes: tuple[tuple[int, int, int], ...] = ((3, 4, 6), (7, 6, 4))
     last_is_zero: bool = False
-    masks: bool = True
+    value_is_key: bool = False
 
     def probes(self, cross_attention: bool | Literal["memory"]) -> tuple[Probe, ...]:
         """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence."""
-        return tuple(Probe(*sizes, cross_attention, self.last_is_zero) for sizes in self.sizes)
+        return tuple(Probe(*sizes, cross_attention, self.last_is_zero, self.value_is_key) for sizes in self.sizes)
 
 
 def _zeros(names: str) -> Change:
@@ -183,18 +185,20 @@ def _one_column_repeated(name: str, tensor: Tensor) -> Tensor:
 GENERAL = SpecialCase("")
 # Scores do not depend on the queries: a change at one position shows in the outputs that read it, and nowhere else.
 WITHOUT_QUERIES = SpecialCase("where all scores are equal", _zeros("w_q b_q"))
+EQUAL_LENGTHS = SpecialCase("with as many keys as queries", sizes=((3, 5, 5), (7, 4, 4)))
 SPECIAL_CASES = (
     SpecialCase("without biases", _zeros("b_")),
-    SpecialCase("where the projections of key and value are equal", _values_as_keys),
+    SpecialCase("where key and value are equal", _values_as_keys, value_is_key=True),
     SpecialCase("where all heads are alike", lambda weights: _changed(weights, _one_head_repeated)),
     SpecialCase("where all columns of a projection are alike", lambda weights: _changed(weights, _one_column_repeated)),
     SpecialCase("where the last key is zero", _zeros("b_"), last_is_zero=True),
-    SpecialCase("with as many keys as queries", sizes=((3, 5, 5), (7, 4, 4))),
+    EQUAL_LENGTHS,
     SpecialCase("with a batch of 1", sizes=((1, 4, 6), (1, 6, 4))),
     WITHOUT_QUERIES,
-    SpecialCase("with one query and one key", sizes=((3, 1, 1), (7, 1, 1)), masks=False),
-    SpecialCase("where all values are zero", _zeros("w_v b_v"), masks=False),
 )
+# In these, the scores do not matter; no mask can be tried in them. Without values, only the bias of W_o shows.
+NO_VALUES = SpecialCase("where all values are zero", _zeros("w_v b_v"))
+QUICK_CASES = (SpecialCase("with one query and one key", sizes=((3, 1, 1), (7, 1, 1))), NO_VALUES)
 
 
 def most_biases(biases: Collection[bool | str]) -> bool | str:
