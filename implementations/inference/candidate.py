@@ -26,9 +26,9 @@ class Candidate:
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
-    which the formula is tested. claims: those that differ from `Claims()`, added as they are found. problem: what the
-    last call raised. weights_shape: of the weights that it returns, if any. assumed: why the format of masks is
-    assumed, if no format explains what they do.
+    which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
+    those that differ from `Claims()`, added as they are found. problem: what the last call raised. weights_shape: of
+    the weights that it returns, if any. assumed: why the format of masks is assumed, if none explains what they do.
     """
 
     constructor: Callable[..., nn.Module]
@@ -43,6 +43,7 @@ class Candidate:
     claims: dict[str, Any] = field(default_factory=dict)
     explained: bool = False
     special: SpecialCase = GENERAL
+    shown: str = ""
     problem: str = ""
     weights_shape: tuple[int, ...] | None = None
     assumed: str = ""
@@ -90,9 +91,9 @@ class Candidate:
     @property
     def evidence(self) -> str:
         """How it was found that its formula is that of the module."""
-        if not self.explained:
-            return "assumed: its output matches no known formula"
-        return f"assumed: it explains the output only {self.special.name}" if self.special.name else "tested"
+        if self.shown:
+            return f"assumed: it explains the output only {self.shown}"
+        return "tested" if self.explained else "assumed: its output matches no known formula"
 
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -105,11 +106,18 @@ class Candidate:
         """What the parameters of `forward` mean."""
         return signature_of(self.forward_parameters, padding=self.padding is not None)
 
-    def call(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
-        """Build the module and call it in evaluation mode; if that raises, return None and set `problem`."""
+    def call(
+        self, inputs: tuple[Tensor, ...], *, change: Callable[[nn.Module], object] | None = None, **options: Any
+    ) -> Output | None:
+        """Build the module and call it in evaluation mode; if that raises, return None and set `problem`.
+
+        change: is given the module before the call. options: of the call.
+        """
         with torch.no_grad(), as_found():
             try:
                 attention = self.implementation().build(self.config, self.weights, dtype=torch.float64, device="cpu")
+                if change:
+                    change(attention.module)
                 return attention.eval()(*inputs, **options)  # type: ignore[no-any-return]  # of nn.Module
             except (Exception, SystemExit) as error:  # the class may raise anything
                 self.problem = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -139,7 +139,7 @@ def _mask(candidate: Candidate) -> str:
     shape = (
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
-    shape, padding = broadcast + shape, ""
+    padding = ""
     if candidate.padding:
         padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
     return f"{candidate.signature.mask}: {meaning}, {shape}{padding}"

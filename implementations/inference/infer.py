@@ -29,6 +29,7 @@ from mha.implementations.inference.nearest import (
 )
 from mha.implementations.inference.probes import CONFIG, GENERAL, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.inference.scope import require_plain
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Weights, causal_mask
 from mha.spec.claims import BIASES, Alignment
@@ -92,7 +93,9 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
         if matching:
             _require_one_map(matching)
             return _more_general(choices[:number]) or matching[0]
-    return nearest([candidate for candidates in choices for candidate in candidates])
+    candidates = [candidate for candidates in choices for candidate in candidates]
+    require_plain(candidates, module)
+    return nearest(candidates)
 
 
 def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,23 +28,32 @@ from mha.spec import Output
 CHANGED = 1e-9
 
 
-def find_formula(candidate: Candidate) -> bool:
-    """Set the formula that gives the module's outputs on all probes, and return whether there is one."""
+def find_formula(candidate: Candidate, outputs: Sequence[Tensor] | None = None) -> bool:
+    """Set the formula that gives the module's outputs on all probes, and return whether there is one.
+
+    outputs: on the probes, if not those of plain calls.
+    """
     probes, weights = candidate.probes, candidate.weights
-    results: list[Output] = []
-    for probe in probes:
-        result = candidate.call(probe.inputs)
-        if result is None or not isinstance(result.output, Tensor):
-            return False
-        results.append(result)
-    for formula in formulas():
+    outputs = outputs_of(candidate) if outputs is None else outputs
+    for formula in formulas() if len(outputs) == len(probes) else ():
         if formula.projected == (candidate.parameters.get("w_o") is not None) and all(
-            is_close(result.output, formula(probe.inputs, weights, None))
-            for probe, result in zip(probes, results, strict=True)
+            is_close(output, formula(probe.inputs, weights, None))
+            for probe, output in zip(probes, outputs, strict=True)
         ):
             candidate.formula, candidate.explained = formula, True
             return True
     return False
+
+
+def outputs_of(candidate: Candidate, **options: Any) -> list[Tensor]:
+    """Return the outputs on the probes, as far as calls with these options return a tensor."""
+    outputs: list[Tensor] = []
+    for probe in candidate.probes:
+        result = candidate.call(probe.inputs, **options)
+        if result is None or not isinstance(result.output, Tensor):
+            break
+        outputs.append(result.output)
+    return outputs
 
 
 def nearest(candidates: Sequence[Candidate]) -> Candidate:
@@ -69,7 +79,7 @@ def nearest(candidates: Sequence[Candidate]) -> Candidate:
         _require_named_inputs(candidates[0])
     most = max(map(len, cases.values()))
     chosen = _only_one([each for each in likely if len(cases[id(each)]) == most])
-    return understood_in(chosen, cases[id(chosen)])
+    return _understood(chosen, cases[id(chosen)], first[id(chosen)])
 
 
 def explained_cases(candidate: Candidate, among: Iterable[SpecialCase] = SPECIAL_CASES) -> list[Candidate]:
@@ -83,12 +93,15 @@ def shows_inputs(cases: Iterable[Candidate]) -> bool:
     return any(each.special is not NO_VALUES for each in cases)
 
 
-def understood_in(candidate: Candidate, cases: Iterable[Candidate]) -> Candidate:
-    """Return a candidate as it is understood in the first of the special cases that it explains."""
-    case = next(iter(cases), None)
-    if case is None:
-        candidate.formula = Formula(causal=is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
-    return case or candidate
+def _understood(candidate: Candidate, cases: Sequence[Candidate], quick: Sequence[Candidate]) -> Candidate:
+    """Return a candidate as it is understood in the first of the special cases that it explains.
+
+    quick: those in which the causal mask does not show, nor any other.
+    """
+    for case in cases:
+        return replace(case, shown=case.special.name)
+    formula = Formula(causal=is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
+    return replace(candidate, formula=formula, shown=quick[0].special.name if shows_inputs(quick) else "")
 
 
 def is_causal(candidate: Candidate) -> bool:
@@ -100,7 +113,7 @@ def is_causal(candidate: Candidate) -> bool:
     return True
 
 
-def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: object) -> Tensor | None:
+def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) -> Tensor | None:
     """Return how much each output changes with each key and value, (B, L, S), whatever the query.
 
     options: of the calls. None if one of them raises.
