@@ -165,9 +165,7 @@ def _held(module: nn.Module) -> Iterator[Held]:
 
 def _held_layers(module: nn.Module, layers: Mapping[str, nn.Linear]) -> Iterator[Held]:
     """Yield the linear layers; those at the same place in each member of a list are one."""
-    lists = [
-        name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and _holds_layers(child)
-    ]
+    lists = [name for name, child in module.named_modules() if _is_list_of_layers(child)]
     groups: dict[str, list[nn.Linear]] = {}
     for name, layer in layers.items():
         groups.setdefault(_path_in_list(name, lists), []).append(layer)
