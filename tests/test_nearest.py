@@ -252,3 +252,31 @@ def test_layer_in_a_list_with_dropout_is_the_output_projection() -> None:
     result = infer(ListedOutput)
     assert result.implementation.parameters == {"w_qkv": "qkv", "w_o": "to_out.0"}
     assert evidence(result)["projections"] == "tested"
+
+
+class PaddingIgnored(Plain):
+    """It uses one of its two masks."""
+
+    def forward(  # type: ignore[override]  # another signature
+        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        return self.attend(x, attn_mask)
+
+
+class PaddingOfFirst(PaddingIgnored):
+    """The padding of the first item counts for all."""
+
+    def forward(  # type: ignore[override]  # another signature
+        self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        keys = torch.ones(1, 1, 1, x.shape[1], dtype=torch.bool)
+        keys = keys if key_padding_mask is None else ~key_padding_mask[:1, None, None]
+        return self.attend(x, keys if attn_mask is None else keys & attn_mask)
+
+
+@pytest.mark.parametrize("cls", [PaddingIgnored, PaddingOfFirst])
+def test_padding_that_does_not_count_is_judged(cls: type[nn.Module]) -> None:
+    result = infer(cls)
+    assert 'padding="drop"' in result.declaration
+    assert evidence(result)["mask"].startswith("assumed: ")
+    assert verdict(result, "MSK-1") == ("fail", False)

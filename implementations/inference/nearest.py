@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,18 @@ def outputs_of(candidate: Candidate, **options: Any) -> list[Tensor]:
     return outputs
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A candidate, and what it is for each special case in which a formula gives the outputs.
+
+    quick, cases: those of `QUICK_CASES` and `SPECIAL_CASES`.
+    """
+
+    candidate: Candidate
+    quick: list[Candidate]
+    cases: list[Candidate] = field(default_factory=list)
+
+
 def nearest(candidates: Sequence[Candidate]) -> Candidate:
     """Return the one of several candidates, none of which explains the outputs, that explains most of them.
 
@@ -64,22 +76,20 @@ def nearest(candidates: Sequence[Candidate]) -> Candidate:
 
     Raises Unclear if there is none, and if several are equally near.
     """
-    _require_call(candidates)
-    returning = [each for each in candidates if not each.problem and _returns_tensor(each)]
-    if not returning:
-        _require_output(next(candidate for candidate in candidates if not candidate.problem))
-    callable_ones = [each for each in returning if returns_outputs(each)] or returning[:1]
-    first = {id(each): explained_cases(each, QUICK_CASES) for each in callable_ones}
-    inputs = next((each for each in callable_ones if shows_inputs(first[id(each)])), callable_ones[0]).cross_attention
-    scores = {id(each): len(first[id(each)]) + _keeps_items_apart(each) for each in callable_ones}
-    same = [each for each in callable_ones if each.cross_attention == inputs]
-    likely = [each for each in same if scores[id(each)] == max(scores[id(other)] for other in same)]
-    cases = {id(each): explained_cases(each) for each in likely}
-    if not any(first[id(each)] or cases[id(each)] for each in likely):
+    compared = [Compared(each, explained_cases(each, QUICK_CASES)) for each in _callable(candidates)]
+    inputs = next((each for each in compared if shows_inputs(each.quick)), compared[0]).candidate.cross_attention
+    compared = [each for each in compared if each.candidate.cross_attention == inputs]
+    compared = _best(compared, lambda each: len(each.quick) + _keeps_items_apart(each.candidate))
+    compared = [replace(each, cases=explained_cases(each.candidate)) for each in compared]
+    if not any(each.quick or each.cases for each in compared):
         _require_named_inputs(candidates[0])
-    most = max(map(len, cases.values()))
-    chosen = _only_one([each for each in likely if len(cases[id(each)]) == most])
-    return _understood(chosen, cases[id(chosen)], first[id(chosen)])
+    return _understood(_only_one(_best(compared, lambda each: len(each.cases))))
+
+
+def _best(compared: Sequence[Compared], score: Callable[[Compared], int]) -> list[Compared]:
+    """Return those with the highest score."""
+    scores = [score(each) for each in compared]
+    return [each for each, own in zip(compared, scores, strict=True) if own == max(scores)]
 
 
 def explained_cases(candidate: Candidate, among: Iterable[SpecialCase] = SPECIAL_CASES) -> list[Candidate]:
@@ -93,18 +103,16 @@ def shows_inputs(cases: Iterable[Candidate]) -> bool:
     return any(each.special is not NO_VALUES for each in cases)
 
 
-def _understood(candidate: Candidate, cases: Sequence[Candidate], quick: Sequence[Candidate]) -> Candidate:
-    """Return a candidate as it is understood in the first of the special cases that it explains.
-
-    quick: those in which the causal mask does not show, nor any other.
-    """
-    for case in cases:
+def _understood(chosen: Compared) -> Candidate:
+    """Return a candidate as it is understood in the first of the special cases that it explains."""
+    candidate, quick = chosen.candidate, chosen.quick
+    for case in chosen.cases:
         return replace(case, shown=case.special.name)
-    formula = Formula(causal=is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
+    formula = Formula(causal=_is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
     return replace(candidate, formula=formula, shown=quick[0].special.name if shows_inputs(quick) else "")
 
 
-def is_causal(candidate: Candidate) -> bool:
+def _is_causal(candidate: Candidate) -> bool:
     """Return whether the first query does not read the last key, but the last query the first one."""
     for probe in EQUAL_LENGTHS.probes(candidate.cross_attention):
         read = influence(candidate, probe.inputs)
@@ -145,11 +153,6 @@ def _is_output(result: Output | None, query: Tensor) -> bool:
     return result is not None and isinstance(result.output, Tensor) and result.output.shape == query.shape
 
 
-def _returns_tensor(candidate: Candidate) -> bool:
-    result = candidate.call(candidate.probes[0].inputs)
-    return result is not None and isinstance(result.output, Tensor)
-
-
 def returns_outputs(candidate: Candidate) -> bool:
     """Return whether calls return an output of the right shape."""
     return all(_is_output(candidate.call(probe.inputs), probe.inputs[0]) for probe in candidate.probes)
@@ -166,14 +169,12 @@ def _keeps_items_apart(candidate: Candidate) -> bool:
     return bool((before.output - after.output)[1:].nan_to_num().abs().max() <= CHANGED)
 
 
-def _only_one(best: Sequence[Candidate]) -> Candidate:
+def _only_one(best: Sequence[Compared]) -> Compared:
     """Return the one of the nearest candidates whose layouts agree most; raise Unclear if several do."""
-    fewest = min(_layouts(each) for each in best)
-    alike = [each for each in best if _layouts(each) == fewest]
-    first = alike[0]
-    others = [each for each in alike if _reading(each) != _reading(first)]
+    first, *rest = _best(best, lambda each: -_layouts(each.candidate))
+    others = [each.candidate for each in rest if _reading(each.candidate) != _reading(first.candidate)]
     if others:
-        readings = " or ".join(_shown(each) for each in (first, others[0]))
+        readings = " or ".join(_shown(each) for each in (first.candidate, others[0]))
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise Unclear(f"no reading gives what it computes, and several are equally near: {readings}{more}")
     return first
@@ -196,11 +197,19 @@ def _shown(candidate: Candidate) -> str:
     return f"parameters={candidate.parameters}{layout}"
 
 
-def _require_call(candidates: Sequence[Candidate]) -> None:
-    """Raise Unclear if each call raises."""
-    if all(candidate.problem for candidate in candidates):
+def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that return an output of the right shape, or else the first one that returns a tensor.
+
+    Raises Unclear if each call raises, or none returns a tensor.
+    """
+    working = [candidate for candidate in candidates if not candidate.problem]
+    if not working:
         _require_named_inputs(candidates[0])
         raise Unclear(f"each call raises, the first one {candidates[0].problem}")
+    returning = [each for each in working if outputs_of(each)]
+    if not returning:
+        _require_output(working[0])
+    return [each for each in returning if returns_outputs(each)] or returning[:1]
 
 
 def _require_named_inputs(candidate: Candidate) -> None:

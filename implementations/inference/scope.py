@@ -26,16 +26,14 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
 
     candidates: the ways to understand it, none of which explains its outputs. module: that of the trial runs.
     """
-    working = [each for each in candidates if len(outputs_of(each)) == len(each.probes)]
+    working = [replace(each) for each in candidates if len(outputs_of(each)) == len(each.probes)]
     if not working:
         return
     first = working[0]
     norms = [name for name in _norms(module) if _differs(first, _left_out([name]))]
-    residual = next((what for each in working if (what := _residual(each, norms))), "")
+    residual = next(filter(None, (_residual(each, norms) for each in working)), "")
     positions = _positions(first, module)
-    unloaded = set.intersection(*(set(not_loaded(module, each.parameters)) for each in working))
-    others = sorted(name for name in unloaded if not (positions or name.startswith(tuple(norms))))
-    found = [residual, _normalises(first, norms), positions, _others(first, others)]
+    found = [residual, _normalises(first, norms), positions or _others(working, module, norms)]
     if any(found):
         raise ImplementationError(f"{first.label} is out of scope: {'; '.join(filter(None, found))}")
 
@@ -92,9 +90,11 @@ def _positions(candidate: Candidate, module: nn.Module) -> str:
     return f"it depends on positions ({', '.join(f'`{name}`' for name in used)})" if used else ""
 
 
-def _others(candidate: Candidate, names: Sequence[str]) -> str:
-    """Return those of several parameters on which the output depends."""
-    used = [name for name in names if _differs(candidate, _shifted(name))]
+def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> str:
+    """Return the parameters on which the output depends, and that no candidate loads, except those of norms."""
+    unloaded = set.intersection(*(set(not_loaded(module, each.parameters)) for each in candidates))
+    names = sorted(name for name in unloaded if not name.startswith(tuple(norms)))
+    used = [name for name in names if _differs(candidates[0], _shifted(name))]
     layers = dict.fromkeys(name.rpartition(".")[0] or name for name in used)
     return f"it computes with more than four projections ({', '.join(f'`{name}`' for name in layers)})" if used else ""
 
