@@ -254,6 +254,35 @@ def test_layer_in_a_list_with_dropout_is_the_output_projection() -> None:
     assert evidence(result)["projections"] == "tested"
 
 
+class Constant(Plain):
+    """Nothing shows which order its projections have."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # another signature
+        return torch.zeros_like(x)
+
+
+class RefusesMasks(Plain):
+    """Each mask raises."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attend(x, None if mask is None else mask.missing)  # type: ignore[attr-defined]  # the point
+
+
+UNCLEAR: dict[type[nn.Module], str] = {
+    Constant: "no reading gives what it computes, and several are equally near: parameters={'w_qkv': 'qkv', "
+    "'w_o': 'proj'} or parameters={'w_qkv': ('qkv', '(r h e) d -> (h r e) d'), 'w_o': 'proj'} and 1 more",
+    RefusesMasks: "each mask of a common shape as 'mask' raises, a boolean one of (B, H, L, S) AttributeError: 'Tensor' "
+    "object has no attribute 'missing'; pass mask='keep'",
+}
+
+
+@pytest.mark.parametrize("cls", UNCLEAR, ids=lambda cls: cls.__name__)
+def test_what_is_as_near_as_something_else_is_asked_for(cls: type[nn.Module]) -> None:
+    with pytest.raises(ImplementationError) as raised:
+        infer(cls)
+    assert UNCLEAR[cls] in str(raised.value)
+
+
 class PaddingIgnored(Plain):
     """It uses one of its two masks."""
 

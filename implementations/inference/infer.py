@@ -176,8 +176,8 @@ def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> No
     """Set whether the width of a head may be given, if the constructor takes one."""
     if "head_dim" in arguments.values():
         tried = replace(candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False)
-        explained = find_formula(tried) and tried.formula == candidate.formula
-        if explained if candidate.explained else returns_outputs(tried):
+        same = find_formula(tried) and tried.formula == candidate.formula
+        if same or (candidate.evidence != "tested" and returns_outputs(tried)):
             candidate.claims = tried.claims
 
 

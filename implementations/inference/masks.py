@@ -33,9 +33,11 @@ def find_mask(candidate: Candidate) -> None:
     near = nearest_format(formats) if exact is None else nearest_format(_more_general(formats, exact), partly=True)
     chosen, conventions = near or (exact, fitting)
     if chosen is None:
+        tried = replace(candidate, mask="keep")
+        tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
         raise Unclear(
-            f"each mask of a common shape as {name!r} raises, the last one {formats[-1].problem}; pass mask='keep', "
-            "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
+            f"each mask of a common shape as {name!r} raises, a boolean one of (B, H, L, S) {tried.problem}; pass "
+            "mask='keep', 'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
         )
     candidate.mask, candidate.mask_shape = conventions[0], chosen.mask_shape
     candidate.mask_numbers, candidate.padding, candidate.assumed = chosen.mask_numbers, chosen.padding, chosen.assumed
