@@ -269,10 +269,11 @@ class RefusesMasks(Plain):
 
 
 UNCLEAR: dict[type[nn.Module], str] = {
-    Constant: "no reading gives what it computes, and several are equally near: parameters={'w_qkv': 'qkv', "
-    "'w_o': 'proj'} or parameters={'w_qkv': ('qkv', '(r h e) d -> (h r e) d'), 'w_o': 'proj'} and 1 more",
-    RefusesMasks: "each mask of a common shape as 'mask' raises, a boolean one of (B, H, L, S) AttributeError: 'Tensor' "
-    "object has no attribute 'missing'; pass mask='keep'",
+    Constant: "no reading gives what it computes, and several are equally near: from_module(Constant, parameters="
+    "{'w_qkv': 'qkv', 'w_o': 'proj'}) or from_module(Constant, parameters={'w_qkv': 'qkv', 'w_o': 'proj'}, "
+    "layout='l b d') and 4 more",
+    RefusesMasks: "each mask of a common shape as 'mask' raises, a boolean one of (B, H, L, S) AttributeError: "
+    "'Tensor' object has no attribute 'missing'; pass mask='keep'",
 }
 
 

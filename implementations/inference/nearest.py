@@ -194,7 +194,7 @@ def _reading(candidate: Candidate) -> object:
 
 def _shown(candidate: Candidate) -> str:
     layout = f", layout={candidate.layout!r}" if candidate.layout != "b l d" else ""
-    return f"parameters={candidate.parameters}{layout}"
+    return f"from_module({candidate.label}, parameters={candidate.parameters}{layout})"
 
 
 def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
