@@ -255,7 +255,7 @@ def test_layer_in_a_list_with_dropout_is_the_output_projection() -> None:
 
 
 class Constant(Plain):
-    """Nothing shows which order its projections have."""
+    """Nothing shows the order of its axes."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # another signature
         return torch.zeros_like(x)
@@ -271,7 +271,7 @@ class RefusesMasks(Plain):
 UNCLEAR: dict[type[nn.Module], str] = {
     Constant: "no reading gives what it computes, and several are equally near: from_module(Constant, parameters="
     "{'w_qkv': 'qkv', 'w_o': 'proj'}) or from_module(Constant, parameters={'w_qkv': 'qkv', 'w_o': 'proj'}, "
-    "layout='l b d') and 4 more",
+    "layout='l b d'). Declare it below",
     RefusesMasks: "each mask of a common shape as 'mask' raises, a boolean one of (B, H, L, S) AttributeError: "
     "'Tensor' object has no attribute 'missing'; pass mask='keep'",
 }
