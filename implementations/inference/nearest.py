@@ -181,8 +181,8 @@ def _only_one(best: Sequence[Compared]) -> Compared:
 
 
 def _layouts(candidate: Candidate) -> int:
-    """Return the number of different layouts of its projections."""
-    paths = candidate.parameters.values()
+    """Return the number of different layouts of its matrices."""
+    paths = [path for key, path in candidate.parameters.items() if key.startswith("w_")]
     return len({"" if isinstance(path, str) else path[1] for path in paths if path is not None})
 
 
