@@ -21,7 +21,8 @@ from torch import nn
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.errors import ImplementationError, UnavailableError, one_line
-from mha.implementations.inference.infer import infer, infer_kernel
+from mha.implementations.inference.infer import infer
+from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Claims, Config, Implementation, Weights

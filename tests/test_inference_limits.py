@@ -115,10 +115,8 @@ class UnknownSizes(nn.Module):
 
 UNCLEAR: dict[type[nn.Module], str] = {
     Unnamed: "no parameter looks like the projection of k, q, v (its parameters: a.weight, a.bias, b.weight",
-    MaskIsBias: "with a mask of a common shape as 'mask', its output matches no convention; pass mask='keep'",
     NeedsRank: "its constructor requires rank, which has no known name; supply it with functools.partial(NeedsRank, ",
     Raises: "Raises(d_model=10, n_heads=2) raised RuntimeError: no GPU here",
-    SigmoidAttention: "no choice of projections gives what it computes",
     Exits: "each call raises, the first one SystemExit: 3",
     ValueFirst: "forward(self, a, b, c) does not name its inputs, and its output matches no formula",
     UnknownSizes: "none of the parameters of its constructor (width, n) has a known name of d_model",
@@ -222,7 +220,7 @@ def test_shape_of_masks_is_tested_with_several_sizes() -> None:
 def test_mask_of_an_unknown_formula_is_found_by_what_it_hides() -> None:
     result = infer(Sharper)
     assert findings(result)["mask"].startswith("mask: True = may attend")
-    assert "formula" not in findings(result)
-    assert any(row.evidence == "assumed: its output matches no known formula" for row in result.rows)
+    evidence = {row.topic: row.evidence for row in result.rows}
+    assert evidence["formula"] == "assumed: it explains the output only where all scores are equal"
     (verdict,) = check(result.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"

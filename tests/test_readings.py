@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.discovery import framework_of
-from mha.implementations.inference.infer import InferredClass, infer, infer_kernel
+from mha.implementations.inference.infer import InferredClass, infer
+from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Output, Weights
 
 

@@ -15,7 +15,7 @@ from mha.implementations.adapters.construction import module_class
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.errors import one_line
-from mha.implementations.inference.probes import CONFIG, OWN_HEAD_DIM, Formula, Probe, most_biases, probes
+from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
@@ -26,11 +26,13 @@ class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
-    formula: what the module computes, if `explained`; otherwise no formula gives its outputs. claims: those that differ
-    from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration and the dtype.
-    problem: what the last call raised. weights_shape: of the weights that it returns, if any. weights_path: the
-    attribute on which a call leaves them, if it does not return them. one_head: why a single head is not claimed, if it
-    is not. last: the module that was called last.
+    formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
+    which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
+    those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
+    and the dtype. problem: what the last call raised. weights_shape: of the weights that it returns, if any.
+    weights_path: the attribute on which a call leaves them, if it does not return them. one_head: why a single head is
+    not claimed, if it is not. last: the module that was called last. assumed: why the format of masks is assumed, if
+    none explains what they do.
     """
 
     constructor: Callable[..., nn.Module]
@@ -46,11 +48,14 @@ class Candidate:
     changes: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
     explained: bool = False
+    special: SpecialCase = GENERAL
+    shown: str = ""
     problem: str = ""
     weights_shape: tuple[int, ...] | None = None
     weights_path: str | None = None
     one_head: str = ""
     last: nn.Module = field(default_factory=nn.Module)
+    assumed: str = ""
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -78,9 +83,9 @@ class Candidate:
         return claimed
 
     @property
-    def probes(self) -> tuple[Probe, Probe]:
+    def probes(self) -> tuple[Probe, ...]:
         """The inputs of trial runs."""
-        return probes(self.cross_attention)
+        return self.special.probes(self.cross_attention)
 
     @property
     def config(self) -> Config:
@@ -91,7 +96,14 @@ class Candidate:
     @property
     def weights(self) -> Weights:
         """The weights of trial runs."""
-        return Weights.random(self.config, 0)
+        return self.special.weights(Weights.random(self.config, 0))
+
+    @property
+    def evidence(self) -> str:
+        """How it was found that its formula is that of the module."""
+        if self.shown:
+            return f"assumed: it explains the output only {self.shown}"
+        return "tested" if self.explained else "assumed: its output matches no known formula"
 
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -105,8 +117,18 @@ class Candidate:
         """What the parameters of `forward` mean."""
         return signature_of(self.forward_parameters, padding=self.padding is not None)
 
-    def call(self, inputs: tuple[Tensor, ...], *, training: bool = False, **options: Any) -> Output | None:
-        """Build the module and call it; if that raises, return None and set `problem`."""
+    def call(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        training: bool = False,
+        change: Callable[[nn.Module], object] | None = None,
+        **options: Any,
+    ) -> Output | None:
+        """Build the module and call it; if that raises, return None and set `problem`.
+
+        change: is given the module before the call. options: of the call.
+        """
         same = {id(x): x.to(self.dtype) for x in inputs}  # one tensor stays one tensor
         mask = options.get("mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
@@ -115,6 +137,8 @@ class Candidate:
             try:
                 weights = self.weights.to(self.dtype)
                 attention = self.implementation().build(self.config, weights, dtype=self.dtype, device="cpu")
+                if change:
+                    change(attention.module)
                 self.last = attention.train(training)
                 return self.last(*(same[id(x)] for x in inputs), **options)  # type: ignore[no-any-return]  # of nn.Module
             except (Exception, SystemExit) as error:  # the class may raise anything

@@ -67,8 +67,7 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
 
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
-    tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
-    initial = not_loaded(module, candidate.parameters)
+    tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
     return [
         Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
         Row("projections", _projections(candidate.parameters), tested),
@@ -81,13 +80,13 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
 
 def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
     """Return what was found about what a module, or a kernel, computes and takes."""
-    tested = "tested" if candidate.explained else "assumed: its output matches no known formula"
+    tested = candidate.evidence
     meant = "; if that is meant, claim scale=1.0" if candidate.formula.scale == "none" else ""
-    formula = [Row("formula", _formula(candidate.formula), f"tested{meant}")] if candidate.explained else []
+    formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
     unused = _unused_options(candidate, arguments)
     return [
         *formula,
-        Row("mask", _mask(candidate), "tested" if candidate.mask else "by name"),
+        Row("mask", _mask(candidate), candidate.assumed or ("tested" if candidate.mask else "by name")),
         *_empty_rows(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
@@ -177,8 +176,10 @@ def _mask(candidate: Candidate) -> str:
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     ranks = candidate.claims.get("mask_ranks")
     broadcast = f"of {' or '.join(map(str, sorted(ranks)))} dimensions, " if ranks else ""
-    shape = f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else "broadcastable to (b, h, l, s)"
-    shape, padding = broadcast + shape, ""
+    shape = (
+        f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
+    )
+    padding = ""
     if candidate.padding:
         padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
     return f"{candidate.signature.mask}: {meaning}, {shape}{padding}"
@@ -186,7 +187,7 @@ def _mask(candidate: Candidate) -> str:
 
 def _causal(candidate: Candidate) -> str:
     if "always_causal" in candidate.claims:
-        return "always"
+        return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
     flag, alignment = candidate.signature.is_causal, candidate.claims.get("causal", "top_left")
     if flag:
         beside = "" if candidate.claims.get("causal_with_mask", True) else ", not beside a mask"

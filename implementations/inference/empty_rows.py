@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.nearest import CHANGED, influence
 from mha.implementations.inference.probes import Probe, is_close
 from mha.spec.claims import EmptyRow
 
@@ -14,21 +17,21 @@ from mha.spec.claims import EmptyRow
 def find_empty_row(candidate: Candidate) -> None:
     """Claim the policy for empty rows that a trial run shows; where it shows none of them, claim nothing."""
     by_the_flag = candidate.claims.get("causal") == "bottom_right"
-    policy = _policy(candidate) if candidate.explained and (candidate.mask or by_the_flag) else None
+    policy = _policy(candidate) if candidate.mask or by_the_flag else None
     if policy and policy != "zeros":
         candidate.claims["empty_row"] = policy
 
 
 def _policy(candidate: Candidate) -> EmptyRow | None:
     """Return the policy of the rows that a mask leaves without a key."""
+    options: dict[str, Any] = {"is_causal": bool(candidate.formula.causal or not candidate.mask)}
     if candidate.mask:
         probe = candidate.probes[0]
-        mask, emptied = _mask_with_empty_rows(candidate, probe)
-        result = candidate.call(probe.inputs, mask=mask, is_causal=candidate.formula.causal)
+        options["mask"], emptied = _mask_with_empty_rows(candidate, probe)
     else:  # with more queries than keys, the causal flag leaves the first ones without a key
         probe = candidate.probes[1]
         emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
-        result = candidate.call(probe.inputs, is_causal=True)
+    result = candidate.call(probe.inputs, **options)
     if result is None:
         return "error"
     query, _, value = probe.inputs
@@ -37,6 +40,9 @@ def _policy(candidate: Candidate) -> EmptyRow | None:
     rows = result.output[emptied]
     if bool(rows.isnan().all()):
         return "nan"
+    if not candidate.explained:
+        read = influence(candidate, probe.inputs, **options)
+        return None if read is None else "uniform" if bool((read[emptied] > CHANGED).all()) else "zeros"
     values = _values(candidate, value)
     contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
     for policy, of_policy in contexts.items():

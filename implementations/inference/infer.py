@@ -10,7 +10,7 @@ from textwrap import indent
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mha.implementations.adapters.calling import Signature, required_inputs
 from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments
@@ -18,15 +18,23 @@ from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
-from mha.implementations.inference.kernels import kernel_candidates, rows_of_kernel
 from mha.implementations.inference.masks import find_mask
-from mha.implementations.inference.options import find_options, weights_on_an_attribute
-from mha.implementations.inference.probes import CONFIG, formulas, is_close
+from mha.implementations.inference.nearest import (
+    explained_cases,
+    find_formula,
+    nearest,
+    returns_outputs,
+    shows_inputs,
+)
+from mha.implementations.inference.options import find_options, find_weights
+from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.inference.scope import require_plain
 from mha.implementations.pristine import as_found, pristine
-from mha.spec import Sizes, Weights, causal_mask
+from mha.spec import Sizes, Weights
 from mha.spec.claims import BIASES
 
 SEVERAL_HEADS = frozenset(range(2, 9))
@@ -89,58 +97,31 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     candidate = _understand(empty, module)
     _find_own_head_dim(candidate, arguments)
     candidate = _with_masks(candidate)
-    _find_causal(candidate)
+    find_causal(candidate)
     find_empty_row(candidate)
-    _find_weights(candidate)
+    find_weights(candidate)
     find_options(candidate, arguments)
     _find_numbers_of_heads(candidate)
     return candidate
 
 
-@pristine()
-def infer_kernel(kernel: Callable[..., Any], label: str = "") -> InferredClass:
-    """Infer the layout and the masks of a function of query, key and value.
-
-    Raises ImplementationError where no layout gives the formula of attention.
-    """
-    label = label or str(getattr(kernel, "__name__", "kernel"))
-    candidates = kernel_candidates(kernel, label)
-    try:
-        candidate = next((each for each in candidates if _find_formula(each)), None)
-        if candidate is None:
-            problem = candidates[0].problem or "its output matches no formula of attention"
-            raise Unclear(
-                f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
-                "needs parameters d_model and n_heads"
-            )
-        find_mask(candidate)
-        _find_causal(candidate)
-        find_empty_row(candidate)
-        _find_weights(candidate)
-        find_options(candidate, {})
-    except Unclear as unclear:
-        raise ImplementationError(
-            f"{label} needs a declaration: {unclear}. Declare it below the function, and judge that: "
-            f"implementation = from_kernel({label}, layout=..., mask=...)"
-        ) from None
-    declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
-    return InferredClass(candidate.implementation(), tuple(rows_of_kernel(candidate)), declaration)
-
-
 def _with_masks(candidate: Candidate) -> Candidate:
     """Return a candidate whose masks are known; one that is causal by default is built without that, if it helps."""
+    plain, problem = replace(candidate, claims=dict(candidate.claims)), None
     try:
         find_mask(candidate)
-    except Unclear:
-        parameters = inspect.signature(candidate.constructor).parameters
-        by_default = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
-        if not (candidate.formula.causal and by_default):
-            raise
-        constructor = partial(candidate.constructor, **{by_default[0]: False})
-        candidate = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
-        if not _find_formula(candidate):
-            raise
-        find_mask(candidate)
+    except Unclear as unclear:
+        problem = unclear
+    if problem or candidate.assumed:
+        parameters = inspect.signature(plain.constructor).parameters
+        flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
+        for flag in flags if plain.formula.causal else ():
+            tried = replace(plain, constructor=partial(plain.constructor, **{flag: False}), explained=False)
+            if find_formula(tried):
+                find_mask(tried)
+                return tried
+    if problem:
+        raise problem
     return candidate
 
 
@@ -158,17 +139,24 @@ def _advice(label: str, module: nn.Module) -> str:
 
 
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
-    """Return the one candidate whose projections and layout give what the module computes."""
+    """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    for candidates in choices:
-        matching = [candidate for candidate in candidates if _find_formula(candidate)]
-        if len(matching) == 1:
-            return matching[0]
+    for number, candidates in enumerate(choices):
+        matching = [candidate for candidate in candidates if find_formula(candidate)]
         if matching:
-            return _only_choice(candidates, matching)
-    can_be_called = (each for each in choices if not all(candidate.problem for candidate in each))
-    return _only_choice(next(can_be_called, choices[0]), ())
+            _require_one_map(matching)
+            return _more_general(choices[:number]) or matching[0]
+    candidates = [candidate for candidates in choices for candidate in candidates]
+    require_plain(candidates, module)
+    return nearest(candidates)
+
+
+def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
+    """Return the candidate with more general inputs that explains a special case, where one with fewer explains all."""
+    candidates = [each for candidates in choices for each in candidates if not each.problem]
+    partial = [each for each in candidates if shows_inputs(explained_cases(each, (*SPECIAL_CASES, *QUICK_CASES)))]
+    return nearest(partial) if partial else None
 
 
 def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]) -> list[Candidate]:
@@ -200,54 +188,12 @@ def _require_inputs(candidate: Candidate) -> None:
         raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")
 
 
-def _only_choice(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> Candidate:
-    """Return the candidate of a module that no formula describes, if there is one choice; otherwise raise Unclear."""
-    first = candidates[0]
-    if not matching and first.cross_attention is True and not first.signature.inputs:
-        raise Unclear(
-            f"forward({', '.join(first.forward_parameters)}) does not name its inputs, and its output matches no "
-            "formula if they are query, key and value; pass call=..."
-        )
-    if all(candidate.problem for candidate in candidates):
-        raise Unclear(f"each call raises, the first one {first.problem}")
-    _require_one_map(candidates, matching)
-    _require_output(first)
-    return first
-
-
-def _require_one_map(candidates: Sequence[Candidate], matching: Sequence[Candidate]) -> None:
-    """Raise Unclear if there are several choices of projections, except for the name of W_o where none matches."""
-    inputs = [{key: path for key, path in each.parameters.items() if key != "w_o"} for each in candidates]
-    if matching or any(each != inputs[0] for each in inputs):
-        maps = sorted({str(each.parameters) for each in matching or candidates})
+def _require_one_map(matching: Sequence[Candidate]) -> None:
+    """Raise Unclear if several choices of projections explain the outputs."""
+    if len(matching) > 1:
+        maps = sorted({str(each.parameters) for each in matching})
         more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
-        problem = "more than one choice" if matching else "no choice"
-        raise Unclear(f"{problem} of projections gives what it computes ({'; '.join(maps[:2])}{more})")
-
-
-def _require_output(candidate: Candidate) -> None:
-    """Raise Unclear unless the module returns a tensor, alone or first in a tuple."""
-    result = candidate.call(candidate.probes[0].inputs)
-    if result is None or not isinstance(result.output, Tensor):
-        returned = result.output if result else None
-        length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
-        reason = candidate.problem or f"it returns {type(returned).__name__}{length}"
-        raise Unclear(f"its output was not found ({reason}); pass call=... that returns the output")
-
-
-def _find_formula(candidate: Candidate) -> bool:
-    """Set the formula that gives the module's outputs on both probes, and return whether there is one."""
-    for formula in formulas():
-        if formula.projected != (candidate.parameters.get("w_o") is not None):
-            continue
-        for probe in candidate.probes:
-            result = candidate.call(probe.inputs)
-            if result is None or not is_close(result.output, formula(probe.inputs, candidate.weights, None)):
-                break
-        else:
-            candidate.formula, candidate.explained = formula, True
-            return True
-    return False
+        raise Unclear(f"more than one choice of projections gives what it computes ({'; '.join(maps[:2])}{more})")
 
 
 def _possible_biases(candidate: Candidate) -> set[bool | str]:
@@ -282,58 +228,11 @@ def _biased_roles(bias: bool | str) -> str:
 
 def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     """Set whether the width of a head may be given, if the constructor takes one."""
-    if "head_dim" in arguments.values() and candidate.explained:
+    if "head_dim" in arguments.values():
         tried = replace(candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False)
-        if _find_formula(tried) and tried.formula == candidate.formula:
+        same = find_formula(tried) and tried.formula == candidate.formula
+        if same or (candidate.evidence != "tested" and returns_outputs(tried)):
             candidate.claims = tried.claims
-
-
-def _find_causal(candidate: Candidate) -> None:
-    """Set the claims about causal attention."""
-    candidate.claims.pop("causal")
-    if candidate.formula.causal:
-        candidate.claims["always_causal"] = True
-    elif candidate.signature.is_causal:
-        alignment = _alignment(candidate)
-        candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
-        if candidate.mask and not _combines(candidate):
-            candidate.claims["causal_with_mask"] = False
-    elif candidate.mask is None or "l" not in candidate.masks.axes:
-        candidate.claims["causal"] = None
-
-
-def _combines(candidate: Candidate) -> bool:
-    """Return whether the causal flag may be given beside a mask, rather than raise."""
-    probe = candidate.probes[0]
-    mask = probe.mask("bs" if candidate.claims.get("per_item_mask", True) else "s", causal=True)[:, :1, :1]
-    return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
-
-
-def _alignment(candidate: Candidate) -> str:
-    """Return how the causal flag aligns the diagonal; "top_left" where trial runs do not show it."""
-    probe = candidate.probes[0]
-    tried = replace(candidate, claims=candidate.claims | {"causal": "top_left"}, problem="")
-    result = tried.call(probe.inputs, is_causal=True)
-    if result is None:
-        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
-    lengths = probe.inputs[0].shape[1], probe.inputs[1].shape[1]
-    expected = candidate.formula(probe.inputs, candidate.weights, causal_mask(*lengths, "bottom_right"))
-    return "bottom_right" if candidate.cross_attention and is_close(result.output, expected) else "top_left"
-
-
-def _find_weights(candidate: Candidate) -> None:
-    """Set whether it returns weights (B, H, L, S), and the shape of what it returns."""
-    probe = candidate.probes[0]
-    result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.formula.causal)
-    query, key, _ = probe.inputs
-    expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
-    weights = result.weights if result else None
-    if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
-        candidate.claims["returns_weights"] = False
-        candidate.weights_path = weights_on_an_attribute(candidate, expected)
-    if candidate.weights_path:
-        candidate.claims.pop("returns_weights")
-    candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
 
 
 def _find_numbers_of_heads(candidate: Candidate) -> None:

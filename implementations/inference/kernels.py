@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from mha.implementations.adapters.kernel import KernelImplementation, from_kernel
+from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.describe import Row, shared_rows
-from mha.implementations.inference.projections import ParameterMap
+from mha.implementations.inference.causal import find_causal
+from mha.implementations.inference.describe import Row, declaration_of, shared_rows
+from mha.implementations.inference.empty_rows import find_empty_row
+from mha.implementations.inference.infer import InferredClass
+from mha.implementations.inference.masks import find_mask
+from mha.implementations.inference.nearest import find_formula
+from mha.implementations.inference.options import find_options, find_weights
+from mha.implementations.inference.projections import ParameterMap, Unclear
+from mha.implementations.pristine import pristine
 from mha.spec import Claims
 
 LAYOUTS = ("b h l d", "b l h d", "l b h d")
@@ -43,12 +51,12 @@ class KernelCandidate(Candidate):
         return inspect.signature(self.constructor).parameters
 
 
-def kernel_candidates(kernel: Callable[..., Any], label: str) -> list[Candidate]:
+def _candidates(kernel: Callable[..., Any], label: str) -> list[Candidate]:
     """Return a candidate for each layout of query, key and value."""
     return [KernelCandidate(kernel, SUPPLIED, label, layout, claims={"causal": None}) for layout in LAYOUTS]
 
 
-def rows_of_kernel(candidate: Candidate) -> list[Row]:
+def _rows(candidate: Candidate) -> list[Row]:
     """Return what was found about a kernel."""
     parameters = candidate.forward_parameters
     names = ", ".join(candidate.signature.inputs or list(parameters)[:3])
@@ -57,3 +65,33 @@ def rows_of_kernel(candidate: Candidate) -> list[Row]:
         Row("inputs", f"{names}, of shape ({', '.join(candidate.layout.split())})", "tested"),
         *shared_rows(candidate, {}),
     ]
+
+
+@pristine()
+def infer_kernel(kernel: Callable[..., Any], label: str = "") -> InferredClass:
+    """Infer the layout and the masks of a function of query, key and value.
+
+    Raises ImplementationError where no layout gives the formula of attention.
+    """
+    label = label or str(getattr(kernel, "__name__", "kernel"))
+    candidates = _candidates(kernel, label)
+    try:
+        candidate = next((each for each in candidates if find_formula(each)), None)
+        if candidate is None:
+            problem = candidates[0].problem or "its output matches no formula of attention"
+            raise Unclear(
+                f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
+                "needs parameters d_model and n_heads"
+            )
+        find_mask(candidate)
+        find_causal(candidate)
+        find_empty_row(candidate)
+        find_weights(candidate)
+        find_options(candidate, {})
+    except Unclear as unclear:
+        raise ImplementationError(
+            f"{label} needs a declaration: {unclear}. Declare it below the function, and judge that: "
+            f"implementation = from_kernel({label}, layout=..., mask=...)"
+        ) from None
+    declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
+    return InferredClass(candidate.implementation(), tuple(_rows(candidate)), declaration)

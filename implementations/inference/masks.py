@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -11,68 +12,68 @@ from torch import Tensor
 from mha.implementations.adapters.calling import signature_of
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.probes import Probe, additive, is_close
+from mha.implementations.inference.nearest import agree
+from mha.implementations.inference.nearest_masks import nearest_format
+from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, additive, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Claims, MaskConvention
 
-# The shapes of masks to try, the most general first, each with the axes along which such a mask may differ.
-SHAPES: dict[str | None, str] = {
-    None: "bhls",
-    "b h l s": "bhls",
-    "(b h) l s": "bhls",
-    "b 1 l s": "bls",
-    "b l s": "bls",
-    "l s b": "bls",
-    "b 1 1 s": "bs",
-    "b 1 s": "bs",
-    "b s": "bs",
-    "s b": "bs",
-    "l s": "ls",
-}
-CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
-
 
 def find_mask(candidate: Candidate) -> None:
-    """Set the convention, shape and claims of masks; raises Unclear if no convention and shape fit."""
+    """Set the convention, shape and claims of masks: those that explain what masks do, or else the nearest ones.
+
+    Raises Unclear if each mask of a common shape raises.
+    """
     name = candidate.signature.mask
     if name is None:
         candidate.claims["masks"] = ()
         return
+    formats = _formats(candidate)
+    exact, fitting = next(((each, found) for each in formats if (found := _fitting_conventions(each))), (None, []))
+    near = nearest_format(formats) if exact is None else nearest_format(_more_general(formats, exact), partly=True)
+    chosen, conventions = near or (exact, fitting)
+    if chosen is None:
+        tried = replace(candidate, mask="keep")
+        tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
+        raise Unclear(
+            f"each mask of a common shape as {name!r} raises, a boolean one of (B, H, L, S) {tried.problem}; pass "
+            "mask='keep', 'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
+        )
+    candidate.mask, candidate.mask_shape = conventions[0], chosen.mask_shape
+    candidate.mask_numbers, candidate.padding, candidate.assumed = chosen.mask_numbers, chosen.padding, chosen.assumed
+    candidate.claims |= {"masks": {"bool", "float"}} if "additive" in conventions else {}
+    candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
+    _find_ranks(candidate)
+
+
+def _formats(candidate: Candidate) -> list[Candidate]:
+    """Return the candidate with each format of masks but their convention, the most general first."""
     separate = signature_of(candidate.forward_parameters, padding=True)
     paddings: tuple[PaddingConvention, ...] = ("drop", "keep") if separate.padding and separate.mask else ()
-    for padding in (*paddings, None):
-        if _find_format(candidate, padding):
-            return
-    unexplained = "" if candidate.explained else "; without a mask, its output matches no known formula either"
-    raise Unclear(
-        f"with a mask of a common shape as {name!r}, its output matches no convention{unexplained}; pass mask='keep', "
-        "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
-    )
+    return [
+        replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
+        for padding, numbers, shape in product((*paddings, None), (False, True), SHAPES)
+    ]
 
 
-def _find_format(candidate: Candidate, padding: PaddingConvention | None) -> bool:
-    """Set the format and the claims of masks, and return whether one fits; padding: how a separate mask of keys is."""
-    for numbers, shape in product((False, True), SHAPES):
-        tried = replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
-        fitting = _fitting_conventions(tried)
-        if fitting:
-            candidate.mask, candidate.mask_shape = fitting[0], shape
-            candidate.mask_numbers, candidate.padding = numbers, padding
-            candidate.claims |= {"masks": {"bool", "float"}} if "additive" in fitting else {}
-            candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
-            _find_ranks(candidate)
-            return True
-    return False
+def _more_general(formats: Sequence[Candidate], exact: Candidate) -> list[Candidate]:
+    """Return the formats with a padding mask, or masks of each item, where the one that fits exactly has none."""
+    if exact.padding or not exact.explained:
+        return []
+    per_item = "b" in SHAPES[exact.mask_shape]
+    return [each for each in formats if each.padding or not (per_item or "b" not in SHAPES[each.mask_shape])]
 
 
 def _find_ranks(candidate: Candidate) -> None:
-    """Claim the numbers of dimensions with which masks have their effect, where they need not be four."""
-    if candidate.mask_shape is not None or candidate.padding or not candidate.explained:
+    """Claim the numbers of dimensions with which masks have the same effect as with four."""
+    if candidate.mask_shape is not None or candidate.padding:
         return
     probe = candidate.probes[0]
     mask = probe.mask("ls", causal=candidate.formula.causal)[:1, :1]
-    forms = {4: mask, 3: mask[0], 2: mask[0, 0], 1: mask[0, 0, 0]}
-    ranks = {rank for rank, form in forms.items() if rank == 4 or _gives_formula(candidate, probe, form)}
+    row = mask[:, :, :1]
+    forms = {4: (mask, mask), 3: (mask[0], mask), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
+    calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
+    ranks = {rank for rank, results in calls.items() if rank == 4 or agree(*results)}
     candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
 
 

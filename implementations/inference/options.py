@@ -161,3 +161,18 @@ def _holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
         return False
     sums = weights.double().sum(-1)
     return bool(_near(sums, torch.ones_like(sums), torch.ones(())).all())
+
+
+def find_weights(candidate: Candidate) -> None:
+    """Set whether it returns weights (B, H, L, S), and the shape of what it returns."""
+    probe = candidate.probes[0]
+    result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.formula.causal)
+    query, key, _ = probe.inputs
+    expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
+    weights = result.weights if result else None
+    if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
+        candidate.claims["returns_weights"] = False
+        candidate.weights_path = weights_on_an_attribute(candidate, expected)
+    if candidate.weights_path:
+        candidate.claims.pop("returns_weights")
+    candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None

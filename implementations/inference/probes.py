@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.spec import Config, Weights, causal_mask
+from mha.spec import Config, MaskConvention, Weights, causal_mask
 
 # Two heads of five columns: no other size of a probe is one of these.
 CONFIG = Config(d_model=10, n_heads=2)
@@ -25,6 +25,21 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda head_dim, d_model: 1.0,
     "1/d_k": lambda head_dim, d_model: 1 / head_dim,
 }
+# The shapes of masks to try, the most general first, each with the axes along which such a mask may differ.
+SHAPES: dict[str | None, str] = {
+    None: "bhls",
+    "b h l s": "bhls",
+    "(b h) l s": "bhls",
+    "b 1 l s": "bls",
+    "b l s": "bls",
+    "l s b": "bls",
+    "b 1 1 s": "bs",
+    "b 1 s": "bs",
+    "b s": "bs",
+    "s b": "bs",
+    "l s": "ls",
+}
+CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
 # Of n_heads * d_k = 8 columns, for modules that take the width of a head.
 OWN_HEAD_DIM = 4
 
@@ -66,19 +81,31 @@ def formulas() -> Iterator[Formula]:
 
 def is_close(output: object, expected: Tensor) -> bool:
     """Return whether an output is what a formula gives, up to `TOLERANCE`."""
+    return share_close(output, expected) == 1.0
+
+
+def share_close(output: object, expected: Tensor) -> float:
+    """Return the share of the rows of an output that are what a formula gives, up to `TOLERANCE`."""
     if not isinstance(output, Tensor) or output.shape != expected.shape:
-        return False
-    return bool(((output.detach().double() - expected).abs() <= TOLERANCE * expected.abs().max()).all())
+        return 0.0
+    close = (output.detach().double() - expected).abs() <= TOLERANCE * expected.abs().max()
+    return float(close.all(-1).double().mean())
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Small random inputs: query (B, L, D), key and value (B, S, D); cross_attention: as in `Claims`."""
+    """Small random inputs: query (B, L, D), key and value (B, S, D).
+
+    cross_attention: as in `Claims`. last_is_zero: whether the last position of each input is all zeros. value_is_key:
+    whether they are one tensor, even if they need not be.
+    """
 
     batch: int
     queries: int
     keys: int
     cross_attention: bool | Literal["memory"]
+    last_is_zero: bool = False
+    value_is_key: bool = False
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,11 +113,12 @@ class Probe:
         generator = torch.Generator().manual_seed(0)
 
         def draw(length: int) -> Tensor:
-            return torch.randn(self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
+            drawn = torch.randn(self.batch, length, CONFIG.d_model, generator=generator, dtype=torch.float64)
+            return drawn * (torch.arange(length) < length - self.last_is_zero)[:, None]
 
         query = draw(self.queries)
         key = draw(self.keys) if self.cross_attention else query
-        return query, key, draw(self.keys) if self.cross_attention is True else key
+        return query, key, draw(self.keys) if self.cross_attention is True and not self.value_is_key else key
 
     def mask(self, axes: str, *, causal: bool) -> Tensor:
         """Return a boolean mask (B, H, L, S), True = may attend, that differs along the given axes of "bhls".
@@ -108,9 +136,70 @@ class Probe:
         return (order.argsort(-1).argsort(-1) < kept).expand(tuple(sizes.values()))
 
 
-def probes(cross_attention: bool | Literal["memory"]) -> tuple[Probe, Probe]:
-    """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence."""
-    return Probe(3, 4, 6, cross_attention), Probe(7, 6, 4, cross_attention)
+Change = Callable[[Weights], Weights]
+
+
+@dataclass(frozen=True)
+class SpecialCase:
+    """Trial runs in which a fault may not show, so that the rest of the class does.
+
+    name: what is special, to be read after "explains its output only". weights: what becomes of random weights. sizes:
+    B, L and S of two probes. last_is_zero, value_is_key: as of `Probe`.
+    """
+
+    name: str
+    weights: Change = lambda weights: weights
+    sizes: tuple[tuple[int, int, int], ...] = ((3, 4, 6), (7, 6, 4))
+    last_is_zero: bool = False
+    value_is_key: bool = False
+
+    def probes(self, cross_attention: bool | Literal["memory"]) -> tuple[Probe, ...]:
+        """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence."""
+        return tuple(Probe(*sizes, cross_attention, self.last_is_zero, self.value_is_key) for sizes in self.sizes)
+
+
+def _zeros(names: str) -> Change:
+    """Return the change that sets weights to zero whose names begin with one of these words."""
+    return lambda weights: _changed(weights, lambda name, tensor: tensor * (not name.startswith(tuple(names.split()))))
+
+
+def _changed(weights: Weights, change: Callable[[str, Tensor], Tensor]) -> Weights:
+    return replace(weights, **{name: change(name, tensor) for name, tensor in weights.named()})
+
+
+def _values_as_keys(weights: Weights) -> Weights:
+    return replace(_zeros("b_k b_v")(weights), w_v=weights.w_k)
+
+
+def _one_head_repeated(name: str, tensor: Tensor) -> Tensor:
+    if name == "b_o":
+        return tensor
+    axis = 1 if name == "w_o" else 0
+    first = tensor.narrow(axis, 0, tensor.shape[axis] // CONFIG.n_heads)
+    return torch.cat([first] * CONFIG.n_heads, axis)
+
+
+def _one_column_repeated(name: str, tensor: Tensor) -> Tensor:
+    return tensor if name.endswith("o") else tensor[:1].expand_as(tensor).clone()
+
+
+GENERAL = SpecialCase("")
+# Scores do not depend on the queries: a change at one position shows in the outputs that read it, and nowhere else.
+WITHOUT_QUERIES = SpecialCase("where all scores are equal", _zeros("w_q b_q"))
+EQUAL_LENGTHS = SpecialCase("with as many keys as queries", sizes=((3, 5, 5), (7, 4, 4)))
+SPECIAL_CASES = (
+    SpecialCase("without biases", _zeros("b_")),
+    SpecialCase("where key and value are equal", _values_as_keys, value_is_key=True),
+    SpecialCase("where all heads are alike", lambda weights: _changed(weights, _one_head_repeated)),
+    SpecialCase("where all columns of a projection are alike", lambda weights: _changed(weights, _one_column_repeated)),
+    SpecialCase("where the last key is zero", _zeros("b_"), last_is_zero=True),
+    EQUAL_LENGTHS,
+    SpecialCase("with a batch of 1", sizes=((1, 4, 6), (1, 6, 4))),
+    WITHOUT_QUERIES,
+)
+# In these, the scores do not matter; no mask can be tried in them. Without values, only the bias of W_o shows.
+NO_VALUES = SpecialCase("where all values are zero", _zeros("w_v b_v"))
+QUICK_CASES = (SpecialCase("with one query and one key", sizes=((3, 1, 1), (7, 1, 1))), NO_VALUES)
 
 
 def most_biases(biases: Collection[bool | str]) -> bool | str:

@@ -80,13 +80,13 @@ def role_of(name: str) -> str | None:
     >>> role_of("attn.W_query"), role_of("c_attn"), role_of("q_norm")
     ('q', 'qkv', None)
     """
-    if any(word in OTHER_WORDS for word in _words(name)):
+    if any(word in OTHER_WORDS for word in words_of(name)):
         return None
     return _role_by_words(name.rpartition(".")[2]) or _role_by_words(name)
 
 
 def _role_by_words(name: str) -> str | None:
-    words = _words(name)
+    words = words_of(name)
     joined = "".join(word for word in words if word not in ("weight", "bias"))
     for candidates in ([word for word in words if word not in NEUTRAL_WORDS], [joined], words):
         roles = [role for role, known in ROLE_WORDS.items() if any(word in known for word in candidates)]
@@ -95,7 +95,7 @@ def _role_by_words(name: str) -> str | None:
     return None
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """Split a dotted name at dots, underscores, digits and capitals: W_query, toQKV, cAttn."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
@@ -158,14 +158,14 @@ def _held(module: nn.Module) -> Iterator[Held]:
         owner, _, last = name.rpartition(".")
         if owner in layers or "norm" in type(module.get_submodule(owner)).__name__.lower():
             continue
-        is_bias = any(word in BIAS_WORDS for word in _words(last))
+        is_bias = any(word in BIAS_WORDS for word in words_of(last))
         if is_bias or parameter.ndim > 1:
             yield Held(name, tuple(parameter.shape), "b" if is_bias else "w", is_layer=False)
 
 
 def _held_layers(module: nn.Module, layers: Mapping[str, nn.Linear]) -> Iterator[Held]:
     """Yield the linear layers; those at the same place in each member of a list are one."""
-    lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList) and _is_of_heads(child)]
+    lists = [name for name, child in module.named_modules() if _is_list_of_layers(child)]
     groups: dict[str, list[nn.Linear]] = {}
     for name, layer in layers.items():
         groups.setdefault(_path_in_list(name, lists), []).append(layer)
@@ -173,9 +173,11 @@ def _held_layers(module: nn.Module, layers: Mapping[str, nn.Linear]) -> Iterator
         yield Held(path, (first.out_features * (1 + len(rest)), first.in_features), "w", is_layer=True)
 
 
-def _is_of_heads(members: nn.ModuleList) -> bool:
-    """Return whether each member of a list has a linear layer, unlike a Linear and a Dropout in a list."""
-    return len(members) > 0 and all(any(isinstance(m, nn.Linear) for m in member.modules()) for member in members)
+def _is_list_of_layers(module: nn.Module) -> bool:
+    """Return whether it is a list each of whose members has a linear layer, unlike one of a layer and its dropout."""
+    if not isinstance(module, nn.ModuleList):
+        return False
+    return len(module) > 0 and all(any(isinstance(x, nn.Linear) for x in member.modules()) for member in module)
 
 
 def _path_in_list(name: str, lists: list[str]) -> str:

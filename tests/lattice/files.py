@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from lattice.axes import Point
 from lattice.expected import NOT_INFERRED, claims_of, declaration_of
@@ -48,6 +49,19 @@ def understood(path: Path, point: Point, *, plain: bool) -> tuple[Resolved, Poin
     """
     found = inferred(path, point) if plain and point.scale != "unscaled" else None
     return (declared(path), point) if found is None else (found, point)
+
+
+def reading(resolved: Resolved) -> tuple[object, ...]:
+    """Return how a class is read, except for what a fault may hide without being hidden itself.
+
+    That is the convention of masks that are ignored, and a width of heads of its own, which is claimed only where the
+    formula holds with it: scores that are rounded may be near enough with one width, and not with another.
+    """
+    found: Any = resolved.implementation
+    claims, masks = found.claims, found.call.masks
+    about_masks = claims.per_item_mask, claims.per_head_mask, claims.per_query_mask, masks.shape, bool(masks.padding)
+    about_calls = claims.cross_attention, claims.always_causal, claims.causal, claims.bias
+    return found.parameters, found.layout, *about_masks, *about_calls
 
 
 def misunderstood(path: Path, point: Point) -> dict[str, tuple[object, object]]:

@@ -40,6 +40,17 @@ def plant(*clauses: str, wrong: bool = True) -> Callable[[Change], Change]:
     return register
 
 
+# What inference takes for a convention of the class, and what it leaves to a declaration.
+CONVENTIONS, DECLARED = ("mask_upside_down", "empty_rows_are_nan"), ("dropout_in_evaluation",)
+
+
+def shows_undeclared(point: Point, plant: Plant) -> bool:
+    """Return whether a fault is one in the class as it is, without a declaration."""
+    if plant.name == "other_alignment":  # of a flag, it is a convention
+        return not point.causal.startswith("flag")
+    return plant.name not in (*CONVENTIONS, *DECLARED)
+
+
 @cache
 def assignment() -> dict[Point, Plant]:
     """Return the fault of each point of the lattice: of those that have a place there, one that fewest others have."""

@@ -15,21 +15,23 @@ from pathlib import Path
 import pytest
 
 from lattice.axes import Point, points, possible_pairs
-from lattice.files import declared, misunderstood, understood, write
+from lattice.files import declared, inferred, misunderstood, reading, understood, write
 from lattice.needs import kind_of, needed_clauses
-from lattice.plants import PLANTS, assignment, planted
+from lattice.plants import PLANTS, Plant, assignment, planted, shows_undeclared
 from lattice.problems import mismatches
 from mha.conformance import Report, check
 from mha.conformance.properties.registry import properties
 from mha.implementations import Resolved
 from mha.spec import CLAUSES
 
-SAMPLE, SHARE = 12, 16
+SAMPLE, SHARE, WRONG_SAMPLE = 12, 16, 5
 # How many classes are judged, on all clauses; unset for the sample.
 COUNT = os.environ.get("LATTICE", "")
 SEED = int(os.environ.get("LATTICE_SEED", "0"))
 CHOSEN = list(enumerate(points()))[: int(COUNT or SAMPLE)]
 RESULTS = Path("build/lattice")
+# Those that are given with a fault, and without a declaration.
+WRONG = CHOSEN if COUNT else CHOSEN[:WRONG_SAMPLE]
 every_class = pytest.mark.parametrize(("number", "point"), CHOSEN, ids=[f"{number:03}" for number, _ in CHOSEN])
 
 
@@ -70,9 +72,31 @@ def test_planted_fault_is_caught(number: int, point: Point, tmp_path: Path) -> N
     plant, source = planted(point)
     resolved = declared(write(tmp_path, f"{number:03}", point, source))
     assert bool(mismatches(resolved.implementation)) is plant.wrong
-    report = check(resolved, "quick", SEED, clauses=plant.clauses, dtypes=["float32"])
-    verdicts = {verdict.clause: (verdict.status, verdict.message) for verdict in report.verdicts}
+    verdicts = _verdicts(plant, resolved)
     assert any(status == "fail" for status, _ in verdicts.values()), f"{plant.name} in {point}: {verdicts}"
+
+
+@pytest.mark.parametrize(("number", "point"), WRONG, ids=[f"{number:03}" for number, _ in WRONG])
+def test_wrong_class_is_judged_as_it_is(number: int, point: Point, tmp_path: Path) -> None:
+    """Without a declaration, it is read as the right class is, and a clause that names its fault fails."""
+    plant, source = planted(point)
+    if not shows_undeclared(point, plant):
+        pytest.skip(f"{plant.name} is a convention, or of an option that is not tried")
+    wrong = inferred(write(tmp_path, f"wrong_{number:03}", point, source), point)
+    verdicts = _verdicts(plant, wrong) if wrong else {}
+    failed = [clause for clause, (status, _) in verdicts.items() if status == "fail"]
+    if COUNT:
+        _keep(f"wrong-{number:03}", {"plant": plant.name, "judged": wrong is not None, "failed": failed})
+    assert wrong, f"{plant.name} in {point} is refused"
+    right = inferred(write(tmp_path, f"right_{number:03}", point), point)
+    assert right
+    assert reading(wrong) == reading(right), f"{plant.name} in {point}"
+    assert failed, f"{plant.name} in {point}: {verdicts}"
+
+
+def _verdicts(plant: Plant, resolved: Resolved) -> dict[str, tuple[str, str]]:
+    report = check(resolved, "quick", SEED, clauses=plant.clauses, dtypes=["float32"])
+    return {verdict.clause: (verdict.status, verdict.message) for verdict in report.verdicts}
 
 
 def test_each_fault_is_planted() -> None:
@@ -86,7 +110,11 @@ def test_each_fault_is_planted() -> None:
 def _record(number: int, point: Point, resolved: Resolved, report: Report) -> None:
     """Keep what was judged of the whole lattice; `python tests/lattice/summary.py` adds it up."""
     if COUNT:
-        RESULTS.mkdir(parents=True, exist_ok=True)
         how = "inferred" if resolved.inference else "declared"
         result = {"point": asdict(point), "kind": kind_of(point), "how": how, "report": json.loads(report.to_json())}
-        (RESULTS / f"{number:03}-{SEED}.json").write_text(json.dumps(result))
+        _keep(f"{number:03}", result)
+
+
+def _keep(name: str, result: dict[str, object]) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}-{SEED}.json").write_text(json.dumps(result))

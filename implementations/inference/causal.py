@@ -1,0 +1,56 @@
+"""How a module is causal, found by which keys its outputs depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.nearest import CHANGED, influence
+from mha.implementations.inference.probes import GENERAL
+from mha.implementations.inference.projections import Unclear
+from mha.spec import causal_mask
+from mha.spec.claims import Alignment
+
+
+def find_causal(candidate: Candidate) -> None:
+    """Set the claims about causal attention; raises Unclear if the causal flag raises."""
+    candidate.claims.pop("causal")
+    if candidate.formula.causal or candidate.signature.is_causal:
+        candidate.claims |= {"always_causal": True} if candidate.formula.causal else {}
+        alignment = _alignment(candidate)
+        candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
+        if candidate.mask and not candidate.formula.causal and not _combines(candidate):
+            candidate.claims["causal_with_mask"] = False
+    elif candidate.mask is None or "l" not in candidate.masks.axes:
+        candidate.claims["causal"] = None
+
+
+def _combines(candidate: Candidate) -> bool:
+    """Return whether the causal flag may be given beside a mask, rather than raise."""
+    probe = candidate.probes[0]
+    mask = probe.mask("bs" if candidate.claims.get("per_item_mask", True) else "s", causal=True)[:, :1, :1]
+    with sdpa_kernel(SDPBackend.MATH):  # which raises where others do not, and is chosen for some calls
+        return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
+
+
+def _alignment(candidate: Candidate) -> Alignment:
+    """Return how the diagonal of the causal mask is aligned, as far as the keys that are read show it."""
+    probe = candidate.probes[0]
+    tried = replace(candidate, claims={"causal": "top_left"} | candidate.claims, problem="")
+    if tried.call(probe.inputs, is_causal=True) is None:
+        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
+    if not candidate.cross_attention:
+        return "top_left"
+    return min(("top_left", "bottom_right"), key=lambda alignment: _misaligned(tried, alignment))
+
+
+def _misaligned(candidate: Candidate, alignment: Alignment) -> int:
+    """Return how many keys are read that this alignment of the causal mask hides, and the other way round."""
+    count = 0
+    for probe in GENERAL.probes(candidate.cross_attention):
+        read = influence(candidate, probe.inputs, is_causal=True)
+        allowed = causal_mask(probe.queries, probe.keys, alignment)
+        count += 0 if read is None else int(((read > CHANGED) != allowed).sum())
+    return count

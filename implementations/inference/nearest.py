@@ -1,0 +1,230 @@
+"""The reading of a module's projections, inputs and layout: the one that explains its outputs, or else the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import (
+    EQUAL_LENGTHS,
+    NO_VALUES,
+    QUICK_CASES,
+    SPECIAL_CASES,
+    WITHOUT_QUERIES,
+    Formula,
+    SpecialCase,
+    formulas,
+    is_close,
+)
+from mha.implementations.inference.projections import Unclear
+from mha.spec import Output
+
+# Two outputs that differ by more depend on what was changed between their calls.
+CHANGED = 1e-9
+
+
+def find_formula(candidate: Candidate, outputs: Sequence[Tensor] | None = None) -> bool:
+    """Set the formula that gives the module's outputs on all probes, and return whether there is one.
+
+    outputs: on the probes, if not those of plain calls.
+    """
+    probes, weights = candidate.probes, candidate.weights
+    outputs = outputs_of(candidate) if outputs is None else outputs
+    for formula in formulas() if len(outputs) == len(probes) else ():
+        if formula.projected == (candidate.parameters.get("w_o") is not None) and all(
+            is_close(output, formula(probe.inputs, weights, None))
+            for probe, output in zip(probes, outputs, strict=True)
+        ):
+            candidate.formula, candidate.explained = formula, True
+            return True
+    return False
+
+
+def outputs_of(candidate: Candidate, **options: Any) -> list[Tensor]:
+    """Return the outputs on the probes, as far as calls with these options return a tensor."""
+    outputs: list[Tensor] = []
+    for probe in candidate.probes:
+        result = candidate.call(probe.inputs, **options)
+        if result is None or not isinstance(result.output, Tensor):
+            break
+        outputs.append(result.output)
+    return outputs
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A candidate, and what it is for each special case in which a formula gives the outputs.
+
+    quick, cases: those of `QUICK_CASES` and `SPECIAL_CASES`.
+    """
+
+    candidate: Candidate
+    quick: list[Candidate]
+    cases: list[Candidate] = field(default_factory=list)
+
+
+def nearest(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the one of several candidates, none of which explains the outputs, that explains most of them.
+
+    candidates: the choices of projections, inputs and layout, the most likely first. Those are compared that can be
+    called and return an output of the right shape, by the number of special cases that they explain.
+
+    Raises Unclear if there is none, and if several are equally near.
+    """
+    compared = [Compared(each, explained_cases(each, QUICK_CASES)) for each in _callable(candidates)]
+    inputs = next((each for each in compared if shows_inputs(each.quick)), compared[0]).candidate.cross_attention
+    compared = [each for each in compared if each.candidate.cross_attention == inputs]
+    compared = _best(compared, lambda each: len(each.quick) + _keeps_items_apart(each.candidate))
+    compared = [replace(each, cases=explained_cases(each.candidate)) for each in compared]
+    if not any(each.quick or each.cases for each in compared):
+        _require_named_inputs(candidates[0])
+    return _understood(_only_one(_best(compared, lambda each: len(each.cases))))
+
+
+def _best(compared: Sequence[Compared], score: Callable[[Compared], int]) -> list[Compared]:
+    """Return those with the highest score."""
+    scores = [score(each) for each in compared]
+    return [each for each, own in zip(compared, scores, strict=True) if own == max(scores)]
+
+
+def explained_cases(candidate: Candidate, among: Iterable[SpecialCase] = SPECIAL_CASES) -> list[Candidate]:
+    """Return a candidate for each of several special cases in which a formula gives the outputs."""
+    tried = [replace(candidate, special=case, claims=dict(candidate.claims)) for case in among]
+    return [each for each in tried if find_formula(each)]
+
+
+def shows_inputs(cases: Iterable[Candidate]) -> bool:
+    """Return whether the outputs in one of several explained cases depend on the values."""
+    return any(each.special is not NO_VALUES for each in cases)
+
+
+def _understood(chosen: Compared) -> Candidate:
+    """Return a candidate as it is understood in the first of the special cases that it explains."""
+    candidate, quick = chosen.candidate, chosen.quick
+    for case in chosen.cases:
+        return replace(case, shown=case.special.name)
+    formula = Formula(causal=_is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
+    return replace(candidate, formula=formula, shown=quick[0].special.name if shows_inputs(quick) else "")
+
+
+def _is_causal(candidate: Candidate) -> bool:
+    """Return whether the first query does not read the last key, but the last query the first one."""
+    for probe in EQUAL_LENGTHS.probes(candidate.cross_attention):
+        read = influence(candidate, probe.inputs)
+        if read is None or bool((read[:, 0, -1] > CHANGED).any()) or not bool((read[:, -1, 0] > CHANGED).all()):
+            return False
+    return True
+
+
+def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) -> Tensor | None:
+    """Return how much each output changes with each key and value, (B, L, S), whatever the query.
+
+    options: of the calls. None if one of them raises.
+    """
+    tried = replace(candidate, special=WITHOUT_QUERIES)
+    query, key, _ = inputs
+    base, columns = tried.call(inputs, **options), []
+    for position in range(key.shape[1]):
+        step = torch.zeros_like(key)
+        step[:, position] = 1.0
+        shifted = {id(x): x + step for x in (inputs[1:] if tried.cross_attention else inputs)}  # one tensor stays one
+        changed = tried.call(tuple(shifted.get(id(x), x) for x in inputs), **options)
+        if not (_is_output(base, query) and _is_output(changed, query)):
+            return None
+        difference = changed.output - base.output  # type: ignore[union-attr]  # both are outputs
+        columns.append(difference.nan_to_num().abs().amax(-1))
+    return torch.stack(columns, -1)
+
+
+def agree(result: Output | None, other: Output | None) -> bool:
+    """Return whether two calls return the same output, NaN included."""
+    if result is None or other is None or not (isinstance(result.output, Tensor) and isinstance(other.output, Tensor)):
+        return False
+    same = result.output.shape == other.output.shape
+    return same and torch.allclose(result.output, other.output, rtol=CHANGED, atol=CHANGED, equal_nan=True)
+
+
+def _is_output(result: Output | None, query: Tensor) -> bool:
+    return result is not None and isinstance(result.output, Tensor) and result.output.shape == query.shape
+
+
+def returns_outputs(candidate: Candidate) -> bool:
+    """Return whether calls return an output of the right shape."""
+    return all(_is_output(candidate.call(probe.inputs), probe.inputs[0]) for probe in candidate.probes)
+
+
+def _keeps_items_apart(candidate: Candidate) -> bool:
+    """Return whether no item of a batch depends on another one, as it does with the axes in another order."""
+    probe = candidate.probes[0]
+    inputs = probe.inputs
+    changed = {id(x): torch.cat([x[:1] + 1.0, x[1:]]) for x in inputs}  # one tensor stays one tensor
+    before, after = candidate.call(inputs), candidate.call(tuple(changed[id(x)] for x in inputs))
+    if before is None or after is None:
+        return False
+    return bool((before.output - after.output)[1:].nan_to_num().abs().max() <= CHANGED)
+
+
+def _only_one(best: Sequence[Compared]) -> Compared:
+    """Return the one of the nearest candidates whose layouts agree most; raise Unclear if several do."""
+    first, *rest = _best(best, lambda each: -_layouts(each.candidate))
+    others = [each.candidate for each in rest if _reading(each.candidate) != _reading(first.candidate)]
+    if others:
+        readings = " or ".join(_shown(each) for each in (first.candidate, others[0]))
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise Unclear(f"no reading gives what it computes, and several are equally near: {readings}{more}")
+    return first
+
+
+def _layouts(candidate: Candidate) -> int:
+    """Return the number of different layouts of its matrices."""
+    paths = [path for key, path in candidate.parameters.items() if key.startswith("w_")]
+    return len({"" if isinstance(path, str) else path[1] for path in paths if path is not None})
+
+
+def _reading(candidate: Candidate) -> object:
+    """Return what tells candidates apart, except for the name of W_o where none explains the outputs."""
+    parameters = {key: path for key, path in candidate.parameters.items() if key != "w_o"}
+    return parameters, candidate.layout, candidate.cross_attention
+
+
+def _shown(candidate: Candidate) -> str:
+    layout = f", layout={candidate.layout!r}" if candidate.layout != "b l d" else ""
+    return f"from_module({candidate.label}, parameters={candidate.parameters}{layout})"
+
+
+def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that return an output of the right shape, or else the first one that returns a tensor.
+
+    Raises Unclear if each call raises, or none returns a tensor.
+    """
+    working = [candidate for candidate in candidates if not candidate.problem]
+    if not working:
+        _require_named_inputs(candidates[0])
+        raise Unclear(f"each call raises, the first one {candidates[0].problem}")
+    returning = [each for each in working if outputs_of(each)]
+    if not returning:
+        _require_output(working[0])
+    return [each for each in returning if returns_outputs(each)] or returning[:1]
+
+
+def _require_named_inputs(candidate: Candidate) -> None:
+    """Raise Unclear if nothing says which of three inputs is the query."""
+    if candidate.cross_attention is True and not candidate.signature.inputs:
+        raise Unclear(
+            f"forward({', '.join(candidate.forward_parameters)}) does not name its inputs, and its output matches no "
+            "formula if they are query, key and value; pass call=..."
+        )
+
+
+def _require_output(candidate: Candidate) -> None:
+    """Raise Unclear for a module that does not return a tensor, alone or first in a tuple."""
+    result = candidate.call(candidate.probes[0].inputs)
+    returned = result.output if result else None
+    length = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+    reason = candidate.problem or f"it returns {type(returned).__name__}{length}"
+    raise Unclear(f"its output was not found ({reason}); pass call=... that returns the output")

@@ -1,0 +1,147 @@
+"""What a module computes beside attention, found where no formula gives its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from mha.implementations.errors import ImplementationError
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.nearest import CHANGED, find_formula, outputs_of
+from mha.implementations.inference.projections import not_loaded, words_of
+
+NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
+# Words in the names of modules, parameters, buffers and functions that add positions.
+POSITION_WORDS = (
+    *("rotary", "rope", "rotate", "freq", "freqs"),
+    *("pos", "position", "positions", "positional", "rel", "relative", "alibi"),
+)
+
+
+def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
+    """Raise ImplementationError for a module that computes more than attention, with what that is.
+
+    candidates: the ways to understand it, none of which explains its outputs. module: that of the trial runs.
+    """
+    working = [replace(each) for each in candidates if len(outputs_of(each)) == len(each.probes)]
+    if not working:
+        return
+    first = working[0]
+    norms = [name for name in _norms(module) if _differs(first, _left_out([name]))]
+    residual = next(filter(None, (_residual(each, norms) for each in working)), "")
+    positions = _positions(first, module)
+    found = [residual, _normalises(first, norms), positions or _others(working, module, norms)]
+    if any(found):
+        raise ImplementationError(f"{first.label} is out of scope: {'; '.join(filter(None, found))}")
+
+
+def _norms(module: nn.Module) -> list[str]:
+    """Return the submodules that normalise, by their names or those of their classes."""
+    kinds = {name: words_of(f"{name.rpartition('.')[2]}_{type(x).__name__}") for name, x in module.named_modules()}
+    return [name for name, words in kinds.items() if name and not {*NORM_WORDS}.isdisjoint(words)]
+
+
+def _residual(candidate: Candidate, norms: Sequence[str]) -> str:
+    """Return what to do about a residual connection, if a formula gives the output less the input."""
+    names = [name for name in candidate.forward_parameters if name != "self"]
+    for left_out in {(), tuple(norms)}:
+        outputs = outputs_of(candidate, change=_left_out(left_out))
+        pairs = list(zip(outputs, candidate.probes, strict=False))
+        if any(output.shape != probe.inputs[0].shape for output, probe in pairs):
+            continue
+        if find_formula(replace(candidate), [output - probe.inputs[0] for output, probe in pairs]):
+            return (
+                "it adds its input to its output (a residual connection); to judge its attention, derive a class whose "
+                f"forward returns super().forward({', '.join(names)}) - {names[0]}"
+            )
+    return ""
+
+
+def _normalises(candidate: Candidate, norms: Sequence[str]) -> str:
+    """Return which norms change the output, what they normalise, and what to do about it."""
+    if not norms:
+        return ""
+    query, seen = candidate.probes[0].inputs[0], list[Tensor]()
+    candidate.call(candidate.probes[0].inputs, change=lambda module: _watch(module, norms, seen))
+    of_input = any(sorted(x.flatten().tolist()) == sorted(query.flatten().tolist()) for x in seen)  # in any layout
+    named = ", ".join(f"`{name}`" for name in norms)
+    settings = " and ".join(f"self.{name} = torch.nn.Identity()" for name in norms)
+    return (
+        f"it normalises {'its input' if of_input else 'what it computes'} ({named}); to judge its attention, derive a "
+        f"class whose constructor sets {settings}"
+    )
+
+
+def _watch(module: nn.Module, names: Sequence[str], seen: list[Tensor]) -> None:
+    for name in names:
+        module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+
+
+def _positions(candidate: Candidate, module: nn.Module) -> str:
+    """Return what adds positions, by a name, if the output depends on it."""
+    tensors = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+    used = [name for name in tensors if _is_of_positions(name) and _differs(candidate, _shifted(name))]
+    functions = {name for name in _called(type(module)) if _is_of_positions(name)}
+    if not used and functions and _depends_on_order(candidate):
+        used = sorted(functions)
+    return f"it depends on positions ({', '.join(f'`{name}`' for name in used)})" if used else ""
+
+
+def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> str:
+    """Return the parameters on which the output depends, and that no candidate loads, except those of norms."""
+    unloaded = set.intersection(*(set(not_loaded(module, each.parameters)) for each in candidates))
+    names = sorted(name for name in unloaded if not name.startswith(tuple(norms)))
+    used = [name for name in names if _differs(candidates[0], _shifted(name))]
+    layers = dict.fromkeys(name.rpartition(".")[0] or name for name in used)
+    return f"it computes with more than four projections ({', '.join(f'`{name}`' for name in layers)})" if used else ""
+
+
+def _is_of_positions(name: str) -> bool:
+    return any(word in POSITION_WORDS for word in words_of(name))
+
+
+def _called(cls: type) -> set[str]:
+    """Return the names that the methods of a class use."""
+    methods = (getattr(value, "__code__", None) for value in vars(cls).values())
+    return {name for code in methods if code is not None for name in code.co_names}
+
+
+def _depends_on_order(candidate: Candidate) -> bool:
+    """Return whether the output of an item changes, but for its order, when its positions are reversed."""
+    inputs = candidate.probes[0].inputs
+    flipped = {id(x): x.flip(1) for x in inputs}  # one tensor stays one tensor
+    before, after = candidate.call(inputs), candidate.call(tuple(flipped[id(x)] for x in inputs))
+    if before is None or after is None or before.output.shape != after.output.shape:
+        return False
+    return bool((before.output - after.output.flip(1)).abs().max() > CHANGED)
+
+
+def _left_out(names: Sequence[str]) -> Callable[[nn.Module], None]:
+    """Return the change that replaces submodules by the identity."""
+
+    def change(module: nn.Module) -> None:
+        for name in names:
+            owner, _, last = name.rpartition(".")
+            setattr(module.get_submodule(owner), last, nn.Identity())
+
+    return change
+
+
+def _shifted(name: str) -> Callable[[nn.Module], None]:
+    """Return the change that adds random numbers to a parameter or buffer."""
+
+    def change(module: nn.Module) -> None:
+        tensor = dict([*module.named_parameters(), *module.named_buffers()])[name]
+        if tensor.is_floating_point():
+            tensor.data += torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0), dtype=tensor.dtype)
+
+    return change
+
+
+def _differs(candidate: Candidate, change: Callable[[nn.Module], None]) -> bool:
+    """Return whether the output differs after a change of the module."""
+    before, after = outputs_of(candidate), outputs_of(candidate, change=change)
+    return any(x.shape != y.shape or bool(((x - y).abs() > CHANGED).any()) for x, y in zip(before, after, strict=False))
