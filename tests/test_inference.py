@@ -25,11 +25,10 @@ MEMORY = {"cross_attention": "memory"}
 GROUPED = {"grouped_query": True, "dropout": True}
 SHARED_BY_HEADS = {"per_head_mask": False}
 PADDING_ONLY = {**SHARED_BY_HEADS, "per_query_mask": False, "causal": None}
-# What fails, and rightly: another formula, or a kernel that raises for a mask that requires a gradient beside the flag.
+# What fails, and rightly: another formula.
 FAILED = {
     "no_proj_no_scale": {"HED-1", "CAU-2", "GRD-5"},
     "mean_weights": {"HED-1", "GRD-5"},
-    "sdpa_grouped": {"GRD-5"},
 }
 # For each file: the class, the paths of its projections, the other arguments of `from_module`, and the claims.
 EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -132,7 +131,14 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "GroupedQueryAttention",
         {"w_q": "wq", "w_k": "wk", "w_v": "wv", "w_o": "wo"},
         {},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": {"bool", "float"}, "mask_ranks": {2, 3, 4}, **GROUPED},
+        {
+            **SELF_ATTENTION,
+            **NO_WEIGHTS,
+            "masks": {"bool", "float"},
+            "mask_ranks": {2, 3, 4},
+            "causal_with_mask": False,
+            **GROUPED,
+        },
     ),
     "d2l_valid_lens": (
         "MultiHeadAttention",
