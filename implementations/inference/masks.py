@@ -22,7 +22,7 @@ from mha.spec import Claims, MaskConvention
 def find_mask(candidate: Candidate) -> None:
     """Set the convention, shape and claims of masks: those that explain what masks do, or else the nearest ones.
 
-    Raises Unclear if each mask of a common shape raises.
+    Raises Unclear if each mask of a common shape raises, or has an effect that no convention explains.
     """
     name = candidate.signature.mask
     if name is None:
@@ -35,9 +35,10 @@ def find_mask(candidate: Candidate) -> None:
     if chosen is None:
         tried = replace(candidate, mask="keep")
         tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
+        raised = f" (a boolean one of (B, H, L, S) raises {tried.problem})" if tried.problem else ""
         raise Unclear(
-            f"each mask of a common shape as {name!r} raises, a boolean one of (B, H, L, S) {tried.problem}; pass "
-            "mask='keep', 'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
+            f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', 'drop' "
+            "or 'additive', and mask_shape=..., or mask=None to judge it without masks"
         )
     candidate.mask, candidate.mask_shape = conventions[0], chosen.mask_shape
     candidate.mask_numbers, candidate.padding, candidate.assumed = chosen.mask_numbers, chosen.padding, chosen.assumed

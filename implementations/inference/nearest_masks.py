@@ -13,6 +13,9 @@ from mha.implementations.inference.nearest import agree, influence
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, share_close
 from mha.spec import Claims, MaskConvention, Output
 
+# A format that explains a smaller share of the queries under masks than this explains nothing.
+LEAST_EXPLAINED = 0.05
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -35,6 +38,11 @@ class Effect:
         """The share of the rows that the formula gives."""
         return (self.shared + self.per_item) / 2
 
+    @property
+    def is_none(self) -> bool:
+        """Whether even a mask that hides nothing changes the outputs, and almost no row is explained."""
+        return not self.neutral and self.explained < LEAST_EXPLAINED
+
 
 def nearest_format(
     formats: Sequence[Candidate], *, partly: bool = False
@@ -42,7 +50,7 @@ def nearest_format(
     """Return the format of masks that is nearest to what they do, the first one of several, and its conventions.
 
     formats: the most general first. partly: require that it explains masks that all items share, and those of some
-    items, or that padding has no effect. None if each of them raises.
+    items, or that padding has no effect. None if each of them raises, or explains nothing.
     """
     plain = [replace(each, mask_shape=None, mask_numbers=False, padding=None) for each in formats[:1]]
     unmasked = [each.call(probe.inputs) for each in plain for probe in each.probes]
@@ -50,7 +58,7 @@ def nearest_format(
     for each in formats:
         effects = _effects(each, unmasked)
         conventions = _nearest(effects)
-        if not conventions or (partly and not _is_part(each, effects[conventions[0]])):
+        if not conventions or not _is_near(each, effects[conventions[0]], partly):
             continue
         level, evidence = _level(each, effects[conventions[0]]), _evidence(each, effects[conventions[0]])
         if best is None or level > best[0]:  # among equals, the more general one is right, though it may explain less
@@ -78,8 +86,10 @@ def _nearest(effects: Mapping[MaskConvention, Effect]) -> list[MaskConvention]:
     return list(dict.fromkeys([best, *(["additive"] if effects.get("additive") == effects[best] else [])]))  # type: ignore[list-item]
 
 
-def _is_part(masked: Candidate, effect: Effect) -> bool:
-    """Return whether masks that all items share are explained, and others in part, unless padding has no effect."""
+def _is_near(masked: Candidate, effect: Effect, partly: bool) -> bool:
+    """Return whether a format explains anything, or as much as `nearest_format` requires."""
+    if not partly:
+        return not (masked.explained and effect.is_none)
     return effect.shared == 1.0 and (effect.per_item > 0 or (masked.padding is not None and effect.ignored))
 
 

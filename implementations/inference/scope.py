@@ -46,7 +46,8 @@ def _norms(module: nn.Module) -> list[str]:
 
 def _residual(candidate: Candidate, norms: Sequence[str]) -> str:
     """Return what to do about a residual connection, if a formula gives the output less the input."""
-    names = [name for name in candidate.forward_parameters if name != "self"]
+    parameters = candidate.forward_parameters.values()
+    names = [p.name for p in parameters if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for left_out in {(), tuple(norms)}:
         outputs = outputs_of(candidate, change=_left_out(left_out))
         pairs = list(zip(outputs, candidate.probes, strict=False))
