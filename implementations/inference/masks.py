@@ -37,8 +37,8 @@ def find_mask(candidate: Candidate) -> None:
         tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
         raised = f" (a boolean one of (B, H, L, S) raises {tried.problem})" if tried.problem else ""
         raise Unclear(
-            f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', 'drop' "
-            "or 'additive', and mask_shape=..., or mask=None to judge it without masks"
+            f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', "
+            "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
         )
     candidate.mask, candidate.mask_shape = conventions[0], chosen.mask_shape
     candidate.mask_numbers, candidate.padding, candidate.assumed = chosen.mask_numbers, chosen.padding, chosen.assumed
