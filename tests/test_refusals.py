@@ -43,8 +43,8 @@ def test_dropout_of_nan_may_be_accepted() -> None:
 @pytest.mark.parametrize(
     ("cls", "claimed", "advice"),
     [
-        (base.Complete, "bool", 'float32 is not claimed: claim masks={"bool", "float"} if it is added to the scores'),
-        (base.Complete, "float", 'bool is not claimed: claim masks={"bool", "float"} if True means that a query may'),
+        (base.Complete, "bool", 'is not claimed: claim masks={"bool", "float"} if it is added to the scores'),
+        (base.Complete, "float", 'is not claimed: claim masks={"bool", "float"} if True means that a query may'),
         (mask_edges.IntegerMaskAdded, "bool float", "refuse it, so that callers convert it to booleans or floats"),
     ],
 )

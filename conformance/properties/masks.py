@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -323,9 +324,10 @@ def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> Non
     dtypes |= set() if "bool" in session.claims.masks else {torch.bool}
     dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
     calls = {}
-    for dtype in sorted(dtypes, key=str):
-        mask = torch.ones(problem.shape, dtype=dtype, device=problem.query.device)
-        because = f"a mask of dtype {dtype} is not claimed: {_advice(dtype, session.claims.masks)}"
+    for dtype, numbers in product(sorted(dtypes, key=str), ("ones", "zeros")):  # one of the two may hide every key
+        mask = getattr(torch, numbers)(problem.shape, dtype=dtype, device=problem.query.device)
+        advice = _advice(dtype, session.claims.masks)
+        because = f"a mask of {numbers} of dtype {dtype} is not claimed: {advice}"
         calls[because] = partial(session, problem.change(mask=mask))
     expect_each_raises(calls)
 
