@@ -107,7 +107,8 @@ def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
         yield dict(zip(NAMES, row, strict=True))
 
 
-# Keyed by identity, as an implementation need not be hashable; it is kept alive so that its id is not used again.
+# Of the last implementations, by identity, as one need not be hashable; it is kept alive so that its id is not reused.
+KEPT = 8
 _plain: dict[tuple[int, str, str], tuple[Implementation, list[list[Evidence]]]] = {}
 
 
@@ -115,6 +116,8 @@ def _plain_calls(session: Session) -> list[list[Evidence]]:
     """Return calls with each claimed form of mask, whatever the property is about."""
     key = id(session.implementation), session.case.dtype, session.case.device
     if key not in _plain:
+        if len(_plain) == KEPT:
+            del _plain[next(iter(_plain))]
         made = [_calls(_call_thrice, session, case) for case in plain_cases(session)]
         _plain[key] = session.implementation, made
     return _plain[key][1]
@@ -162,6 +165,8 @@ def _calls(function: PropertyFunction, session: Session, case: Case) -> list[Evi
 def _is_plain(step: CallStep, config: Config) -> bool:
     """Return whether the textbook's formula says what a call returns."""
     problem = step.problem
+    if not all(bool(x.isfinite().all()) for x in (step.problem.query, step.problem.key, step.problem.value)):
+        return False
     variant = config.extra_keys or config.length_first or step.mode == "autocast"
     return not variant and _fits_together(problem) and not (config.dropout and MODES[step.mode].training)
 

@@ -118,7 +118,12 @@ def _diagnosis(result: PropertyResult) -> str:
     """Return the defect that explains the failure of a property; "" for a call that raised."""
     assert result.failure is not None
     session, violation = result.failure
-    return "" if isinstance(violation, CallRaised) else diagnose(result.prop, session)
+    if isinstance(violation, CallRaised):
+        return ""
+    try:
+        return diagnose(result.prop, session)
+    except Exception:  # the verdict stands without it
+        return ""
 
 
 def verdict_of(

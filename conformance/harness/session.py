@@ -197,6 +197,8 @@ class Session:
         """
         if rows is None and self.claims.empty_row != "zeros":
             rows = problem.allowed(self.claims.causal).any(-1).all(1)
+            if self.claims.empty_row == "nan" and not bool(rows.all()):
+                raise Discard("a row is NaN by policy, and what that does to gradients is a matter of MSK-9")
         batch, _, queries, _ = problem.shape
         shape = (batch, queries, problem.config.d_model)
         if rows is None and self.case.seed % 4 == 3:

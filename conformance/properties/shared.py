@@ -30,11 +30,11 @@ def refuses(session: Session, problem: Problem) -> bool:
 def hidden_pairs(session: Session, problem: Problem) -> Tensor:
     """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the causal flag.
 
-    Rows without an allowed key are left out where they attend to every key by the declared policy.
+    Rows without an allowed key are left out where the declared policy gives them other weights than zeros.
     """
     allowed = problem.allowed(session.claims.causal)
     empty = ~allowed.any(-1, keepdim=True)
-    return ~allowed & ~empty if session.claims.empty_row == "uniform" else ~allowed
+    return ~allowed if session.claims.empty_row == "zeros" else ~allowed & ~empty
 
 
 def as_causal(claims: Claims, case: Case) -> Case:

@@ -12,7 +12,7 @@ from mha.conformance.harness.assertions import expect, expect_agree, expect_clos
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import weights_of
+from mha.conformance.properties.shared import assume_finite, weights_of
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
 
@@ -121,6 +121,7 @@ def large_scores_do_not_overflow(session: Session, case: Case) -> None:
     problem = case.problem()
     factor = 1.0 if TRAITS[case.dtype].narrow else 2.0 ** (case.seed % 6)
     problem = passing_heads(problem.change(w_q=problem.weights.w_q * factor))
+    assume_finite(session, problem)
     weights = problem.weights
     if weights.b_v is not None:
         # All values are 1, so a context is the sum of its weights, even if these are not returned.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -89,19 +89,28 @@ def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool =
     inputs = input_names(parameters)
     memory = None if inputs else memory_name(parameters)
     one_input, others = _one_input_and_others(parameters, inputs, memory)
-    masks = [name for name in OPTION_NAMES["mask"] if name in parameters]
-    of_padding = next((name for name in PADDING_NAMES if padding and name in parameters), None)
+    mask, of_padding = _mask_names(parameters, padding)
+    is_causal, need_weights = option_name("is_causal", parameters), option_name("need_weights", parameters)
+    given = (mask, of_padding, is_causal, need_weights)
+    others += [name for name in _required_options(parameters) if name not in given]
     return Signature(
         inputs=inputs,
         one_input=one_input,
         memory=memory,
-        mask=next((name for name in masks if name != of_padding), None),
+        mask=mask,
         padding=of_padding,
-        is_causal=option_name("is_causal", parameters),
-        need_weights=option_name("need_weights", parameters),
+        is_causal=is_causal,
+        need_weights=need_weights,
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(others),
     )
+
+
+def _mask_names(parameters: Mapping[str, inspect.Parameter], padding: bool) -> tuple[str | None, str | None]:
+    """Return a function's names for its mask, and for one of padding beside it."""
+    of_padding = next((name for name in PADDING_NAMES if padding and name in parameters), None)
+    masks = (name for name in OPTION_NAMES["mask"] if name in parameters and name != of_padding)
+    return next(masks, None), of_padding
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
@@ -117,12 +126,23 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
 
 
 def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for one input that is both key and value; None unless another input comes first."""
+    """Return a function's name for one input that is both key and value; None unless another input comes first.
+
+    Three required inputs are query, key and value, whatever their names.
+    """
+    if len(required_inputs(parameters)) == 3:
+        return None
     name = next((name for name in MEMORY_NAMES if name in parameters), None)
     first = next((p for p in required_inputs(parameters)), None)
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     query_first = first is not None and first.kind in by_position and first.name != name
     return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
+
+
+def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the options without a default."""
+    options = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
+    return [name for name, p in parameters.items() if name in options and p.default is p.empty]
 
 
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
@@ -143,7 +163,7 @@ def _one_input_and_others(
     if inputs:
         return False, [p.name for p in required]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
-    if variadic or len(required) == 0 or (len(required) == 3 and not memory):
+    if variadic or len(required) in (0, 3):
         return False, []
     return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
 
@@ -265,7 +285,7 @@ class CallByName:
         if names.need_weights:
             options[names.need_weights] = need_weights
         options |= dict.fromkeys(names.others)
-        return as_output(target(*inputs, **options))
+        return as_output(target(*inputs, **options), query.shape)
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
         """Return B, H, L and S; without a batch, B is 1."""
@@ -318,28 +338,36 @@ class CallByName:
         return given
 
 
+def _held(returned: Any) -> Collection[Any]:
+    """Return the members of a tuple, list, mapping or dataclass."""
+    if isinstance(returned, Mapping):
+        return returned.values()
+    if is_dataclass(returned):
+        return [getattr(returned, field.name) for field in fields(returned)]
+    return returned if isinstance(returned, tuple | list) else ()
+
+
 def _plain(value: Any) -> str:
     return repr(set(value)) if isinstance(value, frozenset) else repr(value)
 
 
-def as_output(returned: Any) -> Output:
+def as_output(returned: Any, shape: torch.Size | None = None) -> Output:
     """Return what a module returned as an `Output`.
 
-    returned: an output, or a tuple, list, mapping or dataclass that holds one. Of several tensors, the output is the
-    first of those with the fewest dimensions, two at least, and the weights are the first of the others. What holds no
-    tensor becomes the output as it is, so that the clauses about outputs report it.
+    returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query. Of several tensors,
+    the output is the first one of this shape, or else the first one, and the weights are the first of the others. What
+    holds no tensor becomes the output as it is, so that the clauses about outputs report it.
 
     >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
     torch.Size([2, 3, 8])
-    >>> as_output({"attentions": torch.zeros(2, 4, 3, 3), "hidden_states": torch.zeros(2, 3, 8)}).weights.shape
+    >>> returned = {"attentions": torch.zeros(2, 4, 3, 3), "hidden_states": torch.zeros(2, 3, 8)}
+    >>> as_output(returned, torch.Size([2, 3, 8])).weights.shape
     torch.Size([2, 4, 3, 3])
     """
     if isinstance(returned, Output | Tensor):
         return returned if isinstance(returned, Output) else Output(returned)
-    held: Any = vars(returned) if is_dataclass(returned) else returned
-    values = held.values() if isinstance(held, Mapping) else held if isinstance(held, tuple | list) else ()
-    tensors = [value for value in values if isinstance(value, Tensor) and value.ndim >= 2]
+    tensors = [value for value in _held(returned) if isinstance(value, Tensor)]
     if not tensors:
         return Output(returned)
-    output = min(tensors, key=lambda tensor: tensor.ndim)
+    output = next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
     return Output(output, next((tensor for tensor in tensors if tensor is not output), None))

@@ -171,8 +171,9 @@ def construct(
             given[name] = _layer(config, field[0])
         else:
             given[name] = values[field]
-        if given[name] is None and parameters[name].default is inspect.Parameter.empty:
-            given[name] = config.d_model  # the width of key or value
+        if given[name] is None:  # a width of key or value that is not set
+            default = parameters[name].default
+            given[name] = config.d_model if default is inspect.Parameter.empty else default
     try:
         return constructor(**given)
     except AttributeError:

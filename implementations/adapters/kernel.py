@@ -127,7 +127,7 @@ class KernelAttention(nn.Module):
             for x, role in ((query, "q"), (key, "k"), (value, "v"))
         ]
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        context, weights = as_output(self.call(self.kernel, *heads, **options))
+        context, weights = as_output(self.call(self.kernel, *heads, **options), heads[0].shape)
         return Output(self._project(rearrange(context, f"{self.layout} -> b l (h d)"), "o"), weights)
 
     def _project(self, x: Tensor, role: str) -> Tensor:

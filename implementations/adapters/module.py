@@ -209,7 +209,7 @@ class ModuleAttention(nn.Module):
         if self.transposes:
             transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
             query, key, value = (transposed[id(x)] for x in (query, key, value))
-        output, weights = as_output(self.call(self.module, query, key, value, **options))
+        output, weights = as_output(self.call(self.module, query, key, value, **options), query.shape)
         if self.adapter.weights and need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
         return Output(output.transpose(0, 1) if self.transposes and isinstance(output, Tensor) else output, weights)

@@ -19,6 +19,7 @@ from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, 
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
+from mha.spec.claims import EmptyRow
 
 
 @dataclass
@@ -32,7 +33,8 @@ class Candidate:
     and the dtype. problem: what the last call raised. weights_shape: of the weights that it returns, if any.
     weights_path: the attribute on which a call leaves them, if it does not return them. one_head: why a single head is
     not claimed, if it is not. last: the module that was called last. assumed: why the format of masks is assumed, if
-    none explains what they do.
+    none explains what they do. ignored: whether masks of this format have no effect. empty_row: the policy for rows
+    without a key, if one is found.
     """
 
     constructor: Callable[..., nn.Module]
@@ -56,6 +58,8 @@ class Candidate:
     one_head: str = ""
     last: nn.Module = field(default_factory=nn.Module)
     assumed: str = ""
+    ignored: bool = False
+    empty_row: EmptyRow | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -147,7 +151,7 @@ class Candidate:
 
     def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
         """Call it without a mask, and causally only if it always is."""
-        return self.call(inputs, is_causal=self.formula.causal, **options)
+        return self.call(inputs, is_causal=bool(self.formula.causal), **options)
 
     def left_behind(self) -> list[str]:
         """Return the dotted names of the tensors that the last call left on attributes of the module."""

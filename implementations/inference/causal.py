@@ -43,6 +43,8 @@ def _alignment(candidate: Candidate) -> Alignment:
         raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
     if not candidate.cross_attention:
         return "top_left"
+    if candidate.explained and candidate.formula.causal and not candidate.special.name:
+        return candidate.formula.causal
     return min(("top_left", "bottom_right"), key=lambda alignment: _misaligned(tried, alignment))
 
 

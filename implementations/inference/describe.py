@@ -91,15 +91,23 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
-        Row("dtypes", _dtypes(candidate), "tested"),
+        Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
+        *(
+            [Row("given None", ", ".join(others), "of no known meaning")]
+            if (others := candidate.signature.others)
+            else []
+        ),
     ]
 
 
 def _empty_rows(candidate: Candidate) -> list[Row]:
     """Return the row about queries without a key, if masks and the formula are known."""
-    policy = candidate.claims.get("empty_row", "zeros")
-    return [Row("empty rows", EMPTY_ROWS[policy], "tested")] if candidate.mask and candidate.explained else []
+    evidence = "assumed, as the mask is" if candidate.assumed else "tested"
+    if candidate.empty_row is None:
+        evidence = "assumed: it gets something else"
+    policy = candidate.empty_row or "zeros"
+    return [Row("empty rows", EMPTY_ROWS[policy], evidence)] if candidate.mask and candidate.explained else []
 
 
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
@@ -108,10 +116,8 @@ WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key hea
 
 def _options(candidate: Candidate) -> list[Row]:
     """Return the rows about what the constructor takes beside the sizes."""
-    dropout, widths = (
-        candidate.claims.get("dropout"),
-        [text for name, text in WIDTHS.items() if name in candidate.claims],
-    )
+    dropout = candidate.claims.get("dropout")
+    widths = [text for name, text in WIDTHS.items() if name in candidate.claims]
     return [
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
@@ -123,7 +129,7 @@ def _dtypes(candidate: Candidate) -> str:
     claimed = candidate.claims.get("dtypes", Claims().dtypes)
     refused = [name for name in COMPUTE_DTYPES if name not in claimed]
     return ", ".join(name for name in COMPUTE_DTYPES if name in claimed) + (
-        f"; calls raise in {' and '.join(refused)}" if refused else ""
+        f"; not in {' and '.join(refused)}: calls raise, or empty rows differ" if refused else ""
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,44 +11,58 @@ from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import CHANGED, influence
-from mha.implementations.inference.probes import Probe, is_close
+from mha.implementations.inference.probes import GENERAL, Probe, is_close
 from mha.spec.claims import EmptyRow
 
 
 def find_empty_row(candidate: Candidate) -> None:
-    """Claim the policy for empty rows that a trial run shows; where it shows none of them, claim nothing."""
-    by_the_flag = candidate.claims.get("causal") == "bottom_right"
-    policy = _policy(candidate) if candidate.mask or by_the_flag else None
-    if policy and policy != "zeros":
-        candidate.claims["empty_row"] = policy
+    """Claim the policy for empty rows that a trial run in float32 shows; where it shows none, claim nothing."""
+    candidate.empty_row = policy_of(replace(candidate, dtype=torch.float32))
+    if candidate.empty_row and candidate.empty_row != "zeros":
+        candidate.claims["empty_row"] = candidate.empty_row
 
 
-def _policy(candidate: Candidate) -> EmptyRow | None:
-    """Return the policy of the rows that a mask leaves without a key."""
-    options: dict[str, Any] = {"is_causal": bool(candidate.formula.causal or not candidate.mask)}
-    if candidate.mask:
-        probe = candidate.probes[0]
-        options["mask"], emptied = _mask_with_empty_rows(candidate, probe)
-    else:  # with more queries than keys, the causal flag leaves the first ones without a key
-        probe = candidate.probes[1]
-        emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
+def policy_of(candidate: Candidate) -> EmptyRow | None:
+    """Return the policy of the rows that a mask, or the causal flag, leaves without a key; None if there is none.
+
+    It may depend on the dtype: a fill with the least number of float32 is -infinity where it is cast down.
+    """
+    if not candidate.mask and candidate.claims.get("causal") != "bottom_right":
+        return None
+    probe, emptied, options = _trial(candidate)
     result = candidate.call(probe.inputs, **options)
     if result is None:
         return "error"
-    query, _, value = probe.inputs
-    if not isinstance(result.output, Tensor) or result.output.shape != query.shape:
+    output = result.output
+    if not isinstance(output, Tensor) or output.shape != probe.inputs[0].shape:
         return None
-    rows = result.output[emptied]
-    if bool(rows.isnan().all()):
+    if bool(output[emptied].isnan().all()):
         return "nan"
-    if not candidate.explained:
-        read = influence(candidate, probe.inputs, **options)
-        return None if read is None else "uniform" if bool((read[emptied] > CHANGED).all()) else "zeros"
+    if candidate.explained:
+        return _explained_policy(candidate, output, emptied, probe.inputs[2])
+    read = influence(candidate, probe.inputs, **options)
+    return None if read is None else "uniform" if bool((read[emptied] > CHANGED).all()) else "zeros"
+
+
+def _trial(candidate: Candidate) -> tuple[Probe, Tensor, dict[str, Any]]:
+    """Return a probe, which of its rows are left without a key, boolean (B, L), and the options of the call."""
+    if candidate.mask:
+        probe = candidate.probes[0]
+        mask, emptied = _mask_with_empty_rows(candidate, probe)
+        return probe, emptied, {"mask": mask, "is_causal": bool(candidate.formula.causal)}
+    # With more queries than keys, the causal flag leaves the first ones without a key.
+    _, probe = GENERAL.probes(candidate.cross_attention)
+    emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
+    return probe, emptied, {"is_causal": True}
+
+
+def _explained_policy(candidate: Candidate, output: Tensor, emptied: Tensor, value: Tensor) -> EmptyRow | None:
+    """Return the policy whose contexts give the emptied rows, boolean (B, L), of an output (B, L, D)."""
     values = _values(candidate, value)
     contexts: dict[EmptyRow, Tensor] = {"zeros": values * 0, "uniform": values}
     for policy, of_policy in contexts.items():
-        expected = _output(candidate, of_policy.mean(1, keepdim=True)).expand_as(query)[emptied]
-        if is_close(rows, expected):
+        expected = _output(candidate, of_policy.mean(1, keepdim=True)).expand_as(output)[emptied]
+        if is_close(output[emptied], expected):
             return policy
     return None
 
@@ -55,7 +70,7 @@ def _policy(candidate: Candidate) -> EmptyRow | None:
 def _mask_with_empty_rows(candidate: Candidate, probe: Probe) -> tuple[Tensor, Tensor]:
     """Return a mask (B, H, L, S) that leaves some rows without a key, and which, boolean (B, L)."""
     per_item, per_query = (candidate.claims.get(f"per_{axis}_mask", True) for axis in ("item", "query"))
-    mask = probe.mask("bs" if per_item else "ls" if per_query else "s", causal=candidate.formula.causal)
+    mask = probe.mask("bs" if per_item else "ls" if per_query else "s", causal=bool(candidate.formula.causal))
     emptied = torch.zeros(mask.shape[0], mask.shape[2], dtype=torch.bool)
     emptied[0 if per_item else slice(None), 0 if per_query and not per_item else slice(None)] = True
     return mask & ~emptied[:, None, :, None], emptied

@@ -30,7 +30,7 @@ def find_mask(candidate: Candidate) -> None:
         return
     formats = _formats(candidate)
     exact, fitting = next(((each, found) for each in formats if (found := _fitting_conventions(each))), (None, []))
-    near = nearest_format(formats) if exact is None else nearest_format(_more_general(formats, exact), partly=True)
+    near = nearest_format(formats) if exact is None else _in_part(formats, exact)
     chosen, conventions = near or (exact, fitting)
     if chosen is None:
         tried = replace(candidate, mask="keep")
@@ -57,12 +57,26 @@ def _formats(candidate: Candidate) -> list[Candidate]:
     ]
 
 
-def _more_general(formats: Sequence[Candidate], exact: Candidate) -> list[Candidate]:
-    """Return the formats with a padding mask, or masks of each item, where the one that fits exactly has none."""
+def _in_part(formats: Sequence[Candidate], exact: Candidate) -> tuple[Candidate, list[MaskConvention]] | None:
+    """Return a format with a padding mask of its own that counts for some items only, where the exact one has none.
+
+    Raises Unclear for masks of each item that count for some items only, and for a padding mask without any effect:
+    either may be meant.
+    """
     if exact.padding or not exact.explained:
-        return []
+        return None
     per_item = "b" in SHAPES[exact.mask_shape]
-    return [each for each in formats if each.padding or not (per_item or "b" not in SHAPES[each.mask_shape])]
+    more_general = [each for each in formats if each.padding or not (per_item or "b" not in SHAPES[each.mask_shape])]
+    near = nearest_format(more_general, partly=True)
+    if near is None or (near[0].padding and not near[0].ignored):
+        return near
+    if near[0].padding:
+        name = signature_of(exact.forward_parameters, padding=True).padding
+        raise Unclear(f"its padding mask {name} has no effect; declare padding=None to leave it out, or padding='drop'")
+    raise Unclear(
+        f"masks that all items share count as mask_shape={exact.mask_shape!r}, but those of each item for some items "
+        f"only; declare which is meant, mask_shape={exact.mask_shape!r} or {near[0].mask_shape!r}"
+    )
 
 
 def _find_ranks(candidate: Candidate) -> None:
@@ -70,7 +84,7 @@ def _find_ranks(candidate: Candidate) -> None:
     if candidate.mask_shape is not None or candidate.padding:
         return
     probe = candidate.probes[0]
-    mask = probe.mask("ls", causal=candidate.formula.causal)[:1, :1]
+    mask = probe.mask("ls", causal=bool(candidate.formula.causal))[:1, :1]
     row = mask[:, :, :1]
     forms = {4: (mask, mask), 3: (mask[0], mask), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
     calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
@@ -91,7 +105,7 @@ def _fitting_conventions(candidate: Candidate) -> list[MaskConvention]:
 
 def _fits(tried: Candidate, probe: Probe) -> bool:
     """Return whether masks that differ along the axes of its shape have their effect on a probe."""
-    axes, causal = SHAPES[tried.mask_shape], tried.formula.causal
+    axes, causal = SHAPES[tried.mask_shape], bool(tried.formula.causal)
     masks = [probe.mask(axes, causal=causal)]
     if tried.mask_shape is None or tried.padding:
         masks.append(probe.mask("bs", causal=causal)[:, :1, :1])

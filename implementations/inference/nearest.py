@@ -108,7 +108,8 @@ def _understood(chosen: Compared) -> Candidate:
     candidate, quick = chosen.candidate, chosen.quick
     for case in chosen.cases:
         return replace(case, shown=case.special.name)
-    formula = Formula(causal=_is_causal(candidate), projected=candidate.parameters.get("w_o") is not None)
+    projected = candidate.parameters.get("w_o") is not None
+    formula = Formula(causal="top_left" if _is_causal(candidate) else None, projected=projected)
     return replace(candidate, formula=formula, shown=quick[0].special.name if shows_inputs(quick) else "")
 
 
@@ -209,7 +210,20 @@ def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
     returning = [each for each in working if outputs_of(each)]
     if not returning:
         _require_output(working[0])
-    return [each for each in returning if returns_outputs(each)] or returning[:1]
+    fitting = [each for each in returning if returns_outputs(each)]
+    if not fitting:
+        _require_query_first(returning[0])
+    return fitting or returning[:1]
+
+
+def _require_query_first(candidate: Candidate) -> None:
+    """Raise Unclear if the output is as long as what is taken for the memory."""
+    memory = candidate.signature.memory if candidate.cross_attention == "memory" else None
+    shapes = [output.shape for output in outputs_of(candidate)]
+    if memory and shapes == [probe.inputs[1].shape for probe in candidate.probes]:
+        raise Unclear(
+            f"its output is as long as {memory}, which is then the query, and not key and value; pass call=..."
+        )
 
 
 def _require_named_inputs(candidate: Candidate) -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import agree, influence
+from mha.implementations.inference.nearest import CHANGED, agree, influence
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, share_close
 from mha.spec import Claims, MaskConvention, Output
 
-# A format that explains a smaller share of the queries under masks than this explains nothing.
-LEAST_EXPLAINED = 0.05
+# A format explains nothing that explains fewer of the queries under masks, or of whose reads fewer are allowed.
+LEAST_EXPLAINED, LEAST_READ = 0.05, 0.75
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,6 @@ class Effect:
         """The share of the rows that the formula gives."""
         return (self.shared + self.per_item) / 2
 
-    @property
-    def is_none(self) -> bool:
-        """Whether even a mask that hides nothing changes the outputs, and almost no row is explained."""
-        return not self.neutral and self.explained < LEAST_EXPLAINED
-
 
 def nearest_format(
     formats: Sequence[Candidate], *, partly: bool = False
@@ -50,7 +45,7 @@ def nearest_format(
     """Return the format of masks that is nearest to what they do, the first one of several, and its conventions.
 
     formats: the most general first. partly: require that it explains masks that all items share, and those of some
-    items, or that padding has no effect. None if each of them raises, or explains nothing.
+    items. None if each of them raises, or explains nothing.
     """
     plain = [replace(each, mask_shape=None, mask_numbers=False, padding=None) for each in formats[:1]]
     unmasked = [each.call(probe.inputs) for each in plain for probe in each.probes]
@@ -58,11 +53,11 @@ def nearest_format(
     for each in formats:
         effects = _effects(each, unmasked)
         conventions = _nearest(effects)
-        if not conventions or not _is_near(each, effects[conventions[0]], partly):
+        if not conventions or not _is_near(effects[conventions[0]], partly):
             continue
         level, evidence = _level(each, effects[conventions[0]]), _evidence(each, effects[conventions[0]])
         if best is None or level > best[0]:  # among equals, the more general one is right, though it may explain less
-            best = level, replace(each, assumed=evidence), conventions
+            best = level, replace(each, assumed=evidence, ignored=effects[conventions[0]].ignored), conventions
     return best[1:] if best else None
 
 
@@ -86,11 +81,11 @@ def _nearest(effects: Mapping[MaskConvention, Effect]) -> list[MaskConvention]:
     return list(dict.fromkeys([best, *(["additive"] if effects.get("additive") == effects[best] else [])]))  # type: ignore[list-item]
 
 
-def _is_near(masked: Candidate, effect: Effect, partly: bool) -> bool:
+def _is_near(effect: Effect, partly: bool) -> bool:
     """Return whether a format explains anything, or as much as `nearest_format` requires."""
     if not partly:
-        return not (masked.explained and effect.is_none)
-    return effect.shared == 1.0 and (effect.per_item > 0 or (masked.padding is not None and effect.ignored))
+        return effect.neutral or effect.explained >= LEAST_EXPLAINED or effect.read >= LEAST_READ
+    return effect.shared == 1.0 and (effect.per_item > 0 or effect.ignored)
 
 
 def _effects(masked: Candidate, unmasked: Sequence[Output | None]) -> dict[MaskConvention, Effect]:
@@ -116,7 +111,7 @@ def _effect(tried: Candidate, unmasked: Sequence[Output | None]) -> Effect | Non
     for probe, base in zip(tried.probes, unmasked, strict=True):
         for mask in _masks(tried, probe):
             result = tried.call(probe.inputs, mask=mask)
-            if not _have_one_shape(result, base):
+            if not _have_one_shape(result, base) or _is_of_queries(result, base):
                 return None
             if not tried.padding or mask.shape[1:3] == (1, 1):
                 ignored &= agree(result, base)
@@ -132,6 +127,14 @@ def _have_one_shape(result: Output | None, other: Output | None) -> bool:
     return len(outputs) == 2 and outputs[0].shape == outputs[1].shape
 
 
+def _is_of_queries(result: Output | None, base: Output | None) -> bool:
+    """Return whether a mask leaves some queries as they are, and gives all others one and the same output."""
+    assert result is not None
+    assert base is not None
+    changed = result.output[((result.output - base.output).abs() > CHANGED).any(-1)]
+    return len(changed) > 1 and bool(((changed - changed[0]).abs() <= CHANGED).all())
+
+
 def _share_explained(tried: Candidate, probe: Probe, mask: Tensor, result: Output | None) -> float:
     """Return the share of the rows of a result that the formula gives; 0 if none is known."""
     if result is None or not tried.explained:
@@ -141,7 +144,7 @@ def _share_explained(tried: Candidate, probe: Probe, mask: Tensor, result: Outpu
 
 def _masks(tried: Candidate, probe: Probe) -> list[Tensor]:
     """Return masks that differ along all axes of a format, then along fewer of them."""
-    axes, causal = SHAPES[tried.mask_shape], tried.formula.causal
+    axes, causal = SHAPES[tried.mask_shape], bool(tried.formula.causal)
     fewer = ["".join(axis for axis in axes if axis in among) for among in (axes, "bls", "bs", "ls", "s")]
     masks = [probe.mask(each, causal=causal) for each in dict.fromkeys(fewer)]
     if tried.mask_shape is None or tried.padding:

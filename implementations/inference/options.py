@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, is_close
 from mha.implementations.pristine import as_found
 from mha.spec import Weights
@@ -90,12 +91,14 @@ def _keep_biases_that_can_be_called(candidate: Candidate) -> None:
 
 
 def _find_dtypes(candidate: Candidate) -> None:
-    """Claim the dtypes in which the module can be called."""
+    """Claim the dtypes in which the module can be called, and float64 only with the empty rows of float32."""
     dtypes = {
         name
         for name in COMPUTE_DTYPES
         if replace(candidate, dtype=getattr(torch, name)).call_plainly(candidate.probes[0].inputs) is not None
     }
+    if candidate.dtype == torch.float64 and candidate.empty_row != policy_of(candidate):
+        dtypes.discard("float64")
     if dtypes and dtypes != Claims().dtypes:
         candidate.claims["dtypes"] = dtypes
 
@@ -166,7 +169,7 @@ def _holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
 def find_weights(candidate: Candidate) -> None:
     """Set whether it returns weights (B, H, L, S), and the shape of what it returns."""
     probe = candidate.probes[0]
-    result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.formula.causal)
+    result = candidate.call(probe.inputs, need_weights=True, is_causal=bool(candidate.formula.causal))
     query, key, _ = probe.inputs
     expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
     weights = result.weights if result else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,11 +15,9 @@ from mha.implementations.inference.nearest import CHANGED, find_formula, outputs
 from mha.implementations.inference.projections import not_loaded, words_of
 
 NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
-# Words in the names of modules, parameters, buffers and functions that add positions.
-POSITION_WORDS = (
-    *("rotary", "rope", "rotate", "freq", "freqs"),
-    *("pos", "position", "positions", "positional", "rel", "relative", "alibi"),
-)
+# Words in the names of functions that add positions, and of parameters and buffers that do.
+ROTARY_WORDS = ("rotary", "rope", "rotate", "alibi")
+POSITION_WORDS = (*ROTARY_WORDS, "freq", "freqs", "pos", "position", "positions", "positional", "rel", "relative")
 
 
 def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
@@ -69,7 +68,8 @@ def _normalises(candidate: Candidate, norms: Sequence[str]) -> str:
     candidate.call(candidate.probes[0].inputs, change=lambda module: _watch(module, norms, seen))
     of_input = any(sorted(x.flatten().tolist()) == sorted(query.flatten().tolist()) for x in seen)  # in any layout
     named = ", ".join(f"`{name}`" for name in norms)
-    settings = " and ".join(f"self.{name} = torch.nn.Identity()" for name in norms)
+    paths = [re.sub(r"\.(\d+)", r"[\1]", name) for name in norms]
+    settings = " and ".join(f"self.{path} = torch.nn.Identity()" for path in paths)
     return (
         f"it normalises {'its input' if of_input else 'what it computes'} ({named}); to judge its attention, derive a "
         f"class whose constructor sets {settings}"
@@ -84,24 +84,25 @@ def _watch(module: nn.Module, names: Sequence[str], seen: list[Tensor]) -> None:
 def _positions(candidate: Candidate, module: nn.Module) -> str:
     """Return what adds positions, by a name, if the output depends on it."""
     tensors = [*dict(module.named_parameters()), *dict(module.named_buffers())]
-    used = [name for name in tensors if _is_of_positions(name) and _differs(candidate, _shifted(name))]
-    functions = {name for name in _called(type(module)) if _is_of_positions(name)}
+    used = [name for name in tensors if _has_word(name, POSITION_WORDS) and _differs(candidate, _shifted(name))]
+    functions = {name for name in _called(type(module)) if _has_word(name, ROTARY_WORDS)}
     if not used and functions and _depends_on_order(candidate):
         used = sorted(functions)
     return f"it depends on positions ({', '.join(f'`{name}`' for name in used)})" if used else ""
 
 
 def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> str:
-    """Return the parameters on which the output depends, and that no candidate loads, except those of norms."""
+    """Return the matrices on which the output depends, and that no candidate loads, except those of norms."""
     unloaded = set.intersection(*(set(not_loaded(module, each.parameters)) for each in candidates))
-    names = sorted(name for name in unloaded if not name.startswith(tuple(norms)))
+    matrices = {name for name, parameter in module.named_parameters() if parameter.ndim > 1}
+    names = sorted(name for name in unloaded & matrices if not name.startswith(tuple(norms)))
     used = [name for name in names if _differs(candidates[0], _shifted(name))]
     layers = dict.fromkeys(name.rpartition(".")[0] or name for name in used)
     return f"it computes with more than four projections ({', '.join(f'`{name}`' for name in layers)})" if used else ""
 
 
-def _is_of_positions(name: str) -> bool:
-    return any(word in POSITION_WORDS for word in words_of(name))
+def _has_word(name: str, words: Sequence[str]) -> bool:
+    return any(word in words for word in words_of(name))
 
 
 def _called(cls: type) -> set[str]:

@@ -9,7 +9,7 @@ from mha.conformance.harness.explanations.calls import stale, tiles
 from mha.conformance.harness.explanations.explanation import Explanation, explain
 from mha.conformance.harness.explanations.heads import heads, merging, projections
 from mha.conformance.harness.explanations.masks import causal, empty_rows, masks
-from mha.conformance.harness.explanations.scores import precisions, scales, softmaxes
+from mha.conformance.harness.explanations.scores import outputs, precisions, scales, softmaxes
 from mha.conformance.harness.textbook import TextbookAttention
 
 
@@ -69,6 +69,7 @@ EXPLANATIONS: tuple[tuple[Explanation, ...], ...] = tuple(
         tiles,
         stale,
         precisions,
+        outputs,
     )
 )
 

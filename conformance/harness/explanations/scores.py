@@ -112,7 +112,7 @@ def _with_sink(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: T
 
 
 def precisions() -> Iterator[Explanation]:
-    """Yield steps in a lower precision, and outputs of zero or with a residual."""
+    """Yield steps in a lower precision."""
     for name in ("bfloat16", "float16", "float32"):
         dtype: torch.dtype = getattr(torch, name)
         yield explain(f"scores_{name}", f"the scores are rounded to {name}", score=_scores_in(dtype))
@@ -120,6 +120,10 @@ def precisions() -> Iterator[Explanation]:
         yield explain(f"softmax_{name}", f"the softmax is computed in {name}", weights_of=_softmax_in(dtype))
         text = f"the weights are rounded to {name}"
         yield explain(f"weights_{name}", text, weights_of=_weights_in(dtype))
+
+
+def outputs() -> Iterator[Explanation]:
+    """Yield outputs of zero, and with a residual."""
     yield explain(
         "zeros",
         "the context is zero",
