@@ -91,13 +91,13 @@ def _keep_biases_that_can_be_called(candidate: Candidate) -> None:
 
 
 def _find_dtypes(candidate: Candidate) -> None:
-    """Claim the dtypes in which the module can be called, and float64 only with the empty rows of float32."""
+    """Claim the dtypes in which the module can be called, and float64 only if it is understood as in float32."""
     dtypes = {
         name
         for name in COMPUTE_DTYPES
         if replace(candidate, dtype=getattr(torch, name)).call_plainly(candidate.probes[0].inputs) is not None
     }
-    if candidate.dtype == torch.float64 and candidate.empty_row != policy_of(candidate):
+    if candidate.dtype != torch.float64 or candidate.empty_row != policy_of(candidate):
         dtypes.discard("float64")
     if dtypes and dtypes != Claims().dtypes:
         candidate.claims["dtypes"] = dtypes

@@ -1,0 +1,193 @@
+"""Right classes that were once failed, refused or misread: they are read as they are, and conform."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.implementations.inference.infer import InferredClass, infer
+
+
+class Base(nn.Module):
+    """Four layers, and attention under an additive mask."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, added: Tensor | float = 0.0) -> tuple[Tensor, Tensor]:
+        layers = ((self.q, query), (self.k, key), (self.v, value))
+        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in layers)
+        weights = self.weigh(q @ k.mT / q.shape[-1] ** 0.5 + added)
+        output: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
+        return output, weights
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+
+def hidden(visible: Tensor) -> Tensor:
+    """Return 0 where a key is visible, and -infinity elsewhere."""
+    return torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
+
+
+class CausalFromTheEnd(Base):
+    """Always causal, aligned bottom-right; a query without a key gets NaN."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        visible = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).tril(key.shape[1] - query.shape[1])
+        return self.attend(query, key, value, hidden(visible).to(query.dtype))
+
+
+class CausalFromTheEndWithZeros(CausalFromTheEnd):
+    """The same, but that query gets zeros."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        empty = scores.isneginf().all(-1, keepdim=True)
+        return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+class CausalFlagFromTheEnd(Base):
+    """The same by a flag."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+        visible = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool)
+        visible = visible.tril(key.shape[1] - query.shape[1]) if is_causal else visible
+        return self.attend(query, key, value, hidden(visible).to(query.dtype))[0]
+
+
+class LeastNumberOfFloat32(Base):
+    """In float64 the fill becomes -infinity in the softmax, which is computed in float32."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        added = query.new_zeros(() if mask is None else mask.shape)
+        added = added if mask is None else added.masked_fill(~mask, torch.finfo(query.dtype).min)
+        return self.attend(query, key, value, added)[0]
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1, dtype=torch.float32).to(scores)
+
+
+# The class, and its claims.
+CLASSES: dict[type[nn.Module], dict[str, Any]] = {
+    CausalFromTheEnd: {"causal": "bottom_right", "always_causal": True, "empty_row": "nan"},
+    CausalFromTheEndWithZeros: {"causal": "bottom_right", "always_causal": True, "empty_row": "zeros"},
+    CausalFlagFromTheEnd: {"causal": "bottom_right", "empty_row": "nan"},
+    LeastNumberOfFloat32: {"empty_row": "uniform", "dtypes": {"float32", "bfloat16", "float16"}},
+}
+CLAUSES = ("SMX-4", "MSK-2", "MSK-8", "CAU-3", "GRD-5", "STA-3")
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
+    result, claims = infer(cls), CLASSES[cls]
+    assert not [row for row in result.rows if "assumed" in row.evidence]
+    assert {name: getattr(result.implementation.claims, name) for name in claims} == claims
+    report = check(result.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
+    failed = {verdict.clause: verdict.message for verdict in report.verdicts if not verdict.conforms}
+    assert not failed
+
+
+class WithImportance(Base):
+    """Returns the mean weight of each key, (B, S), beside its output."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        output, weights = self.attend(x, x, x)
+        return output, weights.mean((1, 2))
+
+
+@dataclass(slots=True)
+class Result:
+    """What `WithSlots` returns."""
+
+    weights: Tensor
+    output: Tensor
+
+
+class WithSlots(Base):
+    """Returns a dataclass with slots, the weights first."""
+
+    def forward(self, x: Tensor) -> Result:
+        output, weights = self.attend(x, x, x)
+        return Result(weights, output)
+
+
+class OfThree(Base):
+    """Its inputs have names of their own, one of them like that of a memory."""
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return self.attend(x, y, z)[0]
+
+
+class WithWidth(Base):
+    """The width of its key has a default that is not None."""
+
+    def __init__(self, d_model: int, n_heads: int, kv_dim: int = 10) -> None:
+        super().__init__(d_model, n_heads)
+        assert kv_dim > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, x, x)[0]
+
+
+class OfTwoMasks(Base):
+    """Requires two masks, which may be None."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
+        added: Tensor | float = 0.0 if attn_mask is None else torch.zeros(attn_mask.shape).masked_fill(attn_mask, -1e9)
+        if key_padding_mask is not None:
+            added = added + torch.zeros(key_padding_mask.shape).masked_fill(key_padding_mask, -1e9)[:, None, None]
+        return self.attend(x, x, x, added)[0]
+
+
+def is_tested(result: InferredClass) -> bool:
+    """Return whether nothing is assumed."""
+    return not any("assumed" in row.evidence for row in result.rows)
+
+
+@pytest.mark.parametrize("cls", [WithImportance, WithSlots, OfThree, WithWidth, OfTwoMasks], ids=lambda c: c.__name__)
+def test_class_is_understood(cls: type[nn.Module]) -> None:
+    assert is_tested(infer(cls))
+
+
+def test_padding_beside_a_mask_that_is_required_is_found() -> None:
+    assert 'padding="drop"' in infer(OfTwoMasks).declaration
+
+
+class LeaksByPositions(Base):
+    """Wrong: always causal by a buffer of positions, but each query sees the next key."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.register_buffer("positions", torch.arange(4096), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.get_buffer("positions")[: x.shape[1]]
+        return self.attend(x, x, x, hidden(positions <= positions[:, None] + 1).to(x))[0]
+
+
+class Sharp(Base):
+    """Wrong: a parameter makes the softmax too sharp."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.temperature = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, x, x)[0]
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return (scores * self.temperature).softmax(-1)
+
+
+@pytest.mark.parametrize(("cls", "clause"), [(LeaksByPositions, "CAU-1"), (Sharp, "SMX-6")], ids=["leak", "sharp"])
+def test_wrong_class_is_not_out_of_scope(cls: type[nn.Module], clause: str) -> None:
+    (verdict,) = check(infer(cls).implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    assert verdict.status == "fail"
