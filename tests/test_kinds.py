@@ -23,8 +23,6 @@ SAMPLE = (
     "GPT with padding",
     "padding and a causal flag",
     "cross-attention to a memory",
-    "additive masks",
-    "sizes of a kernel",
 )
 
 
