@@ -16,6 +16,8 @@ from mha.conformance import check
 from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import Property, properties
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 PROPERTIES = properties()
 # A script that ends with one of these does not show the failure.
 SCRIPT_BROKEN = (NameError, SyntaxError, ImportError)

@@ -10,6 +10,8 @@ import pytest
 from mha.conformance import check
 from mha.conformance.faults import tutorials
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "tutorials.md").read_text(encoding="utf-8")
 # The form, the clauses it violates in float32, and those that are blocked.
 ROWS = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|;]*)(?:; ([^|]*))? \|$", DOCUMENT, re.MULTILINE)

@@ -24,6 +24,8 @@ from mha.conformance.properties.registry import properties
 from mha.implementations import Resolved
 from mha.spec import CLAUSES
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 SAMPLE, SHARE, WRONG_SAMPLE = 12, 16, 5
 # How many classes are judged, on all clauses; unset for the sample.
 COUNT = os.environ.get("LATTICE", "")
