@@ -26,7 +26,7 @@ from mha.spec import CLAUSES
 
 pytestmark = pytest.mark.usefixtures("undiagnosed")
 
-SAMPLE, SHARE, WRONG_SAMPLE = 12, 16, 5
+SAMPLE, SHARE, WRONG_SAMPLE = 8, 16, 4
 # How many classes are judged, on all clauses; unset for the sample.
 COUNT = os.environ.get("LATTICE", "")
 SEED = int(os.environ.get("LATTICE_SEED", "0"))
