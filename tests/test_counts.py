@@ -66,9 +66,9 @@ def test_blocked_clauses_were_not_judged() -> None:
 def test_outcome_over_a_minority_says_so() -> None:
     unclaimed = [verdict("x", clause, "not_claimed") for clause in ("CAU-1", "CAU-2", "DRP-1")]
     assert outcome([verdict("x", "SHP-1"), *unclaimed[:1]]) == "conforms"
-    assert outcome([verdict("x", "SHP-1"), *unclaimed]) == "conforms as far as judged"
+    assert outcome([verdict("x", "SHP-1"), *unclaimed]) == "conforms where judged"
     page = render(report(verdict("x", "SHP-1"), *unclaimed), ".html")
-    assert "1 of 1 implementations conform, 1 of them as far as judged." in page
+    assert "1 of 1 implementations conform, 1 of them where judged." in page
     first, *_ = summarise([verdict("x", "SHP-1"), *unclaimed])
     assert "(1 of 4 clauses judged on " in first
 

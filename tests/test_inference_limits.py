@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
@@ -31,13 +30,6 @@ class Unnamed(nn.Module):
         return x
 
 
-class MaskIsBias(registry.Correct):
-    """Its mask shifts the scores, and hides nothing."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores + 3.0 * allowed, torch.ones_like(allowed))
-
-
 class NeedsRank(nn.Module):
     """Its constructor requires a parameter without a known name."""
 
@@ -50,19 +42,6 @@ class Raises(nn.Module):
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         raise RuntimeError("no GPU here")
-
-
-class SigmoidAttention(nn.Module):
-    """Its projections are stacked, and its output matches no order of them."""
-
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        output: Tensor = self.proj(torch.sigmoid(q @ k.mT) @ v)
-        return output
 
 
 class Exits(registry.Correct):

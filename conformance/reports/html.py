@@ -89,7 +89,7 @@ def _outcome(report: Report, by_name: ByName) -> str:
     conforming = [own for own in by_name.values() if conforms(own)]
     count = f"{len(conforming)} of {len(by_name)} implementations conform"
     if partly := sum(tally(own).few_judged for own in conforming):
-        count += f", {partly} of them as far as judged"
+        count += f", {partly} of them where judged"
     sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
     sentences += [f"{visible_name(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items()]
     sentences += [f"{describe_changes(report.torch_changes)}."] if report.torch_changes else []

@@ -100,7 +100,7 @@ def outcome(verdicts: Collection[Verdict]) -> str:
         return "NOTHING WAS JUDGED"
     if not conforms(verdicts):
         return f"DOES NOT CONFORM in {' and '.join(_failing_kinds(verdicts))}"
-    words = "conforms as far as judged" if tally(verdicts).few_judged else "conforms"
+    words = "conforms where judged" if tally(verdicts).few_judged else "conforms"
     return f"{words}, with waivers" if "waived" in statuses else words
 
 

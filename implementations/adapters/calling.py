@@ -37,6 +37,7 @@ OPTION_NAMES = {
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
+KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
 
 
 class Call(Protocol):
@@ -133,7 +134,7 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     if len(required_inputs(parameters)) == 3:
         return None
     name = next((name for name in MEMORY_NAMES if name in parameters), None)
-    first = next((p for p in required_inputs(parameters)), None)
+    first = next(iter(required_inputs(parameters)), None)
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     query_first = first is not None and first.kind in by_position and first.name != name
     return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
@@ -141,15 +142,13 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
 
 def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """Return the options without a default."""
-    options = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
-    return [name for name, p in parameters.items() if name in options and p.default is p.empty]
+    return [name for name, p in parameters.items() if name in KNOWN_OPTIONS and p.default is p.empty]
 
 
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option."""
-    others = {"self", *PADDING_NAMES, *(name for names in OPTION_NAMES.values() for name in names)}
-    required = [p for name, p in parameters.items() if p.default is p.empty and name not in others]
-    return [p for p in required if p.kind is not p.VAR_KEYWORD]
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return [p for p in required if p.name not in ("self", *KNOWN_OPTIONS)]
 
 
 def _one_input_and_others(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import CHANGED, influence
+from mha.implementations.inference.nearest import influence
 from mha.implementations.inference.probes import GENERAL
 from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask
@@ -36,7 +36,7 @@ def _combines(candidate: Candidate) -> bool:
 
 
 def _alignment(candidate: Candidate) -> Alignment:
-    """Return how the diagonal of the causal mask is aligned, as far as the keys that are read show it."""
+    """Return how the diagonal of the causal mask is aligned, by the keys that are read."""
     probe = candidate.probes[0]
     tried = replace(candidate, claims={"causal": "top_left"} | candidate.claims, problem="")
     if tried.call(probe.inputs, is_causal=True) is None:
@@ -54,5 +54,5 @@ def _misaligned(candidate: Candidate, alignment: Alignment) -> int:
     for probe in GENERAL.probes(candidate.cross_attention):
         read = influence(candidate, probe.inputs, is_causal=True)
         allowed = causal_mask(probe.queries, probe.keys, alignment)
-        count += 0 if read is None else int(((read > CHANGED) != allowed).sum())
+        count += 0 if read is None else int(((read > 0) != allowed).sum())
     return count

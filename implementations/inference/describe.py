@@ -253,7 +253,7 @@ def declaration_of(
 
 
 def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> str:
-    """Return how to declare by hand what could not be inferred; parameters: as far as their names tell."""
+    """Return how to declare by hand what could not be inferred; parameters: those that their names tell."""
     paths: Mapping[str, Any] = parameters or dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ...)
     return (
         f". Declare it below the class, and judge that: implementation = from_module({label}, "

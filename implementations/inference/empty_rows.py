@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import CHANGED, influence
+from mha.implementations.inference.nearest import influence
 from mha.implementations.inference.probes import GENERAL, Probe, is_close
 from mha.spec.claims import EmptyRow
 
@@ -41,7 +41,7 @@ def policy_of(candidate: Candidate) -> EmptyRow | None:
     if candidate.explained:
         return _explained_policy(candidate, output, emptied, probe.inputs[2])
     read = influence(candidate, probe.inputs, **options)
-    return None if read is None else "uniform" if bool((read[emptied] > CHANGED).all()) else "zeros"
+    return None if read is None else "uniform" if bool(read[emptied].all()) else "zeros"
 
 
 def _trial(candidate: Candidate) -> tuple[Probe, Tensor, dict[str, Any]]:

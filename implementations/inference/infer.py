@@ -86,7 +86,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
                 f"{label} needs a declaration: {unclear}{_unknown_inputs(empty)}{_advice(label, module)}"
             ) from None
     rows = rows_of(candidate, module, arguments)
-    given = candidate.constructor.keywords if candidate.constructor is not constructor else {}  # type: ignore[attr-defined]
+    given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
     declaration = declaration_of(written, candidate.options(), candidate.claims)
     return InferredClass(candidate.implementation(), tuple(rows), declaration)

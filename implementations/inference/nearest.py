@@ -18,14 +18,12 @@ from mha.implementations.inference.probes import (
     WITHOUT_QUERIES,
     Formula,
     SpecialCase,
+    changed,
     formulas,
     is_close,
 )
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Output
-
-# Two outputs that differ by more depend on what was changed between their calls.
-CHANGED = 1e-9
 
 
 def find_formula(candidate: Candidate, outputs: Sequence[Tensor] | None = None) -> bool:
@@ -46,7 +44,7 @@ def find_formula(candidate: Candidate, outputs: Sequence[Tensor] | None = None) 
 
 
 def outputs_of(candidate: Candidate, **options: Any) -> list[Tensor]:
-    """Return the outputs on the probes, as far as calls with these options return a tensor."""
+    """Return the outputs on the probes, up to the first call with these options that does not return a tensor."""
     outputs: list[Tensor] = []
     for probe in candidate.probes:
         result = candidate.call(probe.inputs, **options)
@@ -117,13 +115,13 @@ def _is_causal(candidate: Candidate) -> bool:
     """Return whether the first query does not read the last key, but the last query the first one."""
     for probe in EQUAL_LENGTHS.probes(candidate.cross_attention):
         read = influence(candidate, probe.inputs)
-        if read is None or bool((read[:, 0, -1] > CHANGED).any()) or not bool((read[:, -1, 0] > CHANGED).all()):
+        if read is None or bool(read[:, 0, -1].any()) or not bool(read[:, -1, 0].all()):
             return False
     return True
 
 
 def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) -> Tensor | None:
-    """Return how much each output changes with each key and value, (B, L, S), whatever the query.
+    """Return how much each output changes with each key and value, (B, L, S), whatever the query; 0 for rounding.
 
     options: of the calls. None if one of them raises.
     """
@@ -134,11 +132,11 @@ def influence(candidate: Candidate, inputs: tuple[Tensor, ...], **options: Any) 
         step = torch.zeros_like(key)
         step[:, position] = 1.0
         shifted = {id(x): x + step for x in (inputs[1:] if tried.cross_attention else inputs)}  # one tensor stays one
-        changed = tried.call(tuple(shifted.get(id(x), x) for x in inputs), **options)
-        if not (_is_output(base, query) and _is_output(changed, query)):
+        after = tried.call(tuple(shifted.get(id(x), x) for x in inputs), **options)
+        if not (_is_output(base, query) and _is_output(after, query)):
             return None
-        difference = changed.output - base.output  # type: ignore[union-attr]  # both are outputs
-        columns.append(difference.nan_to_num().abs().amax(-1))
+        x, y = base.output, after.output  # type: ignore[union-attr]  # both are outputs
+        columns.append((x - y).nan_to_num().abs().where(changed(x, y), 0.0).amax(-1))
     return torch.stack(columns, -1)
 
 
@@ -146,8 +144,7 @@ def agree(result: Output | None, other: Output | None) -> bool:
     """Return whether two calls return the same output, NaN included."""
     if result is None or other is None or not (isinstance(result.output, Tensor) and isinstance(other.output, Tensor)):
         return False
-    same = result.output.shape == other.output.shape
-    return same and torch.allclose(result.output, other.output, rtol=CHANGED, atol=CHANGED, equal_nan=True)
+    return result.output.shape == other.output.shape and not changed(result.output, other.output).any()
 
 
 def _is_output(result: Output | None, query: Tensor) -> bool:
@@ -163,11 +160,9 @@ def _keeps_items_apart(candidate: Candidate) -> bool:
     """Return whether no item of a batch depends on another one, as it does with the axes in another order."""
     probe = candidate.probes[0]
     inputs = probe.inputs
-    changed = {id(x): torch.cat([x[:1] + 1.0, x[1:]]) for x in inputs}  # one tensor stays one tensor
-    before, after = candidate.call(inputs), candidate.call(tuple(changed[id(x)] for x in inputs))
-    if before is None or after is None:
-        return False
-    return bool((before.output - after.output)[1:].nan_to_num().abs().max() <= CHANGED)
+    shifted = {id(x): torch.cat([x[:1] + 1.0, x[1:]]) for x in inputs}  # one tensor stays one tensor
+    before, after = candidate.call(inputs), candidate.call(tuple(shifted[id(x)] for x in inputs))
+    return before is not None and after is not None and not changed(before.output[1:], after.output[1:]).any()
 
 
 def _only_one(best: Sequence[Compared]) -> Compared:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import CHANGED, agree, influence
-from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, share_close
+from mha.implementations.inference.nearest import agree, influence
+from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, changed, share_close
 from mha.spec import Claims, MaskConvention, Output
 
 # A format explains nothing that explains fewer of the queries under masks, or of whose reads fewer are allowed.
@@ -78,7 +78,8 @@ def _nearest(effects: Mapping[MaskConvention, Effect]) -> list[MaskConvention]:
     if not effects:
         return []
     best = max(effects, key=lambda name: (effects[name].neutral, effects[name].explained, effects[name].read))
-    return list(dict.fromkeys([best, *(["additive"] if effects.get("additive") == effects[best] else [])]))  # type: ignore[list-item]
+    also: list[MaskConvention] = ["additive"] if effects.get("additive") == effects[best] else []
+    return list(dict.fromkeys([best, *also]))
 
 
 def _is_near(effect: Effect, partly: bool) -> bool:
@@ -131,8 +132,8 @@ def _is_of_queries(result: Output | None, base: Output | None) -> bool:
     """Return whether a mask leaves some queries as they are, and gives all others one and the same output."""
     assert result is not None
     assert base is not None
-    changed = result.output[((result.output - base.output).abs() > CHANGED).any(-1)]
-    return len(changed) > 1 and bool(((changed - changed[0]).abs() <= CHANGED).all())
+    masked = result.output[changed(result.output, base.output).any(-1)]
+    return len(masked) > 1 and not changed(masked, masked[:1].expand_as(masked)).any()
 
 
 def _share_explained(tried: Candidate, probe: Probe, mask: Tensor, result: Output | None) -> float:

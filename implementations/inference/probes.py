@@ -95,6 +95,14 @@ def share_close(output: object, expected: Tensor) -> float:
     return float((close | expected.isnan()).all(-1).double().mean())
 
 
+def changed(output: Tensor, other: Tensor) -> Tensor:
+    """Return which elements of two outputs differ in the first half of their digits; NaN is equal to NaN."""
+    digits = math.sqrt(torch.finfo(torch.promote_types(output.dtype, torch.float32)).eps)
+    scale = torch.stack([output, other]).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
+    same = (output == other) | (output.isnan() & other.isnan()) | ((output - other).abs() <= digits * scale)
+    return ~same
+
+
 @dataclass(frozen=True)
 class Probe:
     """Small random inputs: query (B, L, D), key and value (B, S, D).

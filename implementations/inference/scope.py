@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import CHANGED, find_formula, outputs_of
+from mha.implementations.inference.nearest import find_formula, outputs_of
+from mha.implementations.inference.probes import changed
 from mha.implementations.inference.projections import not_loaded, words_of
 
 NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
@@ -118,7 +119,7 @@ def _depends_on_order(candidate: Candidate) -> bool:
     before, after = candidate.call(inputs), candidate.call(tuple(flipped[id(x)] for x in inputs))
     if before is None or after is None or before.output.shape != after.output.shape:
         return False
-    return bool((before.output - after.output.flip(1)).abs().max() > CHANGED)
+    return bool(changed(before.output, after.output.flip(1)).any())
 
 
 def _left_out(names: Sequence[str]) -> Callable[[nn.Module], None]:
@@ -146,4 +147,4 @@ def _shifted(name: str) -> Callable[[nn.Module], None]:
 def _differs(candidate: Candidate, change: Callable[[nn.Module], None]) -> bool:
     """Return whether the output differs after a change of the module."""
     before, after = outputs_of(candidate), outputs_of(candidate, change=change)
-    return any(x.shape != y.shape or bool(((x - y).abs() > CHANGED).any()) for x, y in zip(before, after, strict=False))
+    return any(x.shape != y.shape or bool(changed(x, y).any()) for x, y in zip(before, after, strict=False))

@@ -13,8 +13,8 @@ from mha.conformance.harness.explanations.explanation import Explanation, Step, 
 from mha.conformance.harness.textbook import TextbookAttention
 
 Allowed = tuple[Tensor, Tensor]
-# What explanations that are hard to tell from each other have in common.
 TILES = (8, 16, 32, 64, 128)
+# What explanations that are hard to tell from each other have in common.
 TILE = "the keys after the last whole tile are left out"
 STALE = "something of an earlier call with the same shapes is used again"
 
