@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.discovery import framework_of
@@ -78,6 +79,30 @@ def test_dropout_is_claimed_as_trial_runs_show_it(cls: type[nn.Module]) -> None:
     assert result.implementation.claims.dropout == DROPOUTS[cls]
     assert ("dropout" in findings(result)) == bool(DROPOUTS[cls])
     assert ("dropout" in findings(result).get("not judged", "")) == (not DROPOUTS[cls])
+
+
+class Stacked(Plain):
+    """Its projections are one layer, in this order."""
+
+    order = "qkv"
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.to_qkv = nn.Linear(d_model, 3 * d_model)
+        del self.q, self.k, self.v
+
+    def forward(self, x: Tensor) -> Any:
+        heads = self.to_qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (heads[self.order.index(role)] for role in "qkv")
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("order", ["qkv", "kqv", "vkq"])
+def test_stacked_projections_may_be_in_any_order(order: str) -> None:
+    implementation = infer(type("Ordered", (Stacked,), {"order": order})).implementation
+    assert implementation.parameters == {f"w_{order}": "to_qkv", "w_o": "out"}
+    (verdict,) = check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass"
 
 
 class NeedsBias(Plain):

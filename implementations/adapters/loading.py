@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from mha.implementations.adapters.masks import axes_of
 from mha.implementations.errors import ImplementationError
 from mha.spec import Weights
 
-STACKED = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}
+# Projections that may be stacked, in any order.
+STACKED = {"".join(order): order for roles in ("qkv", "kv") for order in permutations(roles)}
 # Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an einops pattern; or
 # None for a projection that the module does not have.
 ParameterPath = str | tuple[str, str] | None
-KEYS = "w_q, w_k, w_v, w_o, w_qkv, w_kv, the same with b_, extra_k and extra_v"
+KEYS = "w_q, w_k, w_v, w_o, w_qkv, w_kv (or in another order, such as w_kqv), the same with b_, extra_k and extra_v"
 
 
 @torch.no_grad()

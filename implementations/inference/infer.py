@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from textwrap import indent
@@ -31,7 +32,7 @@ from mha.implementations.inference.nearest import (
 )
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
-from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.inference.projections import Unclear, in_other_orders, parameter_maps
 from mha.implementations.inference.scope import require_plain
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Sizes, Weights
@@ -106,23 +107,33 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
 
 
 def _with_masks(candidate: Candidate) -> Candidate:
-    """Return a candidate whose masks are known; one that is causal by default is built without that, if it helps."""
-    plain, problem = replace(candidate, claims=dict(candidate.claims)), None
+    """Return a candidate whose masks are known; what is causal by default is built without that if only that helps."""
+    masked, problem = replace(candidate, claims=dict(candidate.claims)), None
     try:
-        find_mask(candidate)
+        find_mask(masked)
     except Unclear as unclear:
         problem = unclear
-    if problem or candidate.assumed:
-        parameters = inspect.signature(plain.constructor).parameters
-        flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
-        for flag in flags if plain.formula.causal else ():
-            tried = replace(plain, constructor=partial(plain.constructor, **{flag: False}), explained=False)
-            if find_formula(tried):
-                find_mask(tried)
+    if not problem and not masked.assumed:
+        return masked
+    for tried in _not_causal(candidate):
+        with suppress(Unclear):
+            find_mask(tried)
+            if not tried.assumed:
                 return tried
     if problem:
         raise problem
-    return candidate
+    return masked
+
+
+def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield what is causal by default, as explained without a mask, built without that."""
+    parameters = inspect.signature(candidate.constructor).parameters
+    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
+    for flag in flags if candidate.explained and candidate.formula.causal else ():
+        constructor = partial(candidate.constructor, **{flag: False})
+        tried = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
+        if find_formula(tried):
+            yield tried
 
 
 def _unknown_inputs(empty: Candidate) -> str:
@@ -142,11 +153,13 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    for number, candidates in enumerate(choices):
-        matching = [candidate for candidate in candidates if find_formula(candidate)]
-        if matching:
-            _require_one_map(matching)
-            return _more_general(choices[:number]) or matching[0]
+    reordered = [[each for candidate in candidates for each in _in_other_orders(candidate)] for candidates in choices]
+    for ways in (choices, reordered):
+        for number, candidates in enumerate(ways):
+            matching = [candidate for candidate in candidates if find_formula(candidate)]
+            if matching:
+                _require_one_map(matching)
+                return _more_general(choices[:number]) or matching[0]
     candidates = [candidate for candidates in choices for candidate in candidates]
     require_plain(candidates, module)
     return nearest(candidates)
@@ -171,6 +184,12 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     for candidate in candidates:
         candidate.claims |= {} if biases == {True, False} else {"bias": biases}
     return candidates
+
+
+def _in_other_orders(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with its stacked projections in each other order."""
+    for parameters in in_other_orders(candidate.parameters):
+        yield replace(candidate, parameters=parameters, claims=dict(candidate.claims))
 
 
 def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ...]:

@@ -132,8 +132,9 @@ def _is_of_queries(result: Output | None, base: Output | None) -> bool:
     """Return whether a mask leaves some queries as they are, and gives all others one and the same output."""
     assert result is not None
     assert base is not None
-    masked = result.output[changed(result.output, base.output).any(-1)]
-    return len(masked) > 1 and not changed(masked, masked[:1].expand_as(masked)).any()
+    rows = changed(result.output, base.output).any(-1) & ~result.output.isnan().any(-1)
+    masked = result.output[rows]
+    return 1 < len(masked) < rows.numel() and not changed(masked, masked[:1].expand_as(masked)).any()
 
 
 def _share_explained(tried: Candidate, probe: Probe, mask: Tensor, result: Output | None) -> float:

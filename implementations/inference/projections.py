@@ -9,13 +9,13 @@ from itertools import permutations, product
 
 from torch import nn
 
-from mha.implementations.adapters.loading import ParameterPath
+from mha.implementations.adapters.loading import STACKED, ParameterPath
 from mha.spec import Config
 
 ParameterMap = dict[str, ParameterPath]
 # The words that name a role, as they stand between the underscores, digits, capitals and dots of a name.
 ROLE_WORDS = {
-    "qkv": ("qkv", "wqkv", "cattn", "inproj", "querykeyvalue", "toqkv"),
+    "qkv": ("qkv", "wqkv", "cattn", "inproj", "querykeyvalue", "toqkv", "kqv", "tokqv", "keyqueryvalue"),
     "kv": ("kv", "wkv", "tokv", "keyvalue"),
     "q": ("q", "qs", "wq", "query", "queries", "toq", "toqueries"),
     "k": ("k", "ks", "wk", "key", "keys", "tok", "tokeys"),
@@ -137,6 +137,14 @@ def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
         unnamed = [held.path for held in _held(module) if (held.kind, held.shape) == square and not role_of(held.path)]
         paths["w_o"] = [*unnamed, None]
     return [dict(zip(paths, chosen, strict=True)) for chosen in product(*paths.values())]
+
+
+def in_other_orders(parameters: ParameterMap) -> Iterator[ParameterMap]:
+    """Yield the map with the stacked projections in each other order."""
+    stacked = next((key[2:] for key in parameters if key[2:] in STACKED), "")
+    for order in STACKED:
+        if order != stacked and sorted(order) == sorted(stacked):
+            yield {key.replace(f"_{stacked}", f"_{order}"): path for key, path in parameters.items()}
 
 
 def not_loaded(module: nn.Module, parameters: Mapping[str, ParameterPath]) -> list[str]:

@@ -40,15 +40,8 @@ def plant(*clauses: str, wrong: bool = True) -> Callable[[Change], Change]:
     return register
 
 
-# What inference takes for a convention of the class, and what it leaves to a declaration.
-CONVENTIONS, DECLARED = ("mask_upside_down", "empty_rows_are_nan"), ("dropout_in_evaluation",)
-
-
-def shows_undeclared(point: Point, plant: Plant) -> bool:
-    """Return whether a fault is one in the class as it is, without a declaration."""
-    if plant.name == "other_alignment":  # of a flag, it is a convention
-        return not point.causal.startswith("flag")
-    return plant.name not in (*CONVENTIONS, *DECLARED)
+# Faults of what is declared: without a declaration, a convention of the class, or of an option that is not tried.
+OF_DECLARATION = ("mask_upside_down", "empty_rows_are_nan", "other_alignment", "dropout_in_evaluation")
 
 
 @cache
