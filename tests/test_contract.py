@@ -24,10 +24,10 @@ def test_document_is_up_to_date() -> None:
 
 @each_clause
 def test_clause_texts_are_complete(clause: Clause) -> None:
-    texts = [clause.title, clause.statement, clause.why, clause.source, clause.violation]
+    texts = [clause.title, clause.statement, clause.why, clause.source, clause.violation, clause.fix]
     assert all(text.strip() for text in texts)
     assert len({text.casefold() for text in texts}) == len(texts)
-    for text in (clause.statement, clause.why, clause.violation):
+    for text in (clause.statement, clause.why, clause.violation, clause.fix):
         assert text.endswith((".", ".)"))
         assert text.count("`") % 2 == 0
 
@@ -37,7 +37,15 @@ def test_page_contains_everything(clause: Clause) -> None:
     text = page(clause.id)
     words = " ".join(text.split())
     assert text.startswith(f"{clause.id} ({clause.level}): {clause.title}\n")
-    for part in (clause.statement, clause.why, clause.differs, clause.source, clause.violation, clause.deferred):
+    for part in (
+        clause.statement,
+        clause.why,
+        clause.differs,
+        clause.source,
+        clause.violation,
+        clause.fix,
+        clause.deferred,
+    ):
         assert part in words
     assert f"Kind {clause.kind.capitalize()}: {KINDS[clause.kind]} Why it matters" in words
     for tested in properties().get(clause.id, ()):

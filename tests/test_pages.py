@@ -89,6 +89,7 @@ def test_cell_opens_to_its_evidence_and_its_script_is_copied(tmp_path: Path) -> 
         "Case(mask='empty_rows')",
         "assert 1 < 0, 'less & more'",
         "why it matters",
+        "usual fix",
         "how libraries differ",
     )
     for part in parts:

@@ -130,6 +130,7 @@ def _sections(clause: Clause) -> dict[str, str]:
     return {
         "Why it matters": clause.why,
         "Example of a violation": clause.violation,
+        "Usual fix": clause.fix,
         "How libraries differ": clause.differs or NO_DIFFERENCE,
         "Source": clause.source,
     }

@@ -141,7 +141,7 @@ def _clause_row(clause: Clause, members: Sequence[Sequence[Verdict]]) -> dict[st
 
 def _clauses(report: Report) -> dict[str, dict[str, str]]:
     """Return what the page says about each clause that was judged."""
-    fields = ("id", "level", "kind", "title", "statement", "why", "differs", "source")
+    fields = ("id", "level", "kind", "title", "statement", "why", "fix", "differs", "source")
     judged = {verdict.clause for verdict in report.verdicts}
     return {id: {name: getattr(CLAUSES[id], name) for name in fields} for id in CLAUSES if id in judged}
 

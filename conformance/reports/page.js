@@ -61,7 +61,7 @@ function show(button) {
     copier.addEventListener("click", () => copy(verdict.script, copier));
   }
   const more = element("section", undefined, evidence);
-  list([["why it matters", clause.why], ["how libraries differ", clause.differs], ["source", clause.source]], more);
+  list([["why it matters", clause.why], ["usual fix", clause.fix], ["how libraries differ", clause.differs], ["source", clause.source]], more);
   dialog.showModal();
   dialog.scrollTop = 0;
 }

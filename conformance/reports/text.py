@@ -75,10 +75,7 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
     clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
     lines = [f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", ""]
-    if verdict.diagnosis:
-        lines.append(_row("diagnosis", f"{visible(verdict.diagnosis)}; this gives the same output", width))
-    if verdict.message:
-        lines.append(_row("message", visible(verdict.message), width))
+    lines += [_row(label, text, width) for label, text in _finding(verdict).items() if text]
     if verdict.case:
         case = visible(verdict.case).replace("\n", " ")  # not wrapped, so that it can be copied
         lines.append(f"{'case':<{LABEL_WIDTH}}{case}")
@@ -88,6 +85,7 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
         "blocked by": f"{verdict.blocked_by}, which fails too: start there" if blocked else "",
         "judged": f"{subject(verdict)}; {tried}",
         "clause": clause.statement,
+        "why": clause.why,
         "libraries": clause.differs,
         "source": clause.source,
     }
@@ -96,6 +94,17 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
         lines += ["", "To reproduce it without the judge, save this script, which has the names above, and run it:", ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
+
+
+def _finding(verdict: Verdict) -> dict[str, str]:
+    """Return what is wrong and how that is usually mended, by label; a diagnosis says more than such a fix."""
+    clause = CLAUSES[verdict.clause]
+    any_defect = clause.general and verdict.diagnosis
+    return {
+        "diagnosis": f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else "",
+        "message": visible(verdict.message),
+        "usual fix": "" if verdict.status == "blocked" or any_defect else clause.fix,
+    }
 
 
 def _sizes(code: str) -> str:

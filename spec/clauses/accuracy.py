@@ -24,6 +24,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores * 0.35` for 1/sqrt(8) = 0.35355: scores of ordinary size are 1% too small, which in float32 is "
             "far more than rounding."
         ),
+        fix=(
+            "Compare with the formula step by step: scale, mask, softmax axis, split of the heads, biases. If results "
+            "differ by rounding alone, declare how it rounds with `Claims(rounding=...)`."
+        ),
         general=True,
     ),
     Clause(
@@ -44,6 +48,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`torch.tensor(d_k).float().rsqrt()` as the scale: with d_k = 8, every score of a float64 call has a "
             "relative error of 1.7e-8."
+        ),
+        fix=(
+            "Compute constants in Python floats, make tensors with `dtype=query.dtype`, and remove `.float()` from "
+            "the float64 path; or declare it with `Rounding`."
         ),
     ),
     Clause(
@@ -67,6 +75,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`context += p @ v` in bfloat16, one key after another: each addition rounds, and over 512 keys the "
             "measured error was 6 times that of one matrix product."
         ),
+        fix="Accumulate in float32 and round once, at the end: `torch.matmul` and `torch.softmax` do.",
         general=True,
     ),
     Clause(
@@ -90,6 +99,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.masked_fill(~mask, -1e9)` on float16 scores: torch 2.13 raises, since the value cannot be "
             "converted without overflow."
         ),
+        fix='Fill with `float("-inf")` or `torch.finfo(scores.dtype).min` instead of a number such as -1e9.',
         general=True,
     ),
     Clause(
@@ -116,6 +126,7 @@ CLAUSES: tuple[Clause, ...] = (
             "A sum of exponentials kept in bfloat16: it stalls at 256, where adding 1 rounds away, so a row of 4096 "
             "equal scores has weights of 1/256."
         ),
+        fix="Keep running sums in float32 or wider, and indices in 64 bits.",
         general=True,
     ),
     Clause(
@@ -135,6 +146,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`(q @ k.transpose(-1, -2)) / math.sqrt(d_k)` in float16: with d_k = 64 and entries of 40, the product is "
             "102400, above 65504, and the row is NaN, although the scaled score is 12800."
+        ),
+        fix=(
+            "Scale the query before the product in float16, subtract the row's maximum before `exp`, and add no "
+            "epsilon."
         ),
         general=True,
     ),

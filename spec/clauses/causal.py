@@ -18,6 +18,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.ones(L, S).tril(1)` as the mask: each query also sees the key after it, which is the token it has "
             "to predict."
         ),
+        fix=(
+            "`torch.ones(L, S, dtype=torch.bool).tril()` as the allowed keys, True = may attend, applied before the "
+            "softmax."
+        ),
     ),
     Clause(
         id="CAU-2",
@@ -38,6 +42,10 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation=(
             "`torch.ones(L, S).tril(-1)` behind the flag: no query sees its own position, and the first sees nothing."
+        ),
+        fix=(
+            "Include the diagonal: `tril()` for what is allowed, or `triu(1)` for what is masked; and apply the flag "
+            "on every path."
         ),
     ),
     Clause(
@@ -62,6 +70,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.ones(L, S).tril(S - L)` where `top_left` is declared: with L = 1 and S = 5, the query sees five "
             "keys instead of one."
         ),
+        fix=(
+            "Make the mask with the declared alignment, `tril()` for `top_left` and `tril(S - L)` for `bottom_right`; "
+            "or declare the other one with `Claims(causal=...)`."
+        ),
     ),
     Clause(
         id="CAU-4",
@@ -84,6 +96,7 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`if mask is None: mask = causal`: a padding mask replaces the causal one, and every query sees the future."
         ),
+        fix="Combine both masks with `&` (True = may attend), instead of replacing one by the other.",
     ),
     Clause(
         id="CAU-5",
@@ -103,5 +116,6 @@ CLAUSES: tuple[Clause, ...] = (
             "A backward pass that recomputes the weights as `exp(scores - logsumexp)` without the mask: keys after the "
             "query get a gradient."
         ),
+        fix="Apply the causal mask to the weights that the backward pass recomputes, too.",
     ),
 )

@@ -24,6 +24,7 @@ class Clause:
     source: where the requirement comes from: an equation, documentation, or known bugs.
     differs: how known libraries differ here; empty if no difference is known.
     violation: an example of code that violates the clause, and its visible effect.
+    fix: what usually mends a violation.
     deferred: why no property tests the clause yet; empty for clauses that are tested.
     kind: "answers" if a violation means that a valid call gives an incorrect result, or none; "refusals" if it means
         that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
@@ -47,6 +48,7 @@ class Clause:
     source: str
     differs: str
     violation: str
+    fix: str
     deferred: str = ""
     kind: Kind = "answers"
     general: bool = False

@@ -26,6 +26,10 @@ CLAUSES: tuple[Clause, ...] = (
             "A custom operator that adds the mask to the scores in place but is registered with `mutates_args=()`: the "
             "compiled program loses the change, and with it the mask."
         ),
+        fix=(
+            "Avoid data-dependent branches and `.item()` in `forward`, and declare what a custom operator changes "
+            '(`mutates_args`); or do not claim "compile".'
+        ),
     ),
     Clause(
         id="CMP-2",
@@ -47,6 +51,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`B, L = int(query.shape[0]), int(query.shape[1])`: `int` turns the sizes of the example into constants, "
             "and `torch.export` refuses to treat them as dynamic."
+        ),
+        fix=(
+            "Take sizes from `tensor.shape` at each call, without `int()` or branches on them; or do not claim "
+            '"export".'
         ),
     ),
     Clause(
@@ -70,6 +78,7 @@ CLAUSES: tuple[Clause, ...] = (
             "A packed weight built once in `__init__` by `torch.cat`: `functional_call` replaces the three parameters, "
             "but the result is still that of the old ones."
         ),
+        fix='Read the parameters at each call, from attributes of the module; or do not claim "func".',
     ),
     Clause(
         id="CMP-4",
@@ -91,6 +100,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`scores.masked_fill(~mask, -1e9)` under float16 autocast: the scores are float16 there, and the fill "
             "raises."
+        ),
+        fix=(
+            "Fill with `torch.finfo(scores.dtype).min` or -infinity, cast to a common dtype where dtypes meet; or do "
+            'not claim "autocast".'
         ),
     ),
 )

@@ -25,6 +25,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`head_dim = d_model // n_heads` without a check: `d_model=10, n_heads=3` builds a module, and its first "
             "call fails in a reshape to three heads of width 3."
         ),
+        fix="`if d_model % n_heads: raise ValueError(...)` first thing in the constructor.",
     ),
     Clause(
         id="CFG-2",
@@ -50,6 +51,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`assert d_model % n_heads == 0`: the user gets a bare AssertionError without the numbers and, under "
             "`python -O`, no error at all."
         ),
+        fix='`raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}")` instead of an `assert`.',
     ),
     Clause(
         id="CFG-3",
@@ -67,6 +69,7 @@ CLAUSES: tuple[Clause, ...] = (
             "initialisation with a division by zero."
         ),
         violation="A check of `d_model % n_heads == 0` alone: `8 % -2` is 0 too, so `n_heads=-2` is accepted.",
+        fix="Check `d_model > 0 and n_heads > 0` in the constructor, before the check of divisibility.",
     ),
     Clause(
         id="CFG-4",
@@ -91,6 +94,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`if d_model // n_heads not in (32, 64, 128): raise ValueError`, to suit a kernel: a model of width 8 with "
             "two heads cannot be built."
+        ),
+        fix=(
+            "Remove the restriction on `n_heads` or d_k, or take the general code path for the sizes that a kernel "
+            "does not have. If other clauses fail too, fix those first."
         ),
         general=True,
     ),
@@ -118,6 +125,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`nn.Linear(d_model, d_model)` for W_o, where the other three projections get `bias=bias`: with "
             "`bias=False`, every output is shifted by a random b_o."
         ),
+        fix=(
+            "Pass `bias=bias` to every projection, the output projection included, and use no bias that is not a "
+            "parameter."
+        ),
     ),
     Clause(
         id="CFG-6",
@@ -141,5 +152,6 @@ CLAUSES: tuple[Clause, ...] = (
             "`self.p = p` without a check, and `if self.training and 0 < self.p < 1` in the call: with `dropout=10`, "
             "meant as 10 per cent, nothing is ever dropped."
         ),
+        fix="Check `0.0 <= dropout <= 1.0` in the constructor, or keep an `nn.Dropout(dropout)`, which does.",
     ),
 )

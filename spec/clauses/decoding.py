@@ -27,5 +27,9 @@ CLAUSES: tuple[Clause, ...] = (
             "`is_causal=True`, aligned top-left, for one query against the cache: each new token sees only the first "
             "key."
         ),
+        fix=(
+            "Give a single query no causal mask, or one aligned bottom-right; append new keys after those in the "
+            "cache, for each item at its own length."
+        ),
     ),
 )

@@ -21,6 +21,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`F.dropout(weights, self.p)`: its argument `training` is True by default, so `eval()` does not switch "
             "dropout off."
         ),
+        fix=(
+            "`F.dropout(weights, self.p, self.training)`, and `dropout_p=self.p if self.training else 0.0` for "
+            "`F.scaled_dot_product_attention`."
+        ),
     ),
     Clause(
         id="DRP-2",
@@ -47,6 +51,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`weights * (torch.rand_like(weights) > p)`: with p = 0.1, the mean context in training is 0.9 times that "
             "in eval mode."
         ),
+        fix=(
+            "Use `F.dropout`, which divides by 1 - p, on the weights (B, H, L, S), once; or declare what is dropped "
+            "with `Claims(dropout=...)`."
+        ),
     ),
     Clause(
         id="DRP-3",
@@ -67,6 +75,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.rand(shape, generator=torch.Generator().manual_seed(0))` in each call: every step drops the same "
             "weights, whatever the seed of the run."
         ),
+        fix="Draw from torch's default generator of the device, without a seed or a generator of its own.",
     ),
     Clause(
         id="DRP-4",
@@ -85,6 +94,9 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`weights = F.dropout(scores.softmax(-1), p, self.training)`, returned as they are: with p = 0.5, about "
             "half of them are 0 and the others are doubled."
+        ),
+        fix=(
+            "Keep the weights before dropout for the caller: `dropped = F.dropout(weights, ...)`, and return `weights`."
         ),
     ),
 )

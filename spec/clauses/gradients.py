@@ -29,6 +29,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`grad_q = grad_scores @ k` in a hand-written backward pass, without 1/sqrt(d_k): the query's gradient is "
             "too large by a factor of sqrt(d_k)."
         ),
+        fix=(
+            "Let autograd differentiate the forward pass, or compare each line of the hand-written backward pass with "
+            "it; look for a `detach`, a missing scale, and a sum over a broadcast axis."
+        ),
         general=True,
     ),
     Clause(
@@ -45,6 +49,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`scores.softmax(-1).detach() @ v`: the output is correct, but finite differences show a dependence on "
             "query and key whose gradient is reported as zero."
+        ),
+        fix=(
+            "Remove `detach()`, `.data` and `no_grad` from the path of the gradient, and compute in the dtype of the "
+            "inputs throughout."
         ),
     ),
     Clause(
@@ -68,6 +76,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`(scores - 30 * ~mask).softmax(-1)`: a masked key keeps a weight of about 1e-13, too small to show in a "
             "float32 output, but its value gets a gradient."
         ),
+        fix="Mask with -infinity before the softmax, and apply the mask in the backward pass, too.",
     ),
     Clause(
         id="GRD-4",
@@ -90,6 +99,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`(scores + mask).softmax(-1).nan_to_num()` with an additive mask and an empty row: the output is finite, "
             "but the gradient of the query is NaN."
+        ),
+        fix=(
+            "Avoid the NaN instead of replacing it: `torch.where` and `nan_to_num` after the softmax leave NaN in the "
+            "gradient. Unmask empty rows before it."
         ),
     ),
     Clause(
@@ -117,6 +130,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`if not ctx.needs_input_grad[0]: return None, None, None` in a custom backward pass: when the query is "
             "frozen, key and value get no gradient."
         ),
+        fix="In a custom backward pass, test `ctx.needs_input_grad[i]` for each input by itself.",
     ),
     Clause(
         id="GRD-6",
@@ -139,6 +153,9 @@ CLAUSES: tuple[Clause, ...] = (
             "(facebookresearch/xformers#636)."
         ),
         violation="`scores + mask.detach()`: a learned bias enters the output, but is never trained.",
+        fix=(
+            "Add the additive mask without `detach()`, and sum its gradient over the axes along which it was broadcast."
+        ),
     ),
     Clause(
         id="GRD-7",
@@ -164,6 +181,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`grad_scores = weights * grad_weights`, without subtracting the row's `(weights * grad_weights).sum(-1)`: "
             "the rows do not sum to 0, and b_k gets a gradient."
         ),
+        fix="`grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))`.",
     ),
     Clause(
         id="GRD-9",
@@ -186,6 +204,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`ctx.weights = weights` in the forward pass of a torch.autograd.Function, read again in its backward "
             "pass: gradients are correct, but their derivatives take the weights for constants."
+        ),
+        fix=(
+            "Save what the backward pass needs with `ctx.save_for_backward`, and compute it with differentiable "
+            "operations; or do not claim `second_gradients`."
         ),
     ),
 )

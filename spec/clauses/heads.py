@@ -28,6 +28,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`q.view(B, H, L, d_k)` of a (B, L, D) tensor, without a transpose: each head gets a stretch of the "
             "sequence instead of a slice of the width."
         ),
+        fix=(
+            "Split with `x.view(B, N, H, d_k).transpose(1, 2)` and merge with `.transpose(1, 2).reshape(B, N, D)`; or "
+            "declare the layout of the weights with an einops pattern in `parameters`."
+        ),
         general=True,
     ),
     Clause(
@@ -44,6 +48,7 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`scores.softmax(1)` on (B, H, L, S): the heads compete for each key, so a change in one changes all."
         ),
+        fix="Take the softmax over the keys of one head, and no statistic over the axis of the heads.",
     ),
     Clause(
         id="HED-3",
@@ -63,6 +68,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`k[:, h // 2 * 2]` in a kernel that processes heads in pairs: head 1 reads the keys of head 0, and "
             "another order makes other pairs."
         ),
+        fix="Index every tensor by the head itself: look for an index that is rounded, paired or fixed.",
     ),
     Clause(
         id="HED-4",
@@ -76,6 +82,7 @@ CLAUSES: tuple[Clause, ...] = (
         source="Vaswani et al. 2017, equation 1 and section 3.2.2 with h = 1",
         differs="vit-pytorch leaves W_o out when there is one head as wide as the model.",
         violation="`if n_heads == 1: return context`: W_o is left out, and never gets a gradient.",
+        fix="Remove the special case for one head; it needs the projections and W_o like any other.",
         general=True,
     ),
     Clause(
@@ -98,6 +105,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`sum(F.linear(context[h], w_o[h], b_o) for h in range(H))`, with `w_o[h]` the columns of head h: b_o is "
             "added H times."
+        ),
+        fix=(
+            "Add b_o once, after the heads are concatenated or summed, and put nothing non-linear between the heads "
+            "and W_o."
         ),
     ),
 )

@@ -29,6 +29,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores - 1e4 * ~mask`: a masked key whose score is 2e4 keeps 1e4, and takes all the weight from allowed "
             "keys with ordinary scores."
         ),
+        fix='`scores.masked_fill(~mask, float("-inf"))` before the softmax, instead of adding a finite number.',
     ),
     Clause(
         id="MSK-2",
@@ -47,6 +48,10 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation=(
             "`scores.masked_fill(~mask, -10)`: next to four allowed keys with score 0, a masked key has weight 1.1e-5."
+        ),
+        fix=(
+            '`scores.masked_fill(~mask, float("-inf"))` before the softmax; treat rows without an allowed key '
+            "separately."
         ),
     ),
     Clause(
@@ -70,6 +75,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.softmax(-1) * mask`: masked keys still count in the denominator, so each context is scaled down "
             "compared with deleting the keys."
         ),
+        fix=(
+            "Mask before the softmax, so that masked keys are in neither the sum nor the denominator, and count "
+            "allowed keys instead of all S."
+        ),
     ),
     Clause(
         id="MSK-4",
@@ -88,6 +97,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`scores.masked_fill(mask, float('-inf'))`, which takes True to mean masked: the all-True mask hides every "
             "key, and the output is NaN."
+        ),
+        fix=(
+            "Check which way round the mask is (True = may attend, or what the adapter declares as `mask`), and use "
+            "one code path with and without a mask."
         ),
     ),
     Clause(
@@ -115,6 +128,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`if mask.shape[2] == 1: mask = mask[:, :1]`: a (B, H, 1, S) mask applies its first head to all heads; "
             "expanded to (B, H, L, S) with L > 1, it does not."
         ),
+        fix=(
+            "Broadcast once, `mask = mask.expand(B, H, L, S)` or by arithmetic on the scores; do not select code by "
+            "the mask's shape."
+        ),
     ),
     Clause(
         id="MSK-6",
@@ -141,6 +158,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`mask.repeat(H, 1, 1).view(B, H, L, S)` for a mask of shape (B, L, S): the heads of the first item get "
             "the masks of different items."
         ),
+        fix=(
+            "Give the mask its missing axes at the correct places: `mask[:, None]` for (B, L, S), `mask[:, None, "
+            "None]` for (B, S); for (B * H, L, S), `repeat_interleave(H, 0)`, not `repeat`."
+        ),
     ),
     Clause(
         id="MSK-7",
@@ -156,6 +177,9 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`mask | (torch.arange(S) == 0)`, to keep a classification token visible: in a left-padded batch, every "
             "query attends to the padding in front."
+        ),
+        fix=(
+            "Apply the mask to all S keys: check the ends of slices and tiles, and remove the exception for a position."
         ),
     ),
     Clause(
@@ -186,6 +210,11 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.masked_fill(~mask, -1e9).softmax(-1)` where `zeros` is declared: all scores of an empty row are "
             "equal, so it gets the mean of all values."
         ),
+        fix=(
+            "Fill masked scores with -infinity, and set the context of rows without an allowed key on every path, "
+            "`context.masked_fill(~mask.any(-1, keepdim=True), 0)`; or declare what it does with "
+            "`Claims(empty_row=...)`."
+        ),
     ),
     Clause(
         id="MSK-9",
@@ -212,6 +241,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`(scores + mask).softmax(-1)` with an additive mask: an empty row is NaN, and the backward pass makes the "
             "gradients of W_q and W_k NaN, even for a loss on the other rows alone."
         ),
+        fix=(
+            "Keep empty rows out of the softmax instead of repairing its NaN: unmask such a row before the softmax, "
+            "and set its weights to zero after it."
+        ),
     ),
     Clause(
         id="MSK-10",
@@ -232,6 +265,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`weights @ v` where a masked value is NaN: its weight is exactly 0, but 0 * NaN is NaN, and so is the "
             "context."
+        ),
+        fix=(
+            "Set masked values to zero before they are multiplied: `v.masked_fill(~allowed[..., None], 0)`; 0 * NaN "
+            "is NaN."
         ),
     ),
     Clause(
@@ -259,6 +296,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.masked_fill(mask != 0, float('-inf'))` for an additive mask: a bias of 0.5 hides its key instead "
             "of raising its score."
         ),
+        fix="Branch on `mask.dtype`: `masked_fill` for a boolean mask, and `scores + mask` for a floating-point one.",
     ),
     Clause(
         id="MSK-12",
@@ -284,6 +322,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`scores + mask` with an int64 mask of 0 and 1: a key marked 0 keeps 37% of the weight of an equal key "
             "marked 1."
+        ),
+        fix=(
+            "Check the dtype and the shape of the mask in `forward`, and raise for what is not supported; or declare "
+            "what is, with `Claims(masks=...)`."
         ),
     ),
 )

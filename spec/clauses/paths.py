@@ -25,6 +25,10 @@ CLAUSES: tuple[Clause, ...] = (
             "A fused kernel that gives zeros for an empty row without weights, while the explicit softmax for "
             "`need_weights=True` gives NaN there."
         ),
+        fix=(
+            "Compute the output by the same masks, scale and empty-row policy with and without weights; test the two "
+            "paths against each other."
+        ),
     ),
     Clause(
         id="PTH-2",
@@ -50,6 +54,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`if not torch.is_grad_enabled(): return self.fast(query)`, where `fast` takes no mask: padding is "
             "attended to under `no_grad`, but not in training."
+        ),
+        fix=(
+            "Do not select a path by `self.training` or `torch.is_grad_enabled()` unless it handles every mask; only "
+            "dropout depends on the mode."
         ),
     ),
     Clause(
@@ -77,6 +85,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`mask & causal` for a boolean mask, but the mask alone for a float one: a padding mask given as 0 and "
             "-infinity lets queries see the future."
         ),
+        fix=(
+            "Bring every mask to one form at the top of `forward`, boolean or additive, of four dimensions and with "
+            "the causal mask in it, and use only that."
+        ),
     ),
     Clause(
         id="PTH-4",
@@ -101,6 +113,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`if is_causal: mask = None`, to reach a kernel's causal path: the mask between two packed documents is "
             "dropped, and the second attends to the first."
         ),
+        fix="Combine the flag with the mask, or raise when both are given; never drop one of them.",
     ),
     Clause(
         id="PTH-5",
@@ -126,6 +139,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`F.pad(mask, (0, 1))` for the extra zero key, where True means allowed: the padding is False, so the "
             "extra key is never seen."
+        ),
+        fix=(
+            "Extend key, value and mask together, so that the extra keys are allowed, and undo each change of layout "
+            "before returning."
         ),
     ),
 )

@@ -25,6 +25,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`return output.transpose(0, 1)`, for sequence-first callers: the shape is (L, B, D), which matches the "
             "query when B = L."
         ),
+        fix=(
+            "Undo each transpose and reshape before returning, so that the output is (B, L, D) like the query; take L "
+            "from the query and S from the key."
+        ),
     ),
     Clause(
         id="SHP-2",
@@ -44,6 +48,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`return output, weights.mean(1)`: the shape is (B, L, S), and two heads that attend to one key each look "
             "like one head that attends to both."
+        ),
+        fix=(
+            "Return the weights (B, H, L, S) as the softmax gives them, and leave an average over the heads to the "
+            "caller."
         ),
     ),
     Clause(
@@ -67,6 +75,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`F.linear(context.float(), w_o.float(), b_o.float())`, for accuracy, without casting back: a float16 "
             "query gives a float32 output."
         ),
+        fix="Cast the result back with `.to(query.dtype)`, and create tensors with the dtype and device of the query.",
     ),
     Clause(
         id="SHP-4",
@@ -81,6 +90,10 @@ CLAUSES: tuple[Clause, ...] = (
         differs="",
         violation=(
             "`context.squeeze()` before W_o: a batch of one gives an output of shape (L, D) instead of (1, L, D)."
+        ),
+        fix=(
+            "Name the dimension in `squeeze(dim)`, or use `flatten` and `unflatten`, and remove the special case for "
+            "size 1."
         ),
     ),
     Clause(
@@ -104,6 +117,10 @@ CLAUSES: tuple[Clause, ...] = (
             "keys are all masked gives NaN with `need_weights=True`."
         ),
         violation="`scores - scores.amax(-1, keepdim=True)`: with S = 0 there is no maximum, and `amax` raises.",
+        fix=(
+            "Pass empty tensors through the same code: name sizes instead of -1 in `view`, and return before an "
+            "operation that needs an element, such as `amax`."
+        ),
     ),
     Clause(
         id="SHP-6",
@@ -131,6 +148,9 @@ CLAUSES: tuple[Clause, ...] = (
             "`q @ k.transpose(-1, -2)` without a size check: all items of the query share a key and value of batch "
             "size 1."
         ),
+        fix=(
+            "Compare the sizes of query, key and value at the top of `forward`, and raise a ValueError that names them."
+        ),
     ),
     Clause(
         id="SHP-7",
@@ -156,6 +176,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "A kernel that takes `query.data_ptr()` and the sizes, but not the strides: for `x.transpose(0, 1)`, it "
             "reads the rows of other items."
+        ),
+        fix=(
+            "Use `reshape` and strides instead of `view` on memory that may not be dense, or call `.contiguous()` "
+            "before a kernel that assumes it."
         ),
     ),
 )

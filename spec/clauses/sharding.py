@@ -21,6 +21,7 @@ CLAUSES: tuple[Clause, ...] = (
             "Each rank adds b_o to its partial output before the sum over ranks: with 4 ranks, the result is 3 b_o too "
             "large."
         ),
+        fix="Add b_o on one rank only, and rescale the partial results by the maximum and the sum over all ranks.",
         deferred="A test needs several processes, and no implementation claims it.",
     ),
 )

@@ -26,6 +26,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.softmax(-1) * mask`, without renormalising: a row whose masked keys had 40% of the weight sums to "
             "0.6."
         ),
+        fix="Mask the scores with -infinity before the softmax, and do not change the weights after it.",
     ),
     Clause(
         id="SMX-2",
@@ -44,6 +45,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.softmax(-2)` on scores of shape (B, H, L, S): each column sums to 1, and with L = 1 every weight "
             "is 1."
         ),
+        fix="`scores.softmax(dim=-1)`: the last dimension of scores of shape (B, H, L, S) is that of the keys.",
         general=True,
     ),
     Clause(
@@ -67,6 +69,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`e / (e.sum(-1, keepdim=True) + 1e-6)` with `e = scores.exp()`: with scores of 0, 1 and 2, lowering all "
             "three by 20 lowers the sum of the weights from 1 to 0.02."
         ),
+        fix="Divide by the plain sum of the exponentials, without an epsilon, a clamp or an extra term.",
     ),
     Clause(
         id="SMX-4",
@@ -89,6 +92,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.exp() / scores.exp().sum(-1, keepdim=True)`: in float32, a score of 89 gives infinity / infinity, "
             "which is NaN."
         ),
+        fix="Subtract each row's largest score before `exp`, or use `torch.softmax`, which does.",
         general=True,
     ),
     Clause(
@@ -112,6 +116,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "An online softmax that rescales its running sum when a larger maximum appears, but not its running "
             "context: earlier tiles count too much, and with equal values the context is larger than the value."
+        ),
+        fix=(
+            "Rescale the running context by the same factor as the running sum whenever the maximum grows, and divide "
+            "by the sum once, at the end."
         ),
     ),
     Clause(
@@ -139,6 +147,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`q @ k.transpose(-1, -2) / math.sqrt(d_model)`: with 8 heads, the scores are 2.8 times too small, and the "
             "weights too uniform."
         ),
+        fix="Multiply the scores by `head_dim**-0.5` exactly once, or declare another scale with `Claims(scale=...)`.",
         general=True,
     ),
 )

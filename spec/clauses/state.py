@@ -16,6 +16,9 @@ CLAUSES: tuple[Clause, ...] = (
         source="Known bugs: in-place scaling of the query, `masked_fill_` on the caller's mask",
         differs="",
         violation="`query.mul_(d_k**-0.5)`: the residual connection then adds a query that is too small.",
+        fix=(
+            "Replace operations in place on arguments, `mul_`, `+=`, `masked_fill_`, by those that return a new tensor."
+        ),
     ),
     Clause(
         id="STA-2",
@@ -33,6 +36,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.matmul(context, w_o.T, out=self.buffer)`, returned as the output: under `no_grad`, the outputs of "
             "two calls are one tensor."
         ),
+        fix="Return a tensor of its own: no view of an input, and no buffer that the next call fills again.",
     ),
     Clause(
         id="STA-3",
@@ -60,6 +64,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`if self.mask is None: self.mask = mask`, kept from the first call: every later call uses the mask of the "
             "first."
         ),
+        fix="Keep nothing from a call on the module; what is cached must be keyed by everything that it depends on.",
     ),
     Clause(
         id="STA-4",
@@ -84,6 +89,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`self.w_o = torch.randn(d_model, d_model)`, a plain tensor: it is not in `state_dict`, so a fresh module "
             "has a different one."
         ),
+        fix=(
+            "Register every tensor as a parameter or a buffer, compute nothing from the weights ahead of the call, "
+            "and keep no tensor of a call on the module."
+        ),
     ),
     Clause(
         id="STA-5",
@@ -104,6 +113,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.manual_seed(0)` in `forward`, for repeatable dropout: after each call, all random numbers of the "
             "program start over."
         ),
+        fix="Pass a generator, a dtype or a context manager where it is needed, instead of setting it globally.",
     ),
     Clause(
         id="STA-6",
@@ -124,6 +134,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`if not self.training: scores = scores.clamp(-50, 50)`, for safety in production: large scores give "
             "different weights in eval mode."
         ),
+        fix="Let `self.training` decide about dropout only.",
     ),
     Clause(
         id="STA-7",
@@ -141,5 +152,6 @@ CLAUSES: tuple[Clause, ...] = (
             "`self.scores = q @ k.transpose(-1, -2)`, read again a line later: another thread may have replaced it in "
             "between."
         ),
+        fix="Keep intermediate results in local variables instead of attributes of the module.",
     ),
 )

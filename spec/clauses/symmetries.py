@@ -21,6 +21,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`(scores - scores.max()).exp()`, with the maximum of the whole batch: next to an item with scores of 200, "
             "the exponentials of an ordinary item underflow in float32, and 0 / 0 is NaN."
         ),
+        fix=(
+            "Take maxima, sums and means along the last dimension, never over the batch, and keep nothing of one item "
+            "for the next."
+        ),
     ),
     Clause(
         id="EQV-2",
@@ -39,6 +43,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "A running maximum and sum that are not reset between queries: each row's softmax also counts the keys of "
             "the rows before it."
+        ),
+        fix=(
+            "Compute each row of scores by itself: reset running maxima and sums for each query, and index masks by "
+            "the query's own position."
         ),
     ),
     Clause(
@@ -59,6 +67,10 @@ CLAUSES: tuple[Clause, ...] = (
             "An online softmax over tiles of 64 keys that never rescales its running sums: the result depends on which "
             "tile holds the largest score."
         ),
+        fix=(
+            "Rescale running sums at every tile, handle the last tile like the others, and remove what depends on the "
+            "position of a key."
+        ),
     ),
     Clause(
         id="EQV-4",
@@ -75,6 +87,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`weights @ F.normalize(v, dim=-1)`, to keep activations small: doubling the values leaves the contexts "
             "unchanged."
         ),
+        fix="Leave the values alone between W_v and the weighted sum: no normalisation, clamp or activation.",
     ),
     Clause(
         id="EQV-5",
@@ -95,6 +108,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`(scores.exp() * mask) @ v / S`: it divides by the number of all keys, so with half of them masked the "
             "context is half the mean."
         ),
+        fix="Divide by the number of allowed keys, that is, by the sum of their exponentials, not by S.",
     ),
     Clause(
         id="EQV-6",
@@ -118,6 +132,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`e / (1 + e.sum(-1, keepdim=True))` with `e = scores.exp()`, a softmax with a sink that nobody asked for: "
             "the only allowed key gets less than the whole weight."
         ),
+        fix="Normalise by the sum of the exponentials and nothing else: no epsilon, sink or extra term.",
     ),
     Clause(
         id="EQV-7",
@@ -134,6 +149,7 @@ CLAUSES: tuple[Clause, ...] = (
             "torch.nn.MultiheadAttention, or an attention sink."
         ),
         violation="`scores.sigmoid() @ v`: each key counts on its own, so duplicating every key doubles the context.",
+        fix="Divide by the sum of the exponentials over all keys, so that the weights of a row sum to 1.",
     ),
     Clause(
         id="EQV-8",
@@ -158,6 +174,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`if query is key: return self.fast(query)`, where `fast` ignores the mask: with `x.clone()` as the key, "
             "the result is different."
         ),
+        fix=(
+            "Do not select code by `query is key` or by the address of the data, or make sure that both ways handle "
+            "all masks."
+        ),
     ),
     Clause(
         id="EQV-9",
@@ -178,6 +198,10 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation=(
             "`v = self.w_k(value)`, a copy-and-paste error: the values are projected by W_k, and W_v is never used."
+        ),
+        fix=(
+            "Project the query with W_q, the key with W_k and the value with W_v; look for a name that was copied, "
+            "and for arguments in another order."
         ),
         general=True,
     ),

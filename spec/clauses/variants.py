@@ -28,6 +28,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`k.repeat(1, n_heads // n_kv_heads, 1, 1)`: it tiles two heads as 0, 1, 0, 1, where they must be repeated "
             "as 0, 0, 1, 1."
         ),
+        fix="`k.repeat_interleave(n_heads // n_kv_heads, dim=1)` instead of `repeat`, or `enable_gqa=True`.",
     ),
     Clause(
         id="XAT-1",
@@ -44,5 +45,6 @@ CLAUSES: tuple[Clause, ...] = (
             "Keras, `key_dim` and `value_dim` are widths of a head."
         ),
         violation="`nn.Linear(d_model, d_model)` for W_k whatever `kdim` is: a key of width `kdim` raises.",
+        fix="`nn.Linear(kdim, ...)` for W_k and `nn.Linear(vdim, ...)` for W_v.",
     ),
 )
