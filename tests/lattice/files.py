@@ -42,13 +42,13 @@ def inferred(path: Path, point: Point) -> Resolved | None:
         return None
 
 
-def understood(path: Path, point: Point, *, plain: bool) -> tuple[Resolved, Point]:
-    """Return what is judged of a file, and the point that its claims describe.
+def understood(path: Path, point: Point, *, plain: bool) -> Resolved:
+    """Return what is judged of a file.
 
     plain: take the class as it is inferred, if it is, and if its formula is the contract's.
     """
     found = inferred(path, point) if plain and point.scale != "unscaled" else None
-    return (declared(path), point) if found is None else (found, point)
+    return found or declared(path)
 
 
 def reading(resolved: Resolved) -> tuple[object, ...]:
