@@ -82,9 +82,10 @@ def expect_agree(result: RecordedTensor, other: RecordedTensor, *, bounds: tuple
     place = _outside(result, reach)
     if place is not None:
         bound, code = float(reach.rad[place]), result[place].code
+        actual, expected = _until_they_differ(result.tensor[place].item(), float(reach.mid[place]))
         message = (
-            f"{code} is {result.tensor[place].item():.9g}, but {other[place].code}, {because}, is "
-            f"{float(reach.mid[place]):.9g}; the two should agree within {bound:.3g} (the bounds on rounding of both)"
+            f"{code} is {actual}, but {other[place].code}, {because}, is {expected}; the two should agree within "
+            f"{bound:.3g} (the bounds on rounding of both)"
         )
         raise Violation(message, _bound_assertion(code, float(reach.mid[place]), bound))
 
@@ -173,5 +174,15 @@ def _place_of_largest(error: Tensor) -> tuple[int, ...]:
 
 def _message(result: RecordedTensor, value: Tensor, place: tuple[int, ...], wording: str, because: str) -> str:
     """Return the message on one element; wording: of what it should be, with {} for the expected number."""
-    actual, expected = result.tensor[place].item(), value[place].item()
-    return f"{result[place].code} is {actual:.9g}, but should be {wording.format(f'{expected:.9g}')}: {because}"
+    actual, expected = _until_they_differ(result.tensor[place].item(), value[place].item())
+    return f"{result[place].code} is {actual}, but should be {wording.format(expected)}: {because}"
+
+
+def _until_they_differ(x: float, y: float) -> tuple[str, str]:
+    """Return two numbers with three digits, or as many as tell them apart.
+
+    >>> _until_they_differ(0.30462, 0.26649), _until_they_differ(1.23456, 1.23459)
+    (('0.305', '0.266'), ('1.23456', '1.23459'))
+    """
+    texts = ((f"{x:.{digits}g}", f"{y:.{digits}g}") for digits in range(3, 18))
+    return next((pair for pair in texts if pair[0] != pair[1]), (repr(x), repr(y)))
