@@ -112,6 +112,7 @@ def by_name(resolved: Iterable[Resolved]) -> dict[str, Resolved]:
     named: dict[str, Resolved] = {}
     for each in resolved:
         name = each.implementation.name
-        if named.setdefault(name, each).implementation is not each.implementation:
-            raise ValueError(f"two implementations are named {name!r}; give one of them another name")
+        first = named.setdefault(name, each)
+        if first.implementation is not each.implementation and first.target != each.target:
+            raise ValueError(f"two implementations are named {name!r}; name one differently: NAME={each.target}")
     return named

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isfunction
@@ -25,7 +26,7 @@ from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.pristine import as_found, pristine
-from mha.spec import Claims, Config, Implementation, Weights
+from mha.spec import Attention, Claims, Config, Implementation, Weights
 
 # The group of entry points under which packages register implementations.
 GROUP = "mha.implementations"
@@ -70,9 +71,27 @@ class Inference:
 
 
 @dataclass(frozen=True, eq=False)
+class Renamed:
+    """An implementation under another name: the one that it is registered under, or that a target gives it."""
+
+    implementation: Implementation
+    name: str
+
+    @property
+    def claims(self) -> Claims:
+        """The claims of the implementation."""
+        return self.implementation.claims
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+        """Build the implementation; see `mha.spec.Implementation`."""
+        return self.implementation.build(config, weights, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, eq=False)
 class Resolved:
     """An implementation, and how it was named.
 
+    implementation: its name is the registered one, or the one that the target gives it, if either does.
     target: what `resolve` was given, and takes again; for an implementation that "all" named, its registered name.
     inference: how a plain class was understood; None for a declared implementation.
 
@@ -104,6 +123,11 @@ class Registered:
     broken: bool = False
     inference: Inference | None = None
 
+    @property
+    def built_in(self) -> bool:
+        """Whether this package ships it."""
+        return self.target.startswith("mha.implementations.")
+
 
 def discover() -> list[Registered]:
     """Load every registered implementation, in the order of their names.
@@ -119,10 +143,10 @@ def discover() -> list[Registered]:
 def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names: one, except for "all".
 
-    target: a registered name, "package.module:object", "path/to/file.py:object", or "all" for every registered
-        implementation that loads. The object is an implementation, a plain `torch.nn.Module` class, a function that
-        makes a module (its parameters are those of a constructor), a function of query, key and value, or a
-        `functools.partial` of one; how to build and call it is then inferred.
+    target: a registered name, "package.module:object", "path/to/file.py:object", one of these under another name,
+        "NAME=target", or "all" for every registered implementation that loads. The object is an implementation, a plain
+        `torch.nn.Module` class, a function that makes a module (its parameters are those of a constructor), a function
+        of query, key and value, or a `functools.partial` of one; how to build and call it is then inferred.
 
     Raises ImplementationError if there is no such object, if it cannot be loaded, or if it is neither of these.
 
@@ -142,6 +166,12 @@ def resolve(target: str) -> list[Resolved]:
     if target == "all":
         loaded = [(entry, entry.implementation) for entry in discover()]
         return [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+    name, plain = split_name(target)
+    if name:
+        if plain == "all":
+            raise ImplementationError(f"{target!r} gives one name to all implementations; name one of them")
+        (found,) = resolve(plain)
+        return [replace(found, implementation=_named(found.implementation, name), target=target)]
     if ":" in target:
         place, _, attribute = target.rpartition(":")
         module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
@@ -156,6 +186,16 @@ def resolve(target: str) -> list[Resolved]:
     if entry.implementation is None:
         raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
     return [Resolved(entry.implementation, target, entry.inference)]
+
+
+def split_name(target: str) -> tuple[str, str]:
+    """Return the name that a target gives, empty if it gives none, and the target without it.
+
+    >>> split_name("old=attention.py:MyAttention"), split_name("sdpa")
+    (('old', 'attention.py:MyAttention'), ('', 'sdpa'))
+    """
+    name, given, plain = target.partition("=")
+    return (name, plain) if given and re.fullmatch(r"[\w.-]+", name) else ("", target)
 
 
 def preflight(implementation: Implementation) -> None:
@@ -208,13 +248,17 @@ def _load_entry(point: EntryPoint) -> Registered:
         with _default_warnings():
             value = point.load()
         implementation, inference = _implementation(point.value, value)
-        return Registered(point.name, point.value, implementation, inference=inference)
+        return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
     except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
     except ImplementationError as error:
         return Registered(point.name, point.value, error=str(error), broken=True)
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         return Registered(point.name, point.value, error=_one_line(error), broken=True)
+
+
+def _named(implementation: Implementation, name: str) -> Implementation:
+    return implementation if implementation.name == name else Renamed(implementation, name)
 
 
 @contextmanager

@@ -53,8 +53,8 @@ def unscaled(q, k, v):
     return attend(q, k, v, 1.0)
 
 
-implementation = from_kernel(scaled, name="my-attention", mask=None)
-mistake = from_kernel(unscaled, name="my-mistake", mask=None)
+implementation = from_kernel(scaled, mask=None)
+mistake = from_kernel(unscaled, mask=None)
 """
 
 
@@ -106,7 +106,7 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
     assert report["broken"] == {"my-broken-plugin": "RuntimeError: the kernel library is missing"}
     assert not report["conforms"]
     assert "unavailable: my-broken-plugin (my_broken_plugin:implementation): RuntimeError" in every.stdout
-    for line in ("my-attention: conforms", "my-mistake: DOES NOT CONFORM", "loop: conforms"):
+    for line in ("judging: my-attention, my-mistake\n", "my-attention: conforms", "my-mistake: DOES NOT CONFORM"):
         assert line in every.stdout
 
 

@@ -54,9 +54,20 @@ def test_last_run_is_kept_reported_and_replayed() -> None:
     assert output.endswith("\n    answers 1 of 2\n")
     status, output = run("replay")
     assert status == 1
-    assert output.startswith("FAILS        MSK-8   FiniteFill, float32 on cpu: output_2[0, 0, 0] is -0.0798787")
+    assert output.startswith("FAILS        MSK-8   FiniteFill, float32 on cpu: output_2[0, 0, 0] is -0.0799, but should be 0.455")
     status, output = run("replay", "--impl", CORRECT)
     assert (status, output) == (0, "FIXED        MSK-8   FiniteFill, float32 on cpu: Case(mask='empty_rows')\n")
+
+
+def test_target_may_give_a_name() -> None:
+    status, output = run("check", f"before={FAULTY}", f"after={CORRECT}", "--clause", "MSK-8", "--dtype", "float32")
+    assert status == 1
+    assert "before: DOES NOT CONFORM" in output
+    assert "after: conforms" in output
+    assert "from mha.conformance.faults.mask_edges import faulty_FiniteFill as implementation" in output
+    assert Report.from_json(LAST.read_text()).targets == {"before": f"before={FAULTY}", "after": f"after={CORRECT}"}
+    status, output = run("replay")
+    assert (status, "MSK-8   before, float32 on cpu" in output) == (1, True)
 
 
 def test_single_case_is_replayed() -> None:

@@ -54,6 +54,7 @@ BAD_INPUT = {
     "another case": ((*WAIVE, "--where", "L > 5"), "--where 'L > 5' excludes the case that fails: Case(mask='empty_"),
     "a day in the past": ((*WAIVE, "--expires", "2001-01-01"), "--expires must not be in the past"),
     "two of one name": (("check", CORRECT, f"{__file__}:correct"), "two implementations are named 'Correct'"),
+    "one name for all": (("check", "mine=all"), "'mine=all' gives one name to all implementations"),
     "a report in an unknown format": (
         ("check", "sdpa", "--report", "x.pdf"),
         "--report takes a file name that ends in .html, .json or .md",

@@ -45,7 +45,8 @@ def spec(
 @app.command(epilog="Example: mha check my_file.py:MyAttention")
 def check(  # noqa: PLR0913  the options of the command
     targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="A registered name, module:object, or file.py:Class.")
+        list[str],
+        typer.Argument(metavar="TARGET", help="A registered name, module:object, file.py:Class, or NAME=one of these."),
     ],
     clause: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Check only this clause, and report it in full. Repeatable.")

@@ -16,6 +16,7 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
+from mha.implementations.discovery import Renamed, split_name
 from mha.spec import CLAUSES, Config, Implementation
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
@@ -140,28 +141,29 @@ def _dense(value: Tensor) -> str:
 
 def _import(implementation: Implementation, target: str) -> list[str]:
     """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
+    original = implementation.implementation if isinstance(implementation, Renamed) else implementation
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if module is not None else []:
-            if value is implementation and name not in ("__main__", "__mp_main__"):
-                renamed = "" if attribute == "implementation" else " as implementation"
-                line = f"from {name} import {attribute}{renamed}"
-                folder = str(Path(getattr(module, "__file__", None) or ".").resolve().parent)
-                if "." in name or folder in sys.path:
-                    return [line]
-                path = str(Path(str(module.__file__)).resolve())
-                return [
-                    "import runpy",
-                    "import sys",
-                    "",
-                    f"sys.path.insert(0, {folder!r})",
-                    f"implementation = runpy.run_path({path!r})[{attribute!r}]",
-                ]
-    if target:
-        place, _, name = target.rpartition(":")
-        target = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else target
-        return [
-            "from mha.implementations import resolve",
-            "",
-            f"implementation = resolve({target!r})[0].implementation",
-        ]
-    return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]
+            if value is original and name not in ("__main__", "__mp_main__"):
+                return _import_from(name, str(getattr(module, "__file__", None) or "."), attribute)
+    if not target:
+        return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]
+    _, target = split_name(target)
+    place, _, name = target.rpartition(":")
+    target = f"{Path(place).resolve()}:{name}" if place.endswith(".py") else target
+    return ["from mha.implementations import resolve", "", f"implementation = resolve({target!r})[0].implementation"]
+
+
+def _import_from(name: str, file: str, attribute: str) -> list[str]:
+    """Return the lines that import an attribute of a module, whose file may lie in a folder of no package."""
+    path = Path(file).resolve()
+    if "." in name or str(path.parent) in sys.path:
+        renamed = "" if attribute == "implementation" else " as implementation"
+        return [f"from {name} import {attribute}{renamed}"]
+    return [
+        "import runpy",
+        "import sys",
+        "",
+        f"sys.path.insert(0, {str(path.parent)!r})",
+        f"implementation = runpy.run_path({str(path)!r})[{attribute!r}]",
+    ]

@@ -25,7 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--mha-impl",
         **several,
-        help="what to check: registered names, module:object, or file.py:Class (default: all that are registered)",
+        help="what to check: registered names, module:object, file.py:Class, NAME=one of these, or all (default: what "
+        "other packages register; if nothing, the built-in implementations)",
     )
     group.addoption("--mha-device", **several, help="devices: cpu, cuda (default: cpu)")
     group.addoption(

@@ -88,11 +88,16 @@ def _settings(config: pytest.Config) -> Settings:
 
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
-    """Return the registered implementations if they were asked for, and those to be judged."""
+    """Return the registered implementations if they were asked for, and those to be judged.
+
+    Without --mha-impl, these are what other packages registered, or the built-in ones where there is nothing else.
+    """
     targets = _words(config.option.mha_impl)
     if config.option.mha_impl and not targets:
-        raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check all registered ones")
+        raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check what is registered")
     registered = discover() if not targets or "all" in targets else []
+    if not targets:
+        registered = [entry for entry in registered if not entry.built_in] or registered
     loaded = [(entry, entry.implementation) for entry in registered]
     resolved = [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
     resolved += [each for target in targets if target != "all" for each in resolve(target)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from textwrap import indent
 from typing import Any, Literal
 
@@ -153,14 +154,13 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    reordered = [[each for candidate in candidates for each in _in_other_orders(candidate)] for candidates in choices]
-    for ways in (choices, reordered):
-        for number, candidates in enumerate(ways):
+    for orders in (choices, [_in_other_orders(candidates) for candidates in choices]):
+        for number, candidates in enumerate(orders):
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
                 _require_one_map(matching)
                 return _more_general(choices[:number]) or matching[0]
-    candidates = [candidate for candidates in choices for candidate in candidates]
+    candidates = [*chain.from_iterable(choices)]
     require_plain(candidates, module)
     return nearest(candidates)
 
@@ -186,10 +186,13 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     return candidates
 
 
-def _in_other_orders(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with its stacked projections in each other order."""
-    for parameters in in_other_orders(candidate.parameters):
-        yield replace(candidate, parameters=parameters, claims=dict(candidate.claims))
+def _in_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with their stacked projections in each other order."""
+    return [
+        replace(candidate, parameters=parameters, claims=dict(candidate.claims))
+        for candidate in candidates
+        for parameters in in_other_orders(candidate.parameters)
+    ]
 
 
 def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ...]:
