@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mha.conformance.cases.case import Case
     from mha.conformance.engine.judge import check
+    from mha.conformance.pytest_plugin.parametrize import parametrize_with_clauses
     from mha.conformance.results import Report, Verdict
     from mha.conformance.waivers import Waiver
 
-__all__ = ["Case", "Report", "Verdict", "Waiver", "check"]
+__all__ = ["Case", "Report", "Verdict", "Waiver", "check", "parametrize_with_clauses"]
 
 _PLACES = {
     "Case": "cases.case",
     "check": "engine.judge",
+    "parametrize_with_clauses": "pytest_plugin.parametrize",
     "Report": "results",
     "Verdict": "results",
     "Waiver": "waivers",

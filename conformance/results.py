@@ -84,7 +84,7 @@ class Verdict:
         return not self.required or self.status not in NONCONFORMING
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """The verdicts of a run, in the order of the contract, and what it takes to repeat the run.
 
@@ -144,6 +144,18 @@ class Report:
             started=started,
             host=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         )
+
+    def __repr__(self) -> str:
+        """Return the outcome for each implementation, a line for each failure, and the counts."""
+        from mha.conformance.reports.text import summarise
+
+        return "\n".join(summarise(self.verdicts, incomplete=self.incomplete)) or "nothing was judged"
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook, where a failure opens to everything about it."""
+        from mha.conformance.reports.html import fragment
+
+        return fragment(self)
 
     @property
     def conforms(self) -> bool:

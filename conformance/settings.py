@@ -11,7 +11,7 @@ import torch
 from mha.conformance.properties.registry import NO_LIMIT, properties
 from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
 from mha.implementations import Resolved
-from mha.spec import Implementation
+from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 
 DEFAULT_DTYPES = ("float32", "float64")
@@ -86,6 +86,35 @@ class Settings:
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
         return (*(built_in_waivers() if is_built_in(implementation) else ()), *self.waivers)
+
+
+def words_of(given: object) -> tuple[str, ...]:
+    """Return the words in a text with commas, in a dtype of torch, or in each of several of these.
+
+    >>> words_of("float32,float64"), words_of([torch.float16])
+    (('float32', 'float64'), ('float16',))
+    """
+    if isinstance(given, str):
+        return tuple(word.strip() for word in given.split(",") if word.strip())
+    if isinstance(given, torch.dtype):
+        return (str(given).removeprefix("torch."),)
+    if isinstance(given, Iterable):
+        return tuple(word for each in given for word in words_of(each))
+    raise ValueError(f"expected a name, or several, but got {given!r:.80}")
+
+
+def clauses_of(given: object) -> tuple[str, ...]:
+    """Return the ids of clauses that words name, each an id or the letters of a family.
+
+    Raises ValueError for an unknown word.
+
+    >>> clauses_of("cau-1,STA")[:3]
+    ('CAU-1', 'STA-1', 'STA-2')
+    """
+    words = [word.upper() for word in words_of(given)]
+    families = dict.fromkeys(CLAUSES[clause].family for clause in properties())
+    validate_choice("clause", words, [*properties(), *families])
+    return tuple(clause for clause in properties() for word in words if word in (clause, CLAUSES[clause].family))
 
 
 def validate_choice(what: str, words: Collection[str], known: Collection[str]) -> None:

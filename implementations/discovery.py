@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -140,6 +140,12 @@ def discover() -> list[Registered]:
     return [_load_entry(point) for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value))]
 
 
+def available(entries: Iterable[Registered]) -> list[Resolved]:
+    """Return the registered implementations that were loaded."""
+    loaded = [(entry, entry.implementation) for entry in entries]
+    return [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+
+
 def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names: one, except for "all".
 
@@ -164,8 +170,7 @@ def resolve(target: str) -> list[Resolved]:
     )
     """
     if target == "all":
-        loaded = [(entry, entry.implementation) for entry in discover()]
-        return [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
+        return available(discover())
     name, plain = split_name(target)
     if name:
         if plain == "all":
@@ -186,6 +191,30 @@ def resolve(target: str) -> list[Resolved]:
     if entry.implementation is None:
         raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
     return [Resolved(entry.implementation, target, entry.inference)]
+
+
+def as_resolved(value: object) -> Resolved:
+    """Return what a value stands for: a target, or an object that a target may name.
+
+    Raises ImplementationError for a target that cannot be resolved or names several, and for any other value.
+
+    >>> as_resolved(nn.Linear)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    mha.implementations.errors.ImplementationError: Linear: none of the parameters of its constructor ...
+    """
+    if isinstance(value, Resolved):
+        return value
+    if isinstance(value, str):
+        resolved = resolve(value)
+        if len(resolved) != 1:
+            raise ImplementationError(f"{value!r} names {len(resolved)} implementations; name one of them")
+        return resolved[0]
+    named = value.func if isinstance(value, partial) else value
+    module, name = getattr(value, "__module__", ""), getattr(named, "__name__", type(value).__name__)
+    importable = getattr(sys.modules.get(str(module)), name, None) is value and module != "__main__"
+    implementation, inference = _implementation(name, value)
+    return Resolved(implementation, f"{module}:{name}" if importable else "", inference)
 
 
 def split_name(target: str) -> tuple[str, str]:

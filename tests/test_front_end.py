@@ -12,10 +12,9 @@ import torch
 from reports_made import without_volatile
 from typer.testing import CliRunner
 
-from mha.conformance import Verdict, check
+from mha.conformance import Verdict, check, parametrize_with_clauses
 from mha.conformance.cli.app import app
 from mha.conformance.results import Report
-from mha.implementations.torch_mha import implementation as torch_mha
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 HERE = {"cwd": CHECKOUT, "capture_output": True, "text": True, "timeout": 300}
@@ -46,10 +45,10 @@ def test_every_front_end_gives_the_same_verdicts(tmp_path: Path, monkeypatch: py
     done = run("-k", "MSK-8 or SHP-1", "--mha-impl", "torch_mha", "--mha-report", str(file))
     assert done.returncode == 0, done.stdout
     monkeypatch.chdir(tmp_path)
-    options = ["--clause", "MSK-8", "--clause", "SHP-1", "--report", "mha.json"]
+    options = ["--clause", "msk-8,SHP-1", "--report", "mha.json"]
     assert CliRunner().invoke(app, ["check", "torch_mha", *options]).exit_code == 0
     reports = [
-        check(torch_mha, clauses=["MSK-8", "SHP-1"]),
+        check("torch_mha", clauses=["MSK-8", "SHP-1"]),
         Report.from_json(Path("mha.json").read_text()),
         Report.from_json(file.read_text()),
     ]
@@ -57,6 +56,31 @@ def test_every_front_end_gives_the_same_verdicts(tmp_path: Path, monkeypatch: py
     assert called == command == plugin
     assert [verdict.status for verdict in reports[0].verdicts] == ["pass", "waived"] * 2
     assert {(report.profile, report.seed, report.conforms) for report in reports} == {("default", 0, True)}
+
+
+def test_clauses_are_parameters_of_a_test_in_the_order_of_the_contract(faulty: str) -> None:
+    mark = parametrize_with_clauses(faulty, "quick", clauses=["MSK-8", "SHP-1"], dtypes=torch.float32)
+    name, (shapes, empty_rows) = mark.args
+    assert name == "check_clause"
+    assert mark.kwargs["ids"] == ["FiniteFill-cpu-float32-SHP-1", "FiniteFill-cpu-float32-MSK-8"]
+    shapes()
+    with pytest.raises(pytest.fail.Exception, match=r"MSK-8 \(MUST\): Empty rows follow one declared policy"):
+        empty_rows()
+
+
+NOT_JUDGED = {
+    "several": ("all", {}, "'all' names 1[0-9] implementations; name one of them"),
+    "an instance": (torch.nn.Linear(2, 2), {}, "name the class Linear instead, because it is built in many sizes"),
+    "a number of clauses": ("loop", {"clauses": 8}, "expected a name, or several, but got 8"),
+    "an unknown family": ("loop", {"clauses": "MASK"}, "unknown clause 'MASK'; did you mean MSK"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_JUDGED)
+def test_what_check_cannot_judge_is_named(what: str) -> None:
+    implementation, options, message = NOT_JUDGED[what]
+    with pytest.raises(ValueError, match=message):
+        check(implementation, **options)
 
 
 def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> None:

@@ -156,6 +156,14 @@ def test_summary_has_an_outcome_failures_and_counts() -> None:
     assert other[-1] == "    answers 4 of 4; SHOULD: answers 1 of 1"
 
 
+def test_report_prints_as_its_summary_and_opens_in_a_notebook() -> None:
+    assert repr(two_implementations()).startswith("faulty: DOES NOT CONFORM in answers (4 of 5 clauses judged")
+    html = two_implementations()._repr_html_()
+    assert html.startswith("<pre>faulty: DOES NOT CONFORM")
+    assert "<summary><b>✗ fail</b> MSK-8 Empty rows follow one declared policy (float32 on cpu)</summary>" in html
+    assert "&lt;known&gt;" in html
+
+
 def test_summary_fits_a_narrow_terminal() -> None:
     lines = [line for text in summarise(two_implementations().verdicts, width=60) for line in text.splitlines()]
     assert max(map(len, lines)) <= 60

@@ -49,7 +49,10 @@ def check(  # noqa: PLR0913  the options of the command
         typer.Argument(metavar="TARGET", help="A registered name, module:object, file.py:Class, or NAME=one of these."),
     ],
     clause: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Check only this clause, and report it in full. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="Check only this clause (MSK-8) or family (MSK), and report in full. Repeatable."
+        ),
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A dtype. Default: float32 and float64. Repeatable.")
@@ -73,15 +76,15 @@ def check(  # noqa: PLR0913  the options of the command
     implementation conforms, 1 if one does not, and 2 if something could not be checked.
     """
     from mha.conformance.cli.check import check_all
-    from mha.conformance.settings import DEFAULT_DTYPES, Settings
+    from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, words_of
 
     with _errors_in_one_line():
         settings = Settings(
             profile=profile,
             seed=seed,
-            clauses=_upper(clause),
-            dtypes=tuple(dtype or DEFAULT_DTYPES),
-            devices=tuple(device or ("cpu",)),
+            clauses=clauses_of(clause or ()),
+            dtypes=words_of(dtype or DEFAULT_DTYPES),
+            devices=words_of(device or "cpu"),
             strict=strict,
         )
         status = check_all(targets, settings, waivers=waivers, reports=report or ())
@@ -125,10 +128,11 @@ def replay(
     Each is FIXED, or FAILS, or is INAPPLICABLE if the clause does not apply to the case.
     """
     from mha.conformance.cli.replay import replay_what
+    from mha.conformance.settings import clauses_of
 
     with _errors_in_one_line():
         outcomes = set()
-        for outcome, line in replay_what(what, _upper(clause), impl):
+        for outcome, line in replay_what(what, clauses_of(clause or ()), impl):
             outcomes.add(outcome)
             typer.echo(line)
     raise typer.Exit(1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0)
@@ -255,10 +259,6 @@ def faults(  # noqa: PLR0913  the options of the command
             typer.echo(line)
             status = max(status, int(not caught))
     raise typer.Exit(status)
-
-
-def _upper(clauses: list[str] | None) -> tuple[str, ...]:
-    return tuple(clause.upper() for clause in clauses or ())
 
 
 @contextmanager

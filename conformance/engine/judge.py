@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from time import perf_counter
+
+import torch
 
 from mha.conformance.engine.diagnosis import diagnose
 from mha.conformance.engine.reproduction import script
@@ -14,44 +17,51 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections, Report, Verdict, now
-from mha.conformance.settings import DEFAULT_DTYPES, Settings
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, words_of
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
+from mha.implementations.discovery import as_resolved
 from mha.implementations.pristine import torch_changes
 from mha.spec import CLAUSES, Claims, Implementation
 
 
 def check(  # noqa: PLR0913  the public options
-    implementation: Implementation | Resolved,
+    implementation: object,
     profile: str = "default",
     seed: int = 0,
     *,
-    clauses: Collection[str] = (),
-    dtypes: Collection[str] = DEFAULT_DTYPES,
-    devices: Collection[str] = ("cpu",),
+    clauses: str | Collection[str] = (),
+    dtypes: str | torch.dtype | Collection[str | torch.dtype] = DEFAULT_DTYPES,
+    devices: str | Collection[str] = "cpu",
     waivers: Collection[Waiver] = (),
     strict: bool = False,
 ) -> Report:
     """Judge an implementation, without pytest; the answer is that of `mha check` and `pytest conformance`.
 
-    The options are the fields of `mha.conformance.settings.Settings`. Raises ValueError for an unknown word, for a
-    device that is not available, and for an adapter that does not fit what it adapts.
+    implementation: what `mha check` takes: an implementation, a plain module class, a function that makes a module or
+        computes attention, or the name or place of one of these. clauses: ids or families, all if empty. The other
+        options are the fields of `mha.conformance.settings.Settings`.
 
-    >>> from mha.implementations import resolve
-    >>> check(resolve("sdpa")[0], "quick", clauses=["SHP-1"], dtypes=["float32"]).conforms
+    Raises ValueError for an unknown word, for a device that is not available, for what is not an implementation, and
+    for an adapter that does not fit what it adapts.
+
+    >>> check("sdpa", "quick", clauses="SHP-1", dtypes=torch.float32).conforms
     True
     """
     settings = Settings(
         profile=profile,
         seed=seed,
-        clauses=tuple(clauses),
-        dtypes=tuple(dtypes),
-        devices=tuple(devices),
+        clauses=clauses_of(clauses),
+        dtypes=words_of(dtypes),
+        devices=words_of(devices),
         waivers=tuple(waivers),
         strict=strict,
     )
-    resolved = implementation if isinstance(implementation, Resolved) else Resolved(implementation, "")
+    resolved = as_resolved(implementation)
     preflight(resolved.implementation)
+    if resolved.inference and any("[assumed" in line for line in resolved.inference.lines):
+        reading = "\n".join(resolved.inference.lines)
+        warnings.warn(f"{resolved.implementation.name} is read as what it is nearest to:\n{reading}", stacklevel=2)
     started, targets = now(), {resolved.implementation.name: resolved.target}
     changes = torch_changes()
     report = Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)

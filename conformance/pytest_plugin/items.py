@@ -73,12 +73,7 @@ class ContractItem(pytest.Item):
         """Judge the clause, and report the verdict in pytest's terms."""
         verdict = judge(*self.subject, selection(self.config).settings)
         self.user_properties.append(("mha", asdict(verdict)))
-        if verdict.status == "not_claimed":
-            pytest.skip(f"not claimed: {verdict.message}")
-        if verdict.status == "harness_error" or not verdict.conforms:
-            raise Nonconformance(verdict)
-        if verdict.status != "pass":  # waived, or a SHOULD that fails
-            pytest.xfail(verdict.message)
+        end(verdict)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Describe a failure of the clause; any other exception is shown with its traceback."""
@@ -97,3 +92,13 @@ class Nonconformance(Exception):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(f"{verdict.clause}: {verdict.message}")
         self.verdict = verdict
+
+
+def end(verdict: Verdict) -> None:
+    """End a test in pytest's terms: skip what is not claimed, and expect what is waived, or a SHOULD, to fail."""
+    if verdict.status == "not_claimed":
+        pytest.skip(f"not claimed: {verdict.message}")
+    if verdict.status == "harness_error" or not verdict.conforms:
+        raise Nonconformance(verdict)
+    if verdict.status != "pass":
+        pytest.xfail(verdict.message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, words_of
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Registered, Resolved, discover, resolve
+from mha.implementations.discovery import available
 from mha.implementations.pristine import torch_changes
 
 
@@ -81,27 +81,26 @@ def _settings(config: pytest.Config) -> Settings:
     return Settings(
         profile=option.mha_profile or ("quick" if quick else "default"),
         seed=int(option.mha_seed),
-        dtypes=_words(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
-        devices=_words(option.mha_device) or ("cpu",),
+        dtypes=words_of(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
+        devices=words_of(option.mha_device) or ("cpu",),
         strict=option.mha_strict,
     )
 
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
-    """Return the registered implementations if they were asked for, and those to be judged.
-
-    Without --mha-impl, these are what other packages registered, or the built-in ones where there is nothing else.
-    """
-    targets = _words(config.option.mha_impl)
+    """Return the registered implementations if they were asked for, and those to be judged."""
+    targets = words_of(config.option.mha_impl)
     if config.option.mha_impl and not targets:
         raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check what is registered")
-    registered = discover() if not targets or "all" in targets else []
-    if not targets:
-        registered = [entry for entry in registered if not entry.built_in] or registered
-    loaded = [(entry, entry.implementation) for entry in registered]
-    resolved = [Resolved(each, entry.name, entry.inference) for entry, each in loaded if each is not None]
-    resolved += [each for target in targets if target != "all" for each in resolve(target)]
-    return registered, resolved
+    registered = discover() if "all" in targets else [] if targets else _registered()
+    named = [each for target in targets if target != "all" for each in resolve(target)]
+    return registered, [*available(registered), *named]
+
+
+def _registered() -> list[Registered]:
+    """Return what other packages have registered, or the built-in implementations where there is nothing else."""
+    registered = discover()
+    return [entry for entry in registered if not entry.built_in] or registered
 
 
 def _validate_reports(config: pytest.Config) -> None:
@@ -109,7 +108,3 @@ def _validate_reports(config: pytest.Config) -> None:
         if is_benchmark_run(config):
             raise ValueError("--mha-report does not apply to benchmarks; use --benchmark-json FILE")
         validate_file(Path(file), "--mha-report")
-
-
-def _words(given: Iterable[str]) -> tuple[str, ...]:
-    return tuple(word for text in given for word in text.split(",") if word)

@@ -1,0 +1,64 @@
+"""Clauses as parameters of a test in a user's own file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+
+from mha.conformance.engine.judge import judge
+from mha.conformance.pytest_plugin.items import Nonconformance, end
+from mha.conformance.reports.text import describe
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, words_of
+from mha.conformance.waivers import Waiver
+from mha.implementations import Resolved
+from mha.implementations.discovery import as_resolved
+
+
+def parametrize_with_clauses(  # noqa: PLR0913  the public options
+    implementation: object,
+    profile: str = "default",
+    seed: int = 0,
+    *,
+    clauses: str | Collection[str] = (),
+    dtypes: str | torch.dtype | Collection[str | torch.dtype] = DEFAULT_DTYPES,
+    devices: str | Collection[str] = "cpu",
+    waivers: Collection[Waiver] = (),
+    strict: bool = False,
+) -> pytest.MarkDecorator:
+    """Make a test for each clause, dtype and device: its argument `check_clause` judges the clause when it is called.
+
+    A clause that is not claimed is skipped; a waived one, and a SHOULD that fails, is an expected failure. The options
+    are those of `mha.conformance.check`, which raises the same errors.
+
+    >>> @parametrize_with_clauses("sdpa", profile="quick", clauses="MSK", dtypes="float32")
+    ... def test_attention(check_clause):
+    ...     check_clause()
+    """
+    settings = Settings(
+        profile=profile,
+        seed=seed,
+        clauses=clauses_of(clauses),
+        dtypes=words_of(dtypes),
+        devices=words_of(devices),
+        waivers=tuple(waivers),
+        strict=strict,
+    )
+    resolved = as_resolved(implementation)
+    cases = [*product(settings.devices, settings.judged_clauses, settings.dtypes)]
+    return pytest.mark.parametrize(
+        "check_clause",
+        [partial(_expect, resolved, clause, dtype, device, settings) for device, clause, dtype in cases],
+        ids=[f"{resolved.implementation.name}-{device}-{dtype}-{clause}" for device, clause, dtype in cases],
+    )
+
+
+def _expect(resolved: Resolved, clause: str, dtype: str, device: str, settings: Settings) -> None:
+    """Judge a clause, and fail with everything about the failure in the place of a traceback."""
+    try:
+        end(judge(resolved, clause, dtype, device, settings))
+    except Nonconformance as failure:
+        pytest.fail(describe(failure.verdict), pytrace=False)
