@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -108,10 +109,14 @@ def faulty(tmp_path: Path) -> str:
     return f"{path}:implementation"
 
 
-def test_failure_is_described_and_gives_status_1(faulty: str) -> None:
-    done = run("-k", "MSK-8", "--mha-impl", faulty, *QUICK)
+def test_failure_is_described_once_and_the_verdict_is_last_in_ci(faulty: str, tmp_path: Path) -> None:
+    step = {"CI": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "step.md")}
+    done = run("-k", "MSK-8", "--mha-impl", faulty, *QUICK, "-n", "2", env=os.environ | step)
     assert done.returncode == 1
-    assert "MSK-8 (MUST): " in done.stdout
+    assert done.stdout.count("To reproduce it without the judge") == 1
+    assert "cpu-float32-MSK-8] - output_2[0, 0, 0] is -0.0799, but should be 0.455" in done.stdout
+    assert done.stdout.splitlines()[-2] == "    answers 0 of 1"
+    assert (tmp_path / "step.md").read_text().count("## Multi-head attention conformance report") == 1
     assert "case       Case(mask='empty_rows')" in done.stdout
     assert "FiniteFill: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
     assert "Traceback" not in done.stdout

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.reports.files import save_last, validate_file, write
-from mha.conformance.reports.github import runner_annotations
+from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.summary import severity, status_of
 from mha.conformance.reports.terminal import matrix, needs_plain, width_of
 from mha.conformance.reports.text import WIDTH, brief, describe, describe_changes, summarise, visible_name
@@ -150,7 +150,7 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
 
 def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
-    errors = [error for file in files if (error := write(report, file))]
+    errors = [error for error in (*(write(report, file) for file in files), write_step_summary(report)) if error]
     save_last(report, Path())
     console = printer.console
     if len(report.by_implementation) > 1:

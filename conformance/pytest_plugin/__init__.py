@@ -6,6 +6,7 @@ Every pytest run of an environment imports this package, so torch is imported on
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return config.stash[SELECTION].header() if SELECTION in config.stash else []
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the verdicts on each implementation, and why benchmarks were skipped."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
+    """Print the verdicts on each implementation, and why benchmarks were skipped, below everything else."""
+    yield
     if REPORT in config.stash:
         from mha.conformance.pytest_plugin.summary import summary
 
@@ -129,7 +132,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the report, also of an interrupted run, and set the exit status."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     judged = SELECTION in session.config.stash and session.exitstatus <= pytest.ExitCode.INTERNAL_ERROR
-    if judged and reporter is not None:
+    if judged and reporter is not None and not hasattr(session.config, "workerinput"):  # of pytest-xdist
         from mha.conformance.pytest_plugin.summary import finish
 
         finish(session, reporter)

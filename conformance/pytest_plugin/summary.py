@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest
 from mha.conformance.pytest_plugin.selection import Selection, selection
 from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
-from mha.conformance.reports.github import runner_annotations
+from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, describe, summarise
+from mha.conformance.reports.text import WIDTH, brief, describe, summarise
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.spec import CLAUSES
 
@@ -33,11 +33,12 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     """
     chosen, verdicts = selection(session.config), _verdicts(reporter)
     report = _report(session, chosen, verdicts)
-    _shorten_blocked(reporter, report)
+    _describe_failures(reporter, report)
     if verdicts:
         session.config.stash[REPORT] = report
         save_last(report, session.config.invocation_params.dir)
-    errors = [error for file in session.config.option.mha_report if (error := write(report, Path(file)))]
+    errors = [write(report, Path(file)) for file in session.config.option.mha_report]
+    errors = [error for error in (*errors, write_step_summary(report)) if error]
     if errors:
         session.config.stash[UNWRITTEN] = [f"mha: {error}" for error in errors]
         session.exitstatus = 2
@@ -81,13 +82,36 @@ def _verdicts(reporter: Any) -> list[Verdict]:
     return verdicts
 
 
-def _shorten_blocked(reporter: Any, report: Report) -> None:
-    """Replace what pytest will print about items whose failure another one explains: not until now was that known."""
-    blocked = {_key(verdict): verdict for verdict in report.verdicts if verdict.status == "blocked"}
+class _Failure:
+    """What pytest prints about a failure: everything below FAILURES, and a line in its summary."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.text = describe(verdict)
+        self.reprcrash = _Line(brief(verdict))
+
+    def toterminal(self, writer: Any) -> None:
+        """Print everything."""
+        writer.line(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class _Line:
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _describe_failures(reporter: Any, report: Report) -> None:
+    """Set what pytest will print about each failure: not until now is it known whether another one explains it."""
+    verdicts = {_key(verdict): verdict for verdict in report.verdicts}
     for failed in reporter.stats.get("failed", ()):
         for name, value in getattr(failed, "user_properties", ()):
-            if name == "mha" and (verdict := blocked.get(_key(_from_dict(value)))):
-                failed.longrepr = describe(verdict)
+            if name == "mha":
+                failed.longrepr = _Failure(verdicts[_key(_from_dict(value))])
 
 
 def _key(verdict: Verdict) -> tuple[str, str, str, str]:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.summary import is_failure, outcome, severity, tally
 from mha.conformance.reports.text import LISTED, brief, visible, visible_name
-from mha.conformance.results import Verdict, by_implementation
+from mha.conformance.results import Report, Verdict, by_implementation
 from mha.spec.clauses import CLAUSES
 
 
 def runner_annotations(verdicts: Iterable[Verdict]) -> list[str]:
     """Return the annotations, or none where this is not a run of GitHub Actions."""
     return list(workflow_commands(verdicts)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
+
+
+def write_step_summary(report: Report) -> str:
+    """Add the report to the summary of the step, where GitHub Actions asks for one; return an error, or ""."""
+    file = os.environ.get("GITHUB_STEP_SUMMARY")
+    try:
+        if file:
+            with Path(file).open("a", encoding="utf-8", errors="backslashreplace") as summary:
+                summary.write(f"{to_markdown(report)}\n")
+    except OSError as error:
+        return f"the summary of the step, {file!r}, cannot be written: {error.strerror}"
+    return ""
 
 
 def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
