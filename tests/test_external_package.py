@@ -125,11 +125,15 @@ sys.exit(f"imported twice: {twice}" if twice else int(status))
 """
 
 
-def test_external_package_is_judged_from_a_wheel(package: Path, tmp_path: Path) -> None:
+def test_external_package_is_judged_from_the_wheel_of_a_release(package: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     unwanted = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "__pycache__")
     shutil.copytree(CHECKOUT, source, ignore=unwanted)
-    pip(sys.executable, "wheel", source, "-w", tmp_path / "dist")
+    built = run(
+        sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", tmp_path / "dist", source, folder=tmp_path
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pip(sys.executable, "wheel", *(tmp_path / "dist").glob("*.tar.gz"), "-w", tmp_path / "dist")
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))

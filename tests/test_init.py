@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,27 +24,54 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_written_files_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PIP = """\
+#!/bin/sh
+echo "$@" >> pip.log
+"""
+
+
+def test_steps_of_the_written_job_run_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cross.py").write_text((CLASSES / "einops_kv_fused.py").read_text())
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'cross'\nversion = '1'\n")
     status, output = run("init", "cross.py:CrossAttention")
     assert status == 0, output
-    assert output.startswith("wrote mha_declaration.py\nwrote .github/workflows/mha-conformance.yml\n")
-    assert 'crossattention = "mha_declaration:implementation"' in output
-    workflow = (tmp_path / ".github/workflows/mha-conformance.yml").read_text()
-    command = next(line for line in workflow.splitlines() if "pytest" in line).split("run: pytest ")[1]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *command.split(), "-n", "0", "-k", "SHP-1", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    assert output.startswith(
+        "wrote mha_declaration.py\nwrote .github/workflows/mha-conformance.yml\nwrote waivers.toml\n"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'crossattention = "mha_declaration:implementation"' in output
+    pip = tmp_path / "bin" / "pip"  # which notes what it would install
+    pip.parent.mkdir()
+    pip.write_text(PIP)
+    pip.chmod(0o755)
+    path = os.pathsep.join([str(pip.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTEST_ADDOPTS": "-k SHP-1 -p no:cacheprovider"}
+    workflow = (tmp_path / ".github/workflows/mha-conformance.yml").read_text()
+    for step in (line.partition("- run: ")[2] for line in workflow.splitlines() if "- run: " in line):
+        done = subprocess.run(["bash", "-ec", step], capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
     assert "CrossAttention: conforms (1 clause judged" in done.stdout
+    assert (tmp_path / "mha-report.html").exists()
+    torch, project, suite = (tmp_path / "pip.log").read_text().splitlines()
+    assert torch.startswith("install torch --index-url ")
+    assert (project, suite) == ("install .", "install mha-conformance[parallel]")
+
+
+def test_files_are_overwritten_only_by_force_and_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cross.py").write_text((CLASSES / "einops_kv_fused.py").read_text())
+    (tmp_path / ".github").write_text("not a folder")
     status, output = run("init", "cross.py:CrossAttention")
-    assert status == 2
-    assert "would be overwritten" in output
+    assert (status, "'.github/workflows' cannot be written: " in output) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".github", "cross.py"]
+    (tmp_path / ".github").unlink()
+    (tmp_path / "mha_declaration.py").write_text("an earlier one")
+    (tmp_path / "waivers.toml").write_text("# mine\n")
+    status, output = run("init", "cross.py:CrossAttention")
+    assert (status, "mha_declaration.py would be overwritten" in output) == (2, True)
+    assert run("init", "cross.py:CrossAttention", "--force")[0] == 0
+    assert "from_module" in (tmp_path / "mha_declaration.py").read_text()
+    assert (tmp_path / "waivers.toml").read_text() == "# mine\n"
 
 
 @pytest.mark.parametrize(

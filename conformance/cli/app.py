@@ -225,12 +225,13 @@ def list_() -> None:
 def init(
     target: Annotated[str, typer.Argument(help="A plain module class, as file.py:Class or module:Class.")],
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="The root of the project.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier declaration and job.")] = False,
 ) -> None:
-    """Write a declaration of a class, and a CI job that checks it."""
+    """Write a declaration of a class, a CI job that checks it, and a file for waivers."""
     from mha.conformance.cli.init import write_files
 
     with _errors_in_one_line():
-        for line in write_files(target, folder):
+        for line in write_files(target, folder, force=force):
             typer.echo(line)
 
 
