@@ -96,7 +96,7 @@ def test_each_failure_is_a_line_unless_a_clause_is_asked_for(judge_only: Callabl
         r"\n\nfail            MSK-1   float32: masked scores get a finite number, which is not low enough: output_",
         output,
     )
-    assert "add --clause MSK-1" in output
+    assert "mha show MSK-1" in output
     assert "\n\nChecking sdpa on cpu in float32 (profile default, seed 0)\n\nsdpa: conforms (2 clauses judged" in output
     assert "pass            " not in output
 
@@ -105,7 +105,7 @@ def test_clause_suggested_for_a_closer_look_is_about_incorrect_answers(judge_onl
     judge_only("SHP-6", "MSK-10", "NUM-1")
     output = run("mha.conformance.faults.tutorials:einops", "--dtype", "float32")[1]
     assert output.index("\nfail            SHP-6") < output.index("\nunmet SHOULD    MSK-10") < output.index("NUM-1")
-    assert "add --clause NUM-1" in output
+    assert "mha show NUM-1" in output
 
 
 def test_last_line_counts_kinds_and_levels_separately(judge_only: Callable[..., None]) -> None:
@@ -116,7 +116,7 @@ def test_last_line_counts_kinds_and_levels_separately(judge_only: Callable[..., 
     assert "\n\nMultiHeadAttention: DOES NOT CONFORM in answers and refusals (6 of 8 clauses judged on " in output
     assert unjudged == "    not judged: dropout (1), decodes (1)"
     assert counts == "    answers 1 of 2; refusals 1 of 2; conduct 1 of 1; SHOULD: refusals 0 of 1"
-    assert hint.endswith("add --clause MSK-1")
+    assert hint.endswith("mha show MSK-1")
 
 
 def test_unclaimed_dtype_is_reported(empty_folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reports_made import report, two_implementations, verdict
+from reports_made import report, two_implementations, verdict, without_volatile
 from typer.testing import CliRunner
 
 from mha.conformance import Verdict
@@ -59,6 +59,22 @@ def test_last_run_is_kept_reported_and_replayed() -> None:
     )
     status, output = run("replay", "--impl", CORRECT)
     assert (status, output) == (0, "FIXED        MSK-8   FiniteFill, float32 on cpu: Case(mask='empty_rows')\n")
+
+
+def test_narrower_run_updates_the_last_one_and_another_one_replaces_it() -> None:
+    assert judge()[0] == 1
+    whole = Report.from_json(LAST.read_text())
+    assert run("check", FAULTY, "--clause", "SHP-1", "--dtype", "float32")[0] == 0
+    assert without_volatile(LAST.read_text()) == without_volatile(whole.to_json())
+    status, output = run("show", "msk-8")
+    assert (status, output.count("To reproduce it without the judge")) == (0, 1)
+    assert run("show", "SHP")[1].startswith("pass            SHP-1   float32: ")
+    assert run("check", FAULTY, "--clause", "SHP-1", "--dtype", "float32", "--seed", "1")[0] == 0
+    assert [verdict.clause for verdict in Report.from_json(LAST.read_text()).verdicts] == ["SHP-1"]
+    (kept,) = Path(".mha/history").iterdir()
+    assert [verdict.clause for verdict in Report.from_json(kept.read_text()).verdicts] == ["SHP-1", "MSK-8"]
+    status, output = run("show", "MSK-8")
+    assert (status, output) == (2, "mha: MSK-8 was not judged in the run of '.mha/last.json'; see mha report\n")
 
 
 def test_target_may_give_a_name() -> None:

@@ -138,6 +138,21 @@ def replay(
     raise typer.Exit(1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0)
 
 
+@app.command(epilog="Example: mha show MSK-8")
+def show(
+    clause: Annotated[str, typer.Argument(help="A clause, such as MSK-8, or a family, such as MSK.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")
+    ] = LAST,
+) -> None:
+    """Show what the last run found about a clause, in full."""
+    from mha.conformance.cli.show import show_verdicts
+
+    with _errors_in_one_line():
+        for text in show_verdicts(clause, run):
+            typer.echo(text)
+
+
 @app.command(epilog='Example: mha waive MSK-8 --reason "rows are never empty"')
 def waive(  # noqa: PLR0913  the options of the command
     clause: Annotated[str, typer.Argument(help="The clause that fails.")],
@@ -227,7 +242,7 @@ def init(
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="The root of the project.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier declaration and job.")] = False,
 ) -> None:
-    """Write a declaration of a class, a CI job that checks it, and a file for waivers."""
+    """Write a declaration of a class, and a CI job that checks it."""
     from mha.conformance.cli.init import write_files
 
     with _errors_in_one_line():

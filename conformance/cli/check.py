@@ -123,7 +123,7 @@ def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts
     scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
     if scripted and not settings.clauses:
         clause = min(scripted, key=severity).clause
-        printer.line(f"To see a failure in full, with a script that reproduces it, add --clause {clause}")
+        printer.line(f"To see a failure in full, with a script that reproduces it: mha show {clause}")
 
 
 def is_news(verdicts: Sequence[Verdict]) -> bool:

@@ -45,6 +45,19 @@ def merge(reports: Sequence[Report]) -> Report:
     )
 
 
+def updated(last: Report, report: Report) -> Report:
+    """Return the last report with the verdicts of a narrower run of the same in the place of its own.
+
+    If the run is no narrower, or of other targets, settings or versions, its own report is returned.
+    """
+    old, new = ({_key(verdict): verdict for verdict in each.verdicts} for each in (last, report))
+    same = not any(_setting_changes(last, report)) and report.targets.items() <= last.targets.items()
+    if not (same and new.keys() < old.keys()):
+        return report
+    apart = (settled([verdict])[0] for verdict in (old | new).values())  # what explains it may not fail any more
+    return replace(last, verdicts=settled(_ordered([*apart])), started=report.started)
+
+
 def _all_changes(reports: Sequence[Report]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(change for report in reports for change in report.torch_changes))
 

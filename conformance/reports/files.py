@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from mha.conformance.reports.compare import updated
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.results import Report
@@ -15,6 +16,8 @@ from mha.conformance.results import Report
 FORMATS: dict[str, Callable[[Report], str]] = {".html": to_html, ".json": Report.to_json, ".md": to_markdown}
 # What `mha report`, `mha replay` and `mha waive` read by default.
 LAST = Path(".mha") / "last.json"
+# The reports that were the last ones before it, by when they were started, and how many of them are kept.
+HISTORY, KEPT = Path(".mha") / "history", 10
 
 
 def suffixes(formats: Collection[str] = tuple(FORMATS)) -> str:
@@ -50,17 +53,33 @@ def write(report: Report, file: Path) -> str:
 
 
 def save_last(report: Report, folder: Path) -> None:
-    """Save a report as that of the last run in a folder, if the folder can be written to."""
-    target = folder / LAST
+    """Save a report as that of the last run in a folder, if the folder can be written to.
+
+    A narrower run updates the last report; one that is replaced is kept in `HISTORY`, with a few before it.
+    """
+    target, history = folder / LAST, folder / HISTORY
     partial = target.with_name(f"{os.getpid()}.part")
     try:
-        target.parent.mkdir(exist_ok=True)
+        history.mkdir(parents=True, exist_ok=True)
         (target.parent / ".gitignore").write_text("*\n", encoding="utf-8")
-        partial.write_text(render(report, ".json"), encoding="utf-8")
+        last = _read_if_any(target)
+        saved = updated(last, report) if last else report
+        if last and saved is report:
+            target.replace(history / f"{last.started.replace(':', '')}.json")
+            for old in sorted(history.glob("*.json"))[:-KEPT]:
+                old.unlink()
+        partial.write_text(render(saved, ".json"), encoding="utf-8")
         partial.replace(target)  # in one step: another run may be reading it
     except OSError:
         with suppress(OSError):
             partial.unlink()
+
+
+def _read_if_any(file: Path) -> Report | None:
+    try:
+        return read(file) if file.exists() else None
+    except ValueError:
+        return None
 
 
 def read(file: Path) -> Report:
