@@ -112,8 +112,16 @@ def clauses_of(given: object) -> tuple[str, ...]:
     ('CAU-1', 'STA-1', 'STA-2')
     """
     words = [word.upper() for word in words_of(given)]
-    families = dict.fromkeys(CLAUSES[clause].family for clause in properties())
-    validate_choice("clause", words, [*properties(), *families])
+    families = list(dict.fromkeys(CLAUSES[clause].family for clause in properties()))
+    if given and not words:
+        raise ValueError("no clause is named; leave it out to judge all of them")
+    for word in words:
+        if word not in (*properties(), *families):
+            near = get_close_matches(word, [*properties(), *families], n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(
+                f"unknown clause {word!r}{hint} (`mha spec` lists the clauses; the families are {', '.join(families)})"
+            )
     return tuple(clause for clause in properties() for word in words if word in (clause, CLAUSES[clause].family))
 
 

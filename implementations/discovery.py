@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isfunction
@@ -261,10 +262,12 @@ def _entry_point(name: str) -> EntryPoint:
     """Return the entry point of a registered name."""
     points = [point for point in entry_points(group=GROUP) if point.name == name]
     if not points:
-        known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
+        known = sorted(entry_points(group=GROUP).names)
+        near = get_close_matches(name, known)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ImplementationError(
-            f"no implementation is registered as {name!r} (registered: {known}); "
-            "give one of these names, package.module:object, or path/to/file.py:object"
+            f"no implementation is registered as {name!r}{hint} (registered: {', '.join(known) or 'none'}; give one of "
+            "these names, package.module:object, or path/to/file.py:object)"
         )
     if len({point.value for point in points}) > 1:
         values = " and ".join(sorted(point.value for point in points))

@@ -170,6 +170,7 @@ BAD_INPUT = {
     "a file that does not import": (("{broken}:Class",), "cannot be run: ZeroDivisionError: division by zero"),
     "a class that needs more": (("{needs}:Needs",), "its constructor requires rank"),
     "a forward that raises": (("{raises}:Raises",), "RuntimeError: never here"),
+    "a class without forward": (("{nothing}:Nothing",), "Nothing does not define forward"),
     "a number": (("{number}:NUMBER",), "is of type int"),
     "two projections for one": (("{twice}:Twice",), "query and q_proj both look like w_q"),
     "an unknown clause": (("sdpa", "--clause", "MSK-99"), "unknown clause 'MSK-99'; did you mean MSK-9"),
@@ -183,6 +184,7 @@ LAYERS = "        self.q_proj, self.k, self.v, self.o{more} = (nn.Linear(d_model
 FILES = {
     "broken": "1 / 0\n",
     "number": HEAD,
+    "nothing": HEAD + "class Nothing(nn.Module):\n" + INIT.format(more="") + LAYERS.format(more="", count=4),
     "needs": HEAD + "class Needs(nn.Module):\n" + INIT.format(more=", rank"),
     "raises": HEAD
     + "class Raises(nn.Module):\n"

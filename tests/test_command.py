@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +40,7 @@ def run(*command: str, width: int = 80) -> subprocess.CompletedProcess[str]:
     ("arguments", "status", "text"),
     [
         (["--help"], 0, "Usage: mha [OPTIONS]"),
+        (["--version"], 0, "mha-conformance 0."),
         (["check", "--help"], 0, "--profile"),
         (["spec"], 0, "INC-1   MAY     Cached decoding equals one causal pass"),
         (["spec", "MSK-8"], 0, "MSK-8 (MUST): Empty rows follow one declared policy"),
@@ -53,6 +57,23 @@ def test_text_and_usage_errors_need_no_slow_import(arguments: list[str], status:
     assert text in done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("imported:")
     assert "Traceback" not in done.stderr
+
+
+def test_output_that_is_closed_ends_the_command_without_a_word() -> None:
+    command = f"set -o pipefail; {sys.executable} -m mha.conformance spec --markdown | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_sigterm_ends_a_run_as_an_interrupt_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "mha.conformance", "check", "loop"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
+        assert running.stdout
+        assert running.stdout.readline().startswith("Checking loop")
+        running.send_signal(signal.SIGTERM)
+        assert "INCOMPLETE: the run was stopped." in running.stdout.read()
+    assert running.returncode == 2
+    assert json.loads((tmp_path / ".mha" / "last.json").read_text())["incomplete"]
 
 
 @pytest.mark.parametrize("module", ["mha.conformance", "mha.conformance.cli"])

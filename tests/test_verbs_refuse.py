@@ -54,6 +54,12 @@ BAD_INPUT = {
     "another case": ((*WAIVE, "--where", "L > 5"), "--where 'L > 5' excludes the case that fails: Case(mask='empty_"),
     "a day in the past": ((*WAIVE, "--expires", "2001-01-01"), "--expires must not be in the past"),
     "two of one name": (("check", CORRECT, f"{__file__}:correct"), "two implementations are named 'Correct'"),
+    "two dtypes as words": (
+        ("check", "sdpa", "--dtype", "float32", "float64"),
+        "'float64' is a dtype, not an implement",
+    ),
+    "a near name": (("check", "sdpaa"), "no implementation is registered as 'sdpaa'; did you mean sdpa?"),
+    "no clause": (("check", "sdpa", "--clause", ""), "no clause is named; leave it out to judge all of them"),
     "one name for all": (("check", "mine=all"), "'mine=all' gives one name to all implementations"),
     "a report in an unknown format": (
         ("check", "sdpa", "--report", "x.pdf"),

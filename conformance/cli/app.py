@@ -19,8 +19,20 @@ LAST = Path(".mha") / "last.json"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+def _print_version(given: bool) -> None:
+    if given:
+        from importlib.metadata import version
+
+        typer.echo(f"mha-conformance {version('mha-conformance')}")
+        raise typer.Exit
+
+
 @app.callback(epilog="Example: mha check my_file.py:MyAttention")
-def mha() -> None:
+def mha(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Check implementations of multi-head attention against a contract.
 
     The contract is a list of clauses, such as MSK-1: masked keys have no influence. To read it, run mha spec.

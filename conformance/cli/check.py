@@ -23,6 +23,7 @@ from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
 from mha.implementations.pristine import torch_changes
+from mha.spec.claims import DTYPES
 
 # Where every clause is judged, these are only counted.
 QUIET = ("pass", "not_claimed", "blocked")
@@ -69,6 +70,10 @@ def check_all(
     """
     for file in reports:
         validate_file(file, "--report")
+    if dtypes := [target for target in targets if target in DTYPES]:
+        raise ValueError(
+            f"{dtypes[0]!r} is a dtype, not an implementation; several go together: --dtype float32,float64"
+        )
     chosen = by_name(resolved for target in targets for resolved in resolve(target))
     if waivers:
         settings = replace(settings, waivers=tuple(read_waivers(waivers, chosen)))

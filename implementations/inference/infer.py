@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.calling import Signature, required_inputs
-from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments
+from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments, module_class
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
@@ -204,7 +204,9 @@ def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ..
 
 def _require_inputs(candidate: Candidate) -> None:
     """Raise Unclear unless the module takes one input, two (the second one being key and value) or three."""
-    signature, parameters = candidate.signature, candidate.forward_parameters
+    cls, signature, parameters = module_class(candidate.constructor), candidate.signature, candidate.forward_parameters
+    if cls is not None and cls.forward is nn.Module.forward:
+        raise ImplementationError(f"{candidate.label} does not define forward")
     required = [p for p in required_inputs(parameters) if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     if not (signature.one_input or signature.memory or signature.inputs) and len(required) != 3:
         raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")
