@@ -23,7 +23,7 @@ def test_example_is_inferred_and_fails_as_shown(tmp_path: Path, monkeypatch: pyt
     for label, text in blocks("README.md"):
         by_label.setdefault(label, []).append(in_six_digits(text) if label == "output" else text)
     (source,), (command,) = by_label["my_attention.py"], by_label["command"]
-    inference, failure, summary = by_label["output"]
+    inference, summary, failure = by_label["output"]
     Path("my_attention.py").write_text(source)
     arguments = command.split()[1:]
     in_full = CliRunner().invoke(app, [*arguments, "--clause", "MSK-1"])

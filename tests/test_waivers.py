@@ -204,9 +204,9 @@ def test_one_word_counts_as_a_list(tmp_path: Path) -> None:
     assert (waiver.dtype, waiver.device) == (("float16",), ("cuda",))
 
 
-def test_waiver_of_the_readme_can_be_read(tmp_path: Path) -> None:
-    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "w.toml").write_text(readme.split("```toml\n[[waiver]]")[1].split("```")[0].join(["[[waiver]]", ""]))
+def test_waiver_of_the_docs_can_be_read(tmp_path: Path) -> None:
+    docs = (Path(__file__).resolve().parent.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    (tmp_path / "w.toml").write_text(docs.split("```toml\n[[waiver]]")[1].split("```")[0].join(["[[waiver]]", ""]))
     (waiver,) = read_waivers(tmp_path / "w.toml", ["my-attention"])
     assert waiver.partial
     assert waiver.expires == date(2030, 12, 31)

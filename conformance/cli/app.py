@@ -161,8 +161,7 @@ def show(
     from mha.conformance.cli.show import show_verdicts
 
     with _errors_in_one_line():
-        for text in show_verdicts(clause, run):
-            typer.echo(text)
+        show_verdicts(clause, run)
 
 
 @app.command(epilog='Example: mha waive MSK-8 --reason "rows are never empty"')

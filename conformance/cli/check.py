@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from rich.text import Text
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
-from mha.conformance.reports.summary import severity, status_of
-from mha.conformance.reports.terminal import matrix, needs_plain, width_of
+from mha.conformance.reports.summary import SIGNS, severity, status_of
+from mha.conformance.reports.terminal import STYLES, matrix, needs_plain, width_of
 from mha.conformance.reports.text import WIDTH, brief, describe, describe_changes, summarise, visible_name
 from mha.conformance.results import Report, Verdict, now, settled
 from mha.conformance.settings import Settings, by_name
@@ -27,6 +28,13 @@ from mha.spec.claims import DTYPES
 
 # Where every clause is judged, these are only counted.
 QUIET = ("pass", "not_claimed", "blocked")
+
+
+# What is coloured at a terminal, which repeats what the words say: a status and a label at the start of a line.
+COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()} | {
+    "DOES NOT CONFORM": STYLES["✗"],
+    r"(?m)^(diagnosis|message|usual fix|case|sizes|blocked by|judged|clause|why|libraries|source)(?=  )": "cyan",
+}
 
 
 class Printer:
@@ -54,6 +62,8 @@ class Printer:
         self._print(Text.from_ansi("\n".join(lines)), "paragraph")
 
     def _print(self, text: Text, kind: Literal["paragraph", "line"]) -> None:
+        for pattern, style in COLOURS.items():
+            text.highlight_regex(pattern, style)
         if self.last and (self.last, kind) != ("line", "line"):
             self.console.print()
         self.console.print(text, soft_wrap=True)
