@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -15,11 +16,13 @@ from reports_made import verdict
 from test_speed import SIZES, VECTORIZED, Changed
 from typer.testing import CliRunner
 
+from mha.conformance import settings
 from mha.conformance.benchmarks import compare, workloads
 from mha.conformance.cli import bench
 from mha.conformance.cli.app import app
+from mha.conformance.properties import registry
 from mha.conformance.results import Report
-from mha.implementations import Resolved
+from mha.implementations import Resolved, resolve
 
 
 def judge_quickly(resolved: Resolved, *_: Any) -> Report:
@@ -41,6 +44,24 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     assert torch.get_num_threads() == before
+
+
+def test_verdicts_are_kept_until_a_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "properties", lambda: {"SHP-1": registry.properties()["SHP-1"]})
+    source = Path("attention_to_bench.py")
+    source.write_text("from mha.conformance.faults.base import correct as implementation\n")
+    (resolved,) = resolve(f"{source}:implementation")
+    reports = [bench.judge_quickly(resolved, "float32", "cpu") for _ in range(2)]
+    assert reports[0] == reports[1]
+    source.write_text(source.read_text() + "# another version\n")
+    bench.judge_quickly(resolved, "float32", "cpu")
+    first, kept, again = capsys.readouterr().out.splitlines()
+    assert first == again == "Judging Correct on cpu in float32 (profile quick)"
+    assert kept.startswith("Correct: judged before with these sources and versions (.mha/verdicts/")
+    sys.modules.pop("attention_to_bench")
 
 
 @pytest.mark.usefixtures("small")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import typer
+from rich.console import Console
 
 from mha.conformance.benchmarks.compare import HEADINGS, Timing, compare
 from mha.conformance.benchmarks.page import timing_section
@@ -18,14 +19,16 @@ from mha.conformance.benchmarks.plot import to_svg
 from mha.conformance.benchmarks.runner import memory_shortage
 from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.cases.case import Case
-from mha.conformance.engine.judge import check
+from mha.conformance.cli.check import advance, progress_bar
+from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.isolation import threads
 from mha.conformance.reports.compare import merge
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
+from mha.conformance.reports.kept import keep, place_of, read_kept
 from mha.conformance.reports.text import visible, visible_name
-from mha.conformance.results import Report
-from mha.conformance.settings import by_name, validate_choice, validate_devices
+from mha.conformance.results import Report, Verdict, now
+from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
 from mha.implementations import Resolved, resolve
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
@@ -129,8 +132,21 @@ def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> di
 
 
 def judge_quickly(resolved: Resolved, dtype: str, device: str) -> Report:
-    """Judge an implementation in the quick profile."""
-    return check(resolved, "quick", dtypes=[dtype], devices=[device])
+    """Return the report of an earlier run of the same code in the quick profile, or of a new one, with its progress."""
+    settings, name = Settings(profile="quick", dtypes=(dtype,), devices=(device,)), resolved.implementation.name
+    place = place_of(resolved.target, settings)
+    if kept := read_kept(place):
+        typer.echo(f"{visible_name(name)}: judged before with these sources and versions ({place})")
+        return kept
+    typer.echo(f"Judging {visible_name(name)} on {device} in {dtype} (profile quick)")
+    clauses, verdicts, started = [*settings.judged_clauses, ""], list[Verdict](), now()
+    with progress_bar(Console(), clauses) as bar:
+        for verdict in judge_all(resolved, settings):
+            verdicts.append(verdict)
+            advance(bar, verdicts, clauses[len(verdicts)])
+    report = Report.of_run(settings, verdicts, targets={name: resolved.target}, started=started)
+    keep(report, place)
+    return report
 
 
 def time_all(implementations: Sequence[Implementation], options: BenchOptions) -> list[Timing]:
