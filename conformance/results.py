@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
+from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +26,7 @@ NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
 # Of the JSON. A change that a reader of an older format would misread makes the next; format 1 is still read.
 FORMAT: Literal[2] = 2
 # The fields that may differ between two runs with the same seed.
-VOLATILE = ("started", "host", "seconds")
+VOLATILE = ("started", "since", "host", "seconds")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Report:
     SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
     implementations that could not be loaded, and why. torch_changes: what had been replaced or set in torch before the
     run, as by the import of an implementation; it is in place while implementations run, and at no other time.
-    started: in UTC. host: the machine.
+    started: in UTC. since: when the first of its runs was started, if narrower ones have updated it. host: the machine.
 
     >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
     >>> report.conforms, report.failing, Report.from_json(report.to_json()) == report
@@ -109,6 +110,7 @@ class Report:
     broken: dict[str, str] = field(default_factory=dict)
     torch_changes: tuple[str, ...] = ()
     started: str = ""
+    since: str = ""
     host: str = ""
     format: Literal[2] = FORMAT
 
@@ -146,16 +148,22 @@ class Report:
         )
 
     def __repr__(self) -> str:
-        """Return the outcome for each implementation, a line for each failure, and the counts."""
-        from mha.conformance.reports.text import summarise
-
-        return "\n".join(summarise(self.verdicts, incomplete=self.incomplete)) or "nothing was judged"
+        """Return the outcome for each implementation, with its counts, and a line for each failure."""
+        lines = []
+        for name, own in self.by_implementation.items():
+            statuses = [verdict.status for verdict in own]
+            counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+            conforms = all(verdict.conforms for verdict in own) and not self.incomplete
+            lines.append(f"{name}: {'conforms' if conforms else 'does not conform'} ({counts})")
+            lines += [f"    {_in_a_line(verdict)}" for verdict in own if verdict.status not in ("pass", "not_claimed")]
+        return "\n".join(lines) or "nothing was judged"
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook, where a failure opens to everything about it."""
-        from mha.conformance.reports.html import fragment
-
-        return fragment(self)
+        """Return the same for a notebook, where a failure opens to its case and script."""
+        failures = [verdict for verdict in self.verdicts if verdict.script]
+        opened = [(_in_a_line(v), "\n\n".join(filter(None, (v.message, v.case, v.script)))) for v in failures]
+        details = (f"<details><summary>{escape(a)}</summary><pre>{escape(b)}</pre></details>" for a, b in opened)
+        return f"<pre>{escape(repr(self))}</pre>{''.join(details)}"
 
     @property
     def conforms(self) -> bool:
@@ -223,6 +231,11 @@ class Report:
         schema: dict[str, Any] = _adapter().json_schema(mode="serialization")
         schema["properties"] = {"conforms": {"type": "boolean"}} | schema["properties"]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+def _in_a_line(verdict: Verdict) -> str:
+    where = f"{verdict.clause} {verdict.implementation}, {verdict.dtype} on {verdict.device}"
+    return f"{verdict.status} {where}: {(verdict.diagnosis or verdict.message)!r:.200}"
 
 
 def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:

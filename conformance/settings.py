@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from mha.conformance.properties.registry import NO_LIMIT, properties
 from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
 from mha.implementations import Resolved
+from mha.implementations.discovery import Renamed, split_name
 from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 
@@ -70,6 +71,9 @@ class Settings:
         """Raise ValueError, in one line, for settings that cannot be followed."""
         validate_choice("profile", [self.profile], PROFILES)
         validate_choice("clause", self.clauses, properties())
+        for what, given in (("dtype", self.dtypes), ("device", self.devices)):
+            if not given:
+                raise ValueError(f"no {what} is named")
         validate_choice("dtype", self.dtypes, DTYPES)
         validate_devices(self.devices)
 
@@ -85,13 +89,16 @@ class Settings:
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
-        return (*(built_in_waivers() if is_built_in(implementation) else ()), *self.waivers)
+        original = implementation.implementation if isinstance(implementation, Renamed) else implementation
+        of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == original.name]
+        own = [replace(waiver, implementation=implementation.name) for waiver in of_ours if is_built_in(original)]
+        return (*own, *self.waivers)
 
 
-def words_of(given: object) -> tuple[str, ...]:
+def names_of(given: object) -> tuple[str, ...]:
     """Return the words in a text with commas, in a dtype of torch, or in each of several of these.
 
-    >>> words_of("float32,float64"), words_of([torch.float16])
+    >>> names_of("float32,float64"), names_of([torch.float16])
     (('float32', 'float64'), ('float16',))
     """
     if isinstance(given, str):
@@ -99,7 +106,7 @@ def words_of(given: object) -> tuple[str, ...]:
     if isinstance(given, torch.dtype):
         return (str(given).removeprefix("torch."),)
     if isinstance(given, Iterable):
-        return tuple(word for each in given for word in words_of(each))
+        return tuple(word for each in given for word in names_of(each))
     raise ValueError(f"expected a name, or several, but got {given!r:.80}")
 
 
@@ -111,9 +118,9 @@ def clauses_of(given: object) -> tuple[str, ...]:
     >>> clauses_of("cau-1,STA")[:3]
     ('CAU-1', 'STA-1', 'STA-2')
     """
-    words = [word.upper() for word in words_of(given)]
+    words = [word.upper() for word in names_of(given)]
     families = list(dict.fromkeys(CLAUSES[clause].family for clause in properties()))
-    if given and not words:
+    if not words and (given or isinstance(given, str)):
         raise ValueError("no clause is named; leave it out to judge all of them")
     for word in words:
         if word not in (*properties(), *families):
@@ -151,5 +158,6 @@ def by_name(resolved: Iterable[Resolved]) -> dict[str, Resolved]:
         name = each.implementation.name
         first = named.setdefault(name, each)
         if first.implementation is not each.implementation and first.target != each.target:
-            raise ValueError(f"two implementations are named {name!r}; name one differently: NAME={each.target}")
+            _, target = split_name(each.target)
+            raise ValueError(f"two implementations are named {name!r}; name one differently: NAME={target}")
     return named

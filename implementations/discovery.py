@@ -125,7 +125,7 @@ class Registered:
     inference: Inference | None = None
 
     @property
-    def built_in(self) -> bool:
+    def is_built_in(self) -> bool:
         """Whether this package ships it."""
         return self.target.startswith("mha.implementations.")
 
@@ -138,7 +138,7 @@ def discover() -> list[Registered]:
     >>> {entry.name: entry.target for entry in discover()}["loop"]
     'mha.implementations.loop:implementation'
     """
-    return [_load_entry(point) for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value))]
+    return [_load_named(name) for name in sorted(entry_points(group=GROUP).names)]
 
 
 def available(entries: Iterable[Registered]) -> list[Resolved]:
@@ -219,13 +219,14 @@ def as_resolved(value: object) -> Resolved:
 
 
 def split_name(target: str) -> tuple[str, str]:
-    """Return the name that a target gives, empty if it gives none, and the target without it.
+    """Return the name that a target gives, empty if it gives none, and the target without it; a path may have a "=".
 
     >>> split_name("old=attention.py:MyAttention"), split_name("sdpa")
     (('old', 'attention.py:MyAttention'), ('', 'sdpa'))
     """
     name, given, plain = target.partition("=")
-    return (name, plain) if given and re.fullmatch(r"[\w.-]+", name) else ("", target)
+    is_name = given and re.fullmatch(r"[\w.-]+", name) and not Path(target.rpartition(":")[0] or target).exists()
+    return (name, plain) if is_name else ("", target)
 
 
 def preflight(implementation: Implementation) -> None:
@@ -273,6 +274,13 @@ def _entry_point(name: str) -> EntryPoint:
         values = " and ".join(sorted(point.value for point in points))
         raise ImplementationError(f"the name {name!r} is registered twice, for {values}; give one of these instead")
     return points[0]
+
+
+def _load_named(name: str) -> Registered:
+    try:
+        return _load_entry(_entry_point(name))
+    except ImplementationError as error:  # the name is registered twice
+        return Registered(name, name, error=str(error), broken=True)
 
 
 def _load_entry(point: EntryPoint) -> Registered:

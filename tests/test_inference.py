@@ -244,8 +244,10 @@ NAMES = {
     "k": "k_proj keys toK heads.*.key w_k.weight",
     "v": "value v_lin W_V attn.values",
     "o": "out out_proj proj c_proj dense to_out.0 fc_out output_linear W_O",
-    "qkv": "qkv c_attn in_proj_weight Wqkv to_qkv query_key_value to_kqv",
+    "qkv": "qkv c_attn in_proj_weight Wqkv to_qkv query_key_value",
+    "kqv": "kqv to_kqv key_query_value",
     "kv": "kv to_kv kv_proj",
+    "vk": "vk",
     None: "a norm layers.0 gate",
 }
 

@@ -24,6 +24,15 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+PROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "cross"
+version = "1"
+"""
 PIP = """\
 #!/bin/sh
 echo "$@" >> pip.log
@@ -33,13 +42,12 @@ echo "$@" >> pip.log
 def test_steps_of_the_written_job_run_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cross.py").write_text((CLASSES / "einops_kv_fused.py").read_text())
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'cross'\nversion = '1'\n")
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
     status, output = run("init", "cross.py:CrossAttention")
     assert status == 0, output
     assert output.startswith(
-        "wrote mha_declaration.py\nwrote .github/workflows/mha-conformance.yml\nwrote waivers.toml\n"
+        "wrote _mha_declaration.py\nwrote .github/workflows/mha-conformance.yml\nwrote mha_waivers.toml\n"
     )
-    assert 'crossattention = "mha_declaration:implementation"' in output
     pip = tmp_path / "bin" / "pip"  # which notes what it would install
     pip.parent.mkdir()
     pip.write_text(PIP)
@@ -55,6 +63,22 @@ def test_steps_of_the_written_job_run_one_by_one(tmp_path: Path, monkeypatch: py
     torch, project, suite = (tmp_path / "pip.log").read_text().splitlines()
     assert torch.startswith("install torch --index-url ")
     assert (project, suite) == ("install .", "install mha-conformance[parallel]")
+    wheel = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", "wheels"]
+    subprocess.run(wheel, check=True, timeout=300)  # the new files do not keep the project from being built
+
+
+def test_class_of_a_package_is_declared_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_mine").mkdir()
+    (tmp_path / "of_mine" / "cross.py").write_text((CLASSES / "einops_kv_fused.py").read_text())
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\nversion = '1'\ndependencies = ['einops>=0.8']\n")
+    status, output = run("init", "of_mine.cross:CrossAttention")
+    assert status == 0, output
+    assert 'CrossAttention = "of_mine._mha_declaration:implementation"' in output
+    assert (tmp_path / "of_mine" / "_mha_declaration.py").exists()
+    workflow = (tmp_path / ".github/workflows/mha-conformance.yml").read_text()
+    assert "      - run: pip install 'einops>=0.8'\n" in workflow
+    assert "--mha-impl of_mine._mha_declaration:implementation " in workflow
 
 
 def test_files_are_overwritten_only_by_force_and_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +89,13 @@ def test_files_are_overwritten_only_by_force_and_all_or_none(tmp_path: Path, mon
     assert (status, "'.github/workflows' cannot be written: " in output) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".github", "cross.py"]
     (tmp_path / ".github").unlink()
-    (tmp_path / "mha_declaration.py").write_text("an earlier one")
-    (tmp_path / "waivers.toml").write_text("# mine\n")
+    (tmp_path / "_mha_declaration.py").write_text("an earlier one")
+    (tmp_path / "mha_waivers.toml").write_text("# mine\n")
     status, output = run("init", "cross.py:CrossAttention")
-    assert (status, "mha_declaration.py would be overwritten" in output) == (2, True)
+    assert (status, "_mha_declaration.py would be overwritten" in output) == (2, True)
     assert run("init", "cross.py:CrossAttention", "--force")[0] == 0
-    assert "from_module" in (tmp_path / "mha_declaration.py").read_text()
-    assert (tmp_path / "waivers.toml").read_text() == "# mine\n"
+    assert "from_module" in (tmp_path / "_mha_declaration.py").read_text()
+    assert (tmp_path / "mha_waivers.toml").read_text() == "# mine\n"
 
 
 @pytest.mark.parametrize(

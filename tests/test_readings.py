@@ -84,15 +84,15 @@ def test_dropout_is_claimed_as_trial_runs_show_it(cls: type[nn.Module]) -> None:
 class Stacked(Plain):
     """Its projections are one layer, in this order."""
 
-    order = "qkv"
+    name, order = "c_attn", "qkv"
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__(d_model, n_heads)
-        self.to_qkv = nn.Linear(d_model, 3 * d_model)
+        self.add_module(self.name, nn.Linear(d_model, 3 * d_model))
         del self.q, self.k, self.v
 
     def forward(self, x: Tensor) -> Any:
-        heads = self.to_qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = self.get_submodule(self.name)(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = (heads[self.order.index(role)] for role in "qkv")
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
@@ -100,9 +100,28 @@ class Stacked(Plain):
 @pytest.mark.parametrize("order", ["qkv", "kqv", "vkq"])
 def test_stacked_projections_may_be_in_any_order(order: str) -> None:
     implementation = infer(type("Ordered", (Stacked,), {"order": order})).implementation
-    assert implementation.parameters == {f"w_{order}": "to_qkv", "w_o": "out"}
+    assert implementation.parameters == {f"w_{order}": "c_attn", "w_o": "out"}
     (verdict,) = check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "pass"
+
+
+def test_order_that_the_name_of_a_layer_does_not_say_is_assumed() -> None:
+    rows = {row.topic: row for row in infer(type("Swapped", (Stacked,), {"name": "qkv", "order": "kqv"})).rows}
+    assert "w_kqv: qkv" in rows["projections"].finding
+    assert rows["projections"].evidence == "assumed: the outputs show this order, though the layer is called qkv"
+
+
+class Smoothed(Stacked):
+    """A wrong class, the name of whose layer gives the order."""
+
+    name, order = "kqv", "kqv"
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) * 1.01
+
+
+def test_order_in_a_name_is_that_of_a_wrong_class_too() -> None:
+    assert infer(Smoothed).implementation.parameters == {"w_kqv": "kqv", "w_o": "out"}
 
 
 class NeedsBias(Plain):

@@ -60,6 +60,8 @@ BAD_INPUT = {
     ),
     "a near name": (("check", "sdpaa"), "no implementation is registered as 'sdpaa'; did you mean sdpa?"),
     "no clause": (("check", "sdpa", "--clause", ""), "no clause is named; leave it out to judge all of them"),
+    "no dtype": (("check", "sdpa", "--dtype", ""), "no dtype is named"),
+    "nothing to show": (("show", ""), "no clause is named"),
     "one name for all": (("check", "mine=all"), "'mine=all' gives one name to all implementations"),
     "a report in an unknown format": (
         ("check", "sdpa", "--report", "x.pdf"),

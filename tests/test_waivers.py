@@ -129,6 +129,10 @@ def test_built_in_waivers_apply_to_what_this_package_ships() -> None:
     assert all(is_built_in(implementation) for implementation in loaded)
     assert {waiver.implementation for waiver in built_in_waivers()} <= {each.name for each in loaded}
     assert Settings().waivers_of(torch_mha) == built_in_waivers()
+    renamed = Settings().waivers_of(resolve("mine=torch_mha")[0].implementation)
+    assert [(waiver.implementation, waiver.clause) for waiver in renamed] == [
+        ("mine", waiver.clause) for waiver in built_in_waivers()
+    ]
 
 
 @pytest.mark.parametrize(("implementation", "status"), [(CORRECT, "pass"), (FAULTY, "fail")])

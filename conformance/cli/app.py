@@ -88,15 +88,15 @@ def check(  # noqa: PLR0913  the options of the command
     implementation conforms, 1 if one does not, and 2 if something could not be checked.
     """
     from mha.conformance.cli.check import check_all
-    from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, words_of
+    from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, names_of
 
     with _errors_in_one_line():
         settings = Settings(
             profile=profile,
             seed=seed,
             clauses=clauses_of(clause or ()),
-            dtypes=words_of(dtype or DEFAULT_DTYPES),
-            devices=words_of(device or "cpu"),
+            dtypes=names_of(dtype or DEFAULT_DTYPES),
+            devices=names_of(device or "cpu"),
             strict=strict,
         )
         status = check_all(targets, settings, waivers=waivers, reports=report or ())
@@ -152,16 +152,18 @@ def replay(
 
 @app.command(epilog="Example: mha show MSK-8")
 def show(
-    clause: Annotated[str, typer.Argument(help="A clause, such as MSK-8, or a family, such as MSK.")],
+    clauses: Annotated[
+        list[str], typer.Argument(metavar="CLAUSE", help="Clauses, such as MSK-8, or families, such as MSK.")
+    ],
     run: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")
+        Path, typer.Option(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")
     ] = LAST,
 ) -> None:
     """Show what the last run found about a clause, in full."""
     from mha.conformance.cli.show import show_verdicts
 
     with _errors_in_one_line():
-        show_verdicts(clause, run)
+        show_verdicts(clauses, run)
 
 
 @app.command(epilog='Example: mha waive MSK-8 --reason "rows are never empty"')

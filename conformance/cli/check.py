@@ -165,13 +165,14 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
 
 def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
-    errors = [error for error in (*(write(report, file) for file in files), write_step_summary(report)) if error]
+    errors = [error for file in files if (error := write(report, file))]
+    warnings = [warning for warning in [write_step_summary(report)] if warning]
     save_last(report, Path())
     console = printer.console
     if len(report.by_implementation) > 1:
         plain = needs_plain(console.encoding)
         printer.drawing(matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain))
-    for text in (*runner_annotations(report.verdicts), *(f"mha: {error}" for error in errors)):
+    for text in (*runner_annotations(report.verdicts), *(f"mha: {text}" for text in (*errors, *warnings))):
         printer.line(text)
     return 2 if errors else report.exit_status
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from mha.implementations import ImplementationError, resolve
 
-DECLARATION, WAIVERS, WORKFLOW = "mha_declaration.py", "waivers.toml", ".github/workflows/mha-conformance.yml"
+# Its first letter keeps it out of the modules that setuptools finds by itself in the root of a project.
+DECLARATION = "_mha_declaration.py"
+WAIVERS, WORKFLOW = "mha_waivers.toml", ".github/workflows/mha-conformance.yml"
 STEPS = """\
 name: attention conformance
 on: [push, pull_request]
@@ -33,14 +38,8 @@ jobs:
 RUN = "pytest --pyargs mha.conformance --mha-profile quick --mha-impl {place}:implementation --mha-waivers {waivers}"
 IN_CI = "-n auto --mha-report mha-report.html"
 NO_WAIVERS = """\
-# Known failures that are accepted, each with its reason. To add one: mha waive CLAUSE --reason "..."
+# Known failures that are accepted, each with its reason: mha waive CLAUSE --reason "..." --file mha_waivers.toml
 """
-# How a project is installed, by a file in its root.
-INSTALLS = {
-    "requirements.txt": "pip install -r requirements.txt",
-    "pyproject.toml": "pip install .",
-    "setup.py": "pip install .",
-}
 
 
 def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[str]:
@@ -61,10 +60,12 @@ def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[s
         del texts[waivers]
     _write_all(texts)
     yield from (f"wrote {file}" for file in texts)
-    command = RUN.format(place=declaration, waivers=waivers)
-    yield f"\nRun it:\n\n    {command}"
-    lines = entry_point(target).replace("\n", "\n    ")
-    yield f"\nIf it is part of a package, register it in pyproject.toml and leave out --mha-impl:\n\n    {lines}"
+    reference = _reference(target, declaration)
+    yield f"\nRun it:\n\n    {RUN.format(place=reference, waivers=waivers)}"
+    if not reference.endswith(".py"):
+        yield "\nTo leave out --mha-impl, register it in pyproject.toml:\n"
+        yield '    [project.entry-points."mha.implementations"]'
+        yield f'    {target.rpartition(":")[2]} = "{reference}:implementation"'
 
 
 def texts_for(target: str, folder: Path) -> dict[Path, str]:
@@ -76,25 +77,52 @@ def texts_for(target: str, folder: Path) -> dict[Path, str]:
     if inference is None:
         raise ImplementationError(f"{target!r} is already declared; init takes a plain class, such as my_file.py:Class")
     place, _, cls = target.rpartition(":")
-    file = Path(place) if place.endswith(".py") else None
-    declaration = (file.parent if file else folder) / DECLARATION
-    module = file.stem if file else place
+    declaration = _beside(place, folder) / DECLARATION
+    module = Path(place).stem if place.endswith(".py") else place
     text = f'"""{cls}, declared for mha-conformance."""\n\nfrom {module} import {cls}\n{inference.declaration}\n'
+    return {declaration: text, folder / WORKFLOW: _job(target, declaration, folder), folder / WAIVERS: NO_WAIVERS}
+
+
+def _beside(place: str, folder: Path) -> Path:
+    """Return the folder of a file or module, if it is in the project, or else the root of the project."""
+    if place.endswith(".py"):
+        return Path(place).parent
+    file = Path(str(getattr(sys.modules[place], "__file__", None) or "")).resolve()
+    return folder / file.parent.relative_to(folder.resolve()) if file.is_relative_to(folder.resolve()) else folder
+
+
+def _reference(target: str, declaration: Path) -> str:
+    """Return how the declaration is named, from the root of the project: as a module of its package, or as a file."""
+    package = target.rpartition(":")[0].rpartition(".")[0]
+    in_package = package and not target.rpartition(":")[0].endswith(".py") and declaration.parent.name
+    return f"{package}.{declaration.stem}" if in_package else declaration.as_posix()
+
+
+def _job(target: str, declaration: Path, folder: Path) -> str:
+    """Return the CI job for a declaration in a project, whose root is the folder."""
     path, root = declaration.resolve(), folder.resolve()
     from_root = path.relative_to(root) if path.is_relative_to(root) else path
-    return {declaration: text, folder / WORKFLOW: _job(from_root, folder), folder / WAIVERS: NO_WAIVERS}
-
-
-def _job(declaration: Path, folder: Path) -> str:
-    """Return the CI job; declaration: its path from the root of the project, which is the folder."""
-    needed = dict.fromkeys(command for file, command in INSTALLS.items() if (folder / file).exists())
-    installs = "".join(f"      - run: {command}\n" for command in needed)
-    command = f"{RUN.format(place=declaration.as_posix(), waivers=WAIVERS)} {IN_CI}"
+    installs = "".join(f"      - run: {command}\n" for command in _installs(folder))
+    command = f"{RUN.format(place=_reference(target, from_root), waivers=WAIVERS)} {IN_CI}"
     return STEPS.format(installs=installs, command=command)
 
 
+def _installs(folder: Path) -> list[str]:
+    """Return the commands that install a project: itself if it can be built, or else what it requires."""
+    requirements = ["pip install -r requirements.txt"] if (folder / "requirements.txt").exists() else []
+    project = folder / "pyproject.toml"
+    try:
+        declared = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{str(project)!r} is not valid TOML: {error}") from None
+    if "build-system" in declared or (folder / "setup.py").exists():
+        return [*requirements, "pip install ."]
+    dependencies = shlex.join(declared.get("project", {}).get("dependencies", []))
+    return [*requirements, *([f"pip install {dependencies}"] if dependencies else [])]
+
+
 def _write_all(texts: Mapping[Path, str]) -> None:
-    """Write files, or none of them."""
+    """Write files; where one cannot be written, none is."""
     parts = {file: file.with_name(f"{file.name}.part") for file in texts}
     try:
         for file, part in parts.items():
@@ -108,9 +136,3 @@ def _write_all(texts: Mapping[Path, str]) -> None:
         for part in parts.values():
             with suppress(OSError):
                 part.unlink()
-
-
-def entry_point(target: str) -> str:
-    """Return the lines of pyproject.toml that register the declaration as part of a package."""
-    name = target.rpartition(":")[2].lower()
-    return f'[project.entry-points."mha.implementations"]\n{name} = "{DECLARATION.removesuffix(".py")}:implementation"'

@@ -53,4 +53,6 @@ def _write(report: Report, files: Sequence[Path]) -> list[str]:
 def _show(report: Report) -> list[str]:
     width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
     rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
-    return [*rows, "", *summarise(report.verdicts, incomplete=report.incomplete, width=width)]
+    since = f"Some verdicts are of {report.since}, others of runs up to {report.started}: judge again after changes."
+    note = ["", since] if report.since else []
+    return [*rows, "", *summarise(report.verdicts, incomplete=report.incomplete, width=width), *note]

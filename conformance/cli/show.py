@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from mha.conformance.reports.files import read
 from mha.conformance.settings import clauses_of
 
 
-def show_verdicts(words: str, file: Path) -> None:
+def show_verdicts(words: Sequence[str], file: Path) -> None:
     """Print what a report says about clauses: each failure in full, with its script, and any other verdict in a line.
 
     words: ids or families. Raises ValueError for an unknown one, a report that cannot be read, and one without verdicts

@@ -17,7 +17,7 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections, Report, Verdict, now
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, words_of
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, names_of
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
 from mha.implementations.discovery import as_resolved
@@ -52,20 +52,26 @@ def check(  # noqa: PLR0913  the public options
         profile=profile,
         seed=seed,
         clauses=clauses_of(clauses),
-        dtypes=words_of(dtypes),
-        devices=words_of(devices),
+        dtypes=names_of(dtypes),
+        devices=names_of(devices),
         waivers=tuple(waivers),
         strict=strict,
     )
-    resolved = as_resolved(implementation)
-    preflight(resolved.implementation)
-    if resolved.inference and any("[assumed" in line for line in resolved.inference.lines):
-        reading = "\n".join(resolved.inference.lines)
-        warnings.warn(f"{resolved.implementation.name} is read as what it is nearest to:\n{reading}", stacklevel=2)
+    resolved = resolve_object(implementation)
     started, targets = now(), {resolved.implementation.name: resolved.target}
     changes = torch_changes()
     report = Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
     return replace(report, torch_changes=changes)
+
+
+def resolve_object(value: object) -> Resolved:
+    """Return what a value stands for; warn of a class that is read as what it is nearest to. Raises as `check` does."""
+    resolved = as_resolved(value)
+    preflight(resolved.implementation)
+    if resolved.inference and any("[assumed" in line for line in resolved.inference.lines):
+        reading = "\n".join(resolved.inference.lines)
+        warnings.warn(f"{resolved.implementation.name} is read as what it is nearest to:\n{reading}", stacklevel=3)
+    return resolved
 
 
 def judge_all(resolved: Resolved, settings: Settings) -> Iterator[Verdict]:

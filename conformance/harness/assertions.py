@@ -47,7 +47,7 @@ def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, be
     if bool(same.all()):
         return
     error = (result.tensor.double() - value.double()).abs().nan_to_num(nan=float("inf")).masked_fill(same, -1.0)
-    wording = f"exactly {{}}, as in {name}" if isinstance(expected, RecordedTensor) else "exactly {}"
+    wording = f"{{}}, to the bit, as in {name}" if isinstance(expected, RecordedTensor) else "exactly {}"
     assertion = f"torch.testing.assert_close({result.code}, {name}, rtol=0, atol=0, equal_nan=True)"
     raise Violation(_message(result, value, _place_of_largest(error), wording, because), (assertion,))
 
@@ -68,7 +68,7 @@ def expect_close(result: RecordedTensor, expected: Ball, *, because: str) -> Non
     place = _outside(result, expected)
     if place is not None:
         bound = float(expected.rad[place])
-        wording = f"{{}} within {bound:.3g} (the bound on rounding)"
+        wording = f"{{}} (bound on rounding: {bound:.3g})"
         message = _message(result, expected.mid, place, wording, because)
         raise Violation(message, _bound_assertion(result[place].code, float(expected.mid[place]), bound))
 
@@ -84,8 +84,8 @@ def expect_agree(result: RecordedTensor, other: RecordedTensor, *, bounds: tuple
         bound, code = float(reach.rad[place]), result[place].code
         actual, expected = _until_they_differ(result.tensor[place].item(), float(reach.mid[place]))
         message = (
-            f"{code} is {actual}, but {other[place].code}, {because}, is {expected}; the two should agree within "
-            f"{bound:.3g} (the bounds on rounding of both)"
+            f"{code} is {actual}, but {other[place].code}, {because}, is {expected} (bound on the rounding of both: "
+            f"{bound:.3g})"
         )
         raise Violation(message, _bound_assertion(code, float(reach.mid[place]), bound))
 
@@ -179,10 +179,12 @@ def _message(result: RecordedTensor, value: Tensor, place: tuple[int, ...], word
 
 
 def _until_they_differ(x: float, y: float) -> tuple[str, str]:
-    """Return two numbers with three digits, or as many as tell them apart.
+    """Return two numbers with three digits, or as many as tell them apart; all digits before the point, if few.
 
-    >>> _until_they_differ(0.30462, 0.26649), _until_they_differ(1.23456, 1.23459)
-    (('0.305', '0.266'), ('1.23456', '1.23459'))
+    >>> _until_they_differ(0.30462, 0.26649), _until_they_differ(1.23456, 1.23459), _until_they_differ(54321.0, 2.0)
+    (('0.305', '0.266'), ('1.23456', '1.23459'), ('54321', '2'))
     """
-    texts = ((f"{x:.{digits}g}", f"{y:.{digits}g}") for digits in range(3, 18))
+    largest = max((abs(number) for number in (x, y) if math.isfinite(number)), default=0.0)
+    least = max(3, len(str(int(largest)))) if largest < 1e6 else 3
+    texts = ((f"{x:.{digits}g}", f"{y:.{digits}g}") for digits in range(least, 18))
     return next((pair for pair in texts if pair[0] != pair[1]), (repr(x), repr(y)))

@@ -100,7 +100,8 @@ def _is_ours(folder: Path) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let `-k MSK-1` select that clause only, and not MSK-10 too: no hook changes how `-k` matches."""
-    if SELECTION in config.stash and config.option.keyword:
+    ours = SELECTION in config.stash or any("check_clause" in getattr(item, "fixturenames", ()) for item in items)
+    if ours and config.option.keyword:
         config.option.keyword = CLAUSE_IN_KEYWORD.sub(r"\1]", config.option.keyword)
 
 

@@ -73,7 +73,7 @@ class ContractItem(pytest.Item):
         """Judge the clause, and report the verdict in pytest's terms."""
         verdict = judge(*self.subject, selection(self.config).settings)
         self.user_properties.append(("mha", asdict(verdict)))
-        end(verdict)
+        report_outcome(verdict)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Describe a failure of the clause; any other exception is shown with its traceback."""
@@ -94,7 +94,7 @@ class Nonconformance(Exception):
         self.verdict = verdict
 
 
-def end(verdict: Verdict) -> None:
+def report_outcome(verdict: Verdict) -> None:
     """End a test in pytest's terms: skip what is not claimed, and expect what is waived, or a SHOULD, to fail."""
     if verdict.status == "not_claimed":
         pytest.skip(f"not claimed: {verdict.message}")

@@ -9,13 +9,12 @@ from itertools import product
 import pytest
 import torch
 
-from mha.conformance.engine.judge import judge
-from mha.conformance.pytest_plugin.items import Nonconformance, end
+from mha.conformance.engine.judge import judge, resolve_object
+from mha.conformance.pytest_plugin.items import Nonconformance, report_outcome
 from mha.conformance.reports.text import describe
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, words_of
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, names_of
 from mha.conformance.waivers import Waiver
 from mha.implementations import Resolved
-from mha.implementations.discovery import as_resolved
 
 
 def parametrize_with_clauses(  # noqa: PLR0913  the public options
@@ -42,12 +41,12 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
         profile=profile,
         seed=seed,
         clauses=clauses_of(clauses),
-        dtypes=words_of(dtypes),
-        devices=words_of(devices),
+        dtypes=names_of(dtypes),
+        devices=names_of(devices),
         waivers=tuple(waivers),
         strict=strict,
     )
-    resolved = as_resolved(implementation)
+    resolved = resolve_object(implementation)
     cases = [*product(settings.devices, settings.judged_clauses, settings.dtypes)]
     return pytest.mark.parametrize(
         "check_clause",
@@ -59,6 +58,6 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
 def _expect(resolved: Resolved, clause: str, dtype: str, device: str, settings: Settings) -> None:
     """Judge a clause, and fail with everything about the failure in the place of a traceback."""
     try:
-        end(judge(resolved, clause, dtype, device, settings))
+        report_outcome(judge(resolved, clause, dtype, device, settings))
     except Nonconformance as failure:
         pytest.fail(describe(failure.verdict), pytrace=False)

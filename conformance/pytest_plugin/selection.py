@@ -13,7 +13,7 @@ from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, words_of
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, names_of
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Registered, Resolved, discover, resolve
 from mha.implementations.discovery import available
@@ -81,15 +81,15 @@ def _settings(config: pytest.Config) -> Settings:
     return Settings(
         profile=option.mha_profile or ("quick" if quick else "default"),
         seed=int(option.mha_seed),
-        dtypes=words_of(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
-        devices=words_of(option.mha_device) or ("cpu",),
+        dtypes=names_of(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
+        devices=names_of(option.mha_device) or ("cpu",),
         strict=option.mha_strict,
     )
 
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
     """Return the registered implementations if they were asked for, and those to be judged."""
-    targets = words_of(config.option.mha_impl)
+    targets = names_of(config.option.mha_impl)
     if config.option.mha_impl and not targets:
         raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check what is registered")
     registered = discover() if "all" in targets else [] if targets else _registered()
@@ -100,7 +100,7 @@ def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
 def _registered() -> list[Registered]:
     """Return what other packages have registered, or the built-in implementations where there is nothing else."""
     registered = discover()
-    return [entry for entry in registered if not entry.built_in] or registered
+    return [entry for entry in registered if not entry.is_built_in] or registered
 
 
 def _validate_reports(config: pytest.Config) -> None:

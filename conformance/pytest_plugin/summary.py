@@ -37,10 +37,11 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     if verdicts:
         session.config.stash[REPORT] = report
         save_last(report, session.config.invocation_params.dir)
-    errors = [write(report, Path(file)) for file in session.config.option.mha_report]
-    errors = [error for error in (*errors, write_step_summary(report)) if error]
+        if warning := write_step_summary(report):
+            session.config.stash[UNWRITTEN] = [f"mha: {warning}"]
+    errors = [error for file in session.config.option.mha_report if (error := write(report, Path(file)))]
     if errors:
-        session.config.stash[UNWRITTEN] = [f"mha: {error}" for error in errors]
+        session.config.stash.setdefault(UNWRITTEN, []).extend(f"mha: {error}" for error in errors)
         session.exitstatus = 2
     statuses = {verdict.status for verdict in verdicts}
     if "harness_error" in statuses or statuses == {"not_claimed"} or any(each.broken for each in chosen.unavailable):
@@ -67,7 +68,7 @@ def summary(config: pytest.Config) -> list[str]:
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
     summaries = summarise(report.verdicts, incomplete=report.incomplete, width=width)
-    return [*chosen.header(), "", *drawn, "", *summaries, *runner_annotations(report.verdicts)]
+    return [*runner_annotations(report.verdicts), *chosen.header(), "", *drawn, "", *summaries]
 
 
 def _verdicts(reporter: Any) -> list[Verdict]:

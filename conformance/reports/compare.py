@@ -46,16 +46,29 @@ def merge(reports: Sequence[Report]) -> Report:
 
 
 def updated(last: Report, report: Report) -> Report:
-    """Return the last report with the verdicts of a narrower run of the same in the place of its own.
+    """Return the last report with the verdicts of a narrower run in the place of its own, and when the first began.
 
-    If the run is no narrower, or of other targets, settings or versions, its own report is returned.
+    Narrower are fewer clauses, of the same targets and with the same profile, seed, strictness and versions; verdicts
+    in dtypes and on devices that the last report does not have are left out. Otherwise, the new report is returned.
     """
     old, new = ({_key(verdict): verdict for verdict in each.verdicts} for each in (last, report))
-    same = not any(_setting_changes(last, report)) and report.targets.items() <= last.targets.items()
-    if not (same and new.keys() < old.keys()):
+    if not _is_narrower(report, last) or not old.keys() & new.keys():
         return report
-    apart = (settled([verdict])[0] for verdict in (old | new).values())  # what explains it may not fail any more
-    return replace(last, verdicts=settled(_ordered([*apart])), started=report.started)
+    merged = old | {key: verdict for key, verdict in new.items() if key in old}
+    singly = [settled([verdict])[0] for verdict in merged.values()]  # what explains a failure may not fail any more
+    return replace(
+        last,
+        verdicts=settled(_ordered(singly)),
+        incomplete=last.incomplete or report.incomplete,
+        torch_changes=_all_changes([last, report]),
+        since=last.since or last.started,
+        started=report.started,
+    )
+
+
+def _is_narrower(report: Report, last: Report) -> bool:
+    same = not any(_setting_changes(last, report)) and report.targets.items() <= last.targets.items()
+    return same and {verdict.clause for verdict in report.verdicts} < {verdict.clause for verdict in last.verdicts}
 
 
 def _all_changes(reports: Sequence[Report]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from shutil import copyfile
 
 from mha.conformance.reports.compare import updated
 from mha.conformance.reports.html import to_html
@@ -64,11 +65,11 @@ def save_last(report: Report, folder: Path) -> None:
         (target.parent / ".gitignore").write_text("*\n", encoding="utf-8")
         last = _read_if_any(target)
         saved = updated(last, report) if last else report
+        partial.write_text(render(saved, ".json"), encoding="utf-8")
         if last and saved is report:
-            target.replace(history / f"{last.started.replace(':', '')}.json")
+            copyfile(target, history / f"{last.started.replace(':', '')}.json")
             for old in sorted(history.glob("*.json"))[:-KEPT]:
                 old.unlink()
-        partial.write_text(render(saved, ".json"), encoding="utf-8")
         partial.replace(target)  # in one step: another run may be reading it
     except OSError:
         with suppress(OSError):

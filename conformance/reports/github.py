@@ -19,7 +19,7 @@ def runner_annotations(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def write_step_summary(report: Report) -> str:
-    """Add the report to the summary of the step, where GitHub Actions asks for one; return an error, or ""."""
+    """Add the report to the summary of the step, where GitHub Actions asks for one; return a warning, or ""."""
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     try:
         if file:

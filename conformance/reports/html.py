@@ -23,14 +23,7 @@ from mha.conformance.reports.summary import (
     tally,
     total_rejections,
 )
-from mha.conformance.reports.text import (
-    LONGEST_SCRIPT,
-    describe,
-    describe_changes,
-    summarise,
-    visible,
-    visible_name,
-)
+from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, visible, visible_name
 from mha.conformance.results import Report, Verdict
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
@@ -38,12 +31,6 @@ from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 CLASSES = {"!": "error", "✗": "fail", "b": "blocked", "w": "waived", "s": "unmet", "✓": "pass", "-": "unclaimed"}
 # The plot of error/bound: where its logarithmic scale begins, and its width.
 LEAST_MARGIN, WIDTH = 1e-3, 300
-FRAGMENT = """<pre>{{ outcomes }}</pre>
-{% for failure in failures %}<details>
-<summary><b>{{ failure.sign }} {{ failure.status }}</b> {{ failure.heading }} ({{ failure.where }})</summary>
-<pre>{{ failure.description }}</pre>
-</details>
-{% endfor %}"""
 # The verdicts on each implementation, under the name that the page shows.
 ByName = Mapping[str, Sequence[Verdict]]
 
@@ -81,13 +68,6 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         script=_resource("page.js"),
         data=data.replace("<", "\\u003c"),  # so that no text in it ends the script element
     )
-
-
-def fragment(report: Report) -> str:
-    """Return the outcomes, and the failures folded up, without a page around them."""
-    outcomes = "\n".join(summarise(report.verdicts, incomplete=report.incomplete, failures=False))
-    template = Environment(autoescape=True).from_string(FRAGMENT)
-    return template.render(outcomes=outcomes, failures=list(_failures(report)))
 
 
 def _resource(name: str) -> str:
@@ -212,7 +192,6 @@ def _failures(report: Report) -> Iterator[dict[str, str]]:
             "where": ", ".join(dict.fromkeys(f"{verdict.dtype} on {verdict.device}" for verdict in own)),
             "message": visible(first.message),
             "case": visible(first.case or ""),
-            "description": describe(first),
         }
 
 

@@ -99,11 +99,12 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
 def _finding(verdict: Verdict) -> dict[str, str]:
     """Return what is wrong and how that is usually mended, by label; a diagnosis says more than such a fix."""
     clause = CLAUSES[verdict.clause]
-    any_defect = clause.general and verdict.diagnosis
+    first = "First mend the clauses that fail beside this one. Otherwise: " if clause.general else ""
+    shown = verdict.status in ("fail", "waived") and not (clause.general and verdict.diagnosis)
     return {
         "diagnosis": f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else "",
         "message": visible(verdict.message),
-        "usual fix": "" if verdict.status == "blocked" or any_defect else clause.fix,
+        "usual fix": f"{first}{clause.fix}" if shown else "",
     }
 
 

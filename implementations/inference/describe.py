@@ -14,7 +14,7 @@ from mha.implementations.adapters.construction import BIAS_ROLES, MAX_LENGTH
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
-from mha.implementations.inference.projections import not_loaded
+from mha.implementations.inference.projections import not_loaded, order_against_name
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims, Sizes
 
 WIDTH = 110
@@ -70,12 +70,18 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
     return [
         Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
-        Row("projections", _projections(candidate.parameters), tested),
+        Row("projections", _projections(candidate.parameters), _against_name(candidate) or tested),
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
         *shared_rows(candidate, arguments),
         *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
+
+
+def _against_name(candidate: Candidate) -> str:
+    """Return that the outputs show another order of stacked projections than their name says, if they do."""
+    name = order_against_name(candidate.parameters)
+    return f"assumed: the outputs show this order, though the layer is called {name}" if name else ""
 
 
 def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:

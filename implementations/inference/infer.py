@@ -33,7 +33,7 @@ from mha.implementations.inference.nearest import (
 )
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
-from mha.implementations.inference.projections import Unclear, in_other_orders, parameter_maps
+from mha.implementations.inference.projections import Unclear, parameter_maps, reordered
 from mha.implementations.inference.scope import require_plain
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Sizes, Weights
@@ -154,12 +154,12 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    for orders in (choices, [_in_other_orders(candidates) for candidates in choices]):
+    for orders in (choices, [_reordered(candidates) for candidates in choices]):
         for number, candidates in enumerate(orders):
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
                 _require_one_map(matching)
-                return _more_general(choices[:number]) or matching[0]
+                return _more_general(orders[:number]) or matching[0]
     candidates = [*chain.from_iterable(choices)]
     require_plain(candidates, module)
     return nearest(candidates)
@@ -186,12 +186,12 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     return candidates
 
 
-def _in_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _reordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates with their stacked projections in each other order."""
     return [
         replace(candidate, parameters=parameters, claims=dict(candidate.claims))
         for candidate in candidates
-        for parameters in in_other_orders(candidate.parameters)
+        for parameters in reordered(candidate.parameters)
     ]
 
 

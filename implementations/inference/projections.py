@@ -13,10 +13,13 @@ from mha.implementations.adapters.loading import STACKED, ParameterPath
 from mha.spec import Config
 
 ParameterMap = dict[str, ParameterPath]
+INPUTS = {"q": "query", "k": "key", "v": "value"}
+# Of stacked projections, without a word on their order.
+STACKED_WORDS = ("cattn", "inproj")
 # The words that name a role, as they stand between the underscores, digits, capitals and dots of a name.
 ROLE_WORDS = {
-    "qkv": ("qkv", "wqkv", "cattn", "inproj", "querykeyvalue", "toqkv", "kqv", "tokqv", "keyqueryvalue"),
-    "kv": ("kv", "wkv", "tokv", "keyvalue"),
+    **{order: (order, f"w{order}", f"to{order}", "".join(INPUTS[role] for role in order)) for order in STACKED},
+    "qkv": ("qkv", "wqkv", "toqkv", "querykeyvalue", *STACKED_WORDS),
     "q": ("q", "qs", "wq", "query", "queries", "toq", "toqueries"),
     "k": ("k", "ks", "wk", "key", "keys", "tok", "tokeys"),
     "v": ("v", "vs", "wv", "value", "values", "tov", "tovalues"),
@@ -75,7 +78,7 @@ class Held:
 
 
 def role_of(name: str) -> str | None:
-    """Return the role that a dotted name gives to a parameter: "q", "k", "v", "o", "qkv", "kv", or None.
+    """Return the role that a dotted name gives to a parameter: "q", "k", "v", "o", one of `STACKED`, or None.
 
     >>> role_of("attn.W_query"), role_of("c_attn"), role_of("q_norm")
     ('q', 'qkv', None)
@@ -139,12 +142,23 @@ def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
     return [dict(zip(paths, chosen, strict=True)) for chosen in product(*paths.values())]
 
 
-def in_other_orders(parameters: ParameterMap) -> Iterator[ParameterMap]:
+def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
     """Yield the map with the stacked projections in each other order."""
     stacked = next((key[2:] for key in parameters if key[2:] in STACKED), "")
     for order in STACKED:
         if order != stacked and sorted(order) == sorted(stacked):
             yield {key.replace(f"_{stacked}", f"_{order}"): path for key, path in parameters.items()}
+
+
+def order_against_name(parameters: ParameterMap) -> str:
+    """Return the name of stacked projections that says another order than the map has; "" if none does."""
+    names = ((key[2:], _name_of(path)) for key, path in parameters.items() if key[2:] in STACKED)
+    return next((name for order, name in names if role_of(name) != order and not _says_no_order(name)), "")
+
+
+def _says_no_order(name: str) -> bool:
+    words = [word for word in words_of(name) if word not in ("weight", "bias")]
+    return "".join(words).endswith(STACKED_WORDS)
 
 
 def not_loaded(module: nn.Module, parameters: Mapping[str, ParameterPath]) -> list[str]:

@@ -25,8 +25,9 @@ CLAUSES: tuple[Clause, ...] = (
             "far more than rounding."
         ),
         fix=(
-            "Compare with the formula step by step: scale, mask, softmax axis, split of the heads, biases. If results "
-            "differ by rounding alone, declare how it rounds with `Claims(rounding=...)`."
+            "Compare with the formula step by step: scale, mask, softmax axis, split of the heads, biases, the last "
+            "tile. If only rounding is left, loosen a `Claims(rounding=...)` that is stricter than the code; the "
+            "default allows the most."
         ),
         general=True,
     ),
@@ -51,7 +52,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         fix=(
             "Compute constants in Python floats, make tensors with `dtype=query.dtype`, and remove `.float()` from "
-            "the float64 path; or declare it with `Rounding`."
+            "the float64 path; or declare `Rounding(softmax_in_float32=True)` if only the softmax is in float32."
         ),
     ),
     Clause(
@@ -99,7 +100,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.masked_fill(~mask, -1e9)` on float16 scores: torch 2.13 raises, since the value cannot be "
             "converted without overflow."
         ),
-        fix='Fill with `float("-inf")` or `torch.finfo(scores.dtype).min` instead of a number such as -1e9.',
+        fix='Fill with `float("-inf")`, which fits every dtype, instead of a number such as -1e9.',
         general=True,
     ),
     Clause(
@@ -126,7 +127,10 @@ CLAUSES: tuple[Clause, ...] = (
             "A sum of exponentials kept in bfloat16: it stalls at 256, where adding 1 rounds away, so a row of 4096 "
             "equal scores has weights of 1/256."
         ),
-        fix="Keep running sums in float32 or wider, and indices in 64 bits.",
+        fix=(
+            "Keep running sums in float32, or in float64 for float64, and indices in 64 bits; process the last tile "
+            "too, and join parts of a row by their maximum and their sum."
+        ),
         general=True,
     ),
     Clause(

@@ -19,8 +19,8 @@ CLAUSES: tuple[Clause, ...] = (
             "to predict."
         ),
         fix=(
-            "`torch.ones(L, S, dtype=torch.bool).tril()` as the allowed keys, True = may attend, applied before the "
-            "softmax."
+            "`torch.ones(L, S, dtype=torch.bool, device=query.device).tril()` as the allowed keys (`tril(S - L)` for "
+            "`bottom_right`), applied before the softmax on every path."
         ),
     ),
     Clause(
@@ -96,7 +96,10 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`if mask is None: mask = causal`: a padding mask replaces the causal one, and every query sees the future."
         ),
-        fix="Combine both masks with `&` (True = may attend), instead of replacing one by the other.",
+        fix=(
+            "Combine the masks instead of replacing one by the other: with `&` where True = may attend, with `|` "
+            "where True = masked, by addition where they are additive."
+        ),
     ),
     Clause(
         id="CAU-5",
@@ -116,6 +119,6 @@ CLAUSES: tuple[Clause, ...] = (
             "A backward pass that recomputes the weights as `exp(scores - logsumexp)` without the mask: keys after the "
             "query get a gradient."
         ),
-        fix="Apply the causal mask to the weights that the backward pass recomputes, too.",
+        fix="In a hand-written backward pass, apply the causal mask to the recomputed weights too.",
     ),
 )

@@ -27,8 +27,8 @@ CLAUSES: tuple[Clause, ...] = (
             "compiled program loses the change, and with it the mask."
         ),
         fix=(
-            "Avoid data-dependent branches and `.item()` in `forward`, and declare what a custom operator changes "
-            '(`mutates_args`); or do not claim "compile".'
+            "Do not branch on `torch.compiler.is_compiling()`, on values, or by `.item()`, and declare what a custom "
+            'operator changes (`mutates_args`); or do not claim "compile".'
         ),
     ),
     Clause(
@@ -101,9 +101,6 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.masked_fill(~mask, -1e9)` under float16 autocast: the scores are float16 there, and the fill "
             "raises."
         ),
-        fix=(
-            "Fill with `torch.finfo(scores.dtype).min` or -infinity, cast to a common dtype where dtypes meet; or do "
-            'not claim "autocast".'
-        ),
+        fix='Fill with `float("-inf")`, and cast to a common dtype where dtypes meet; or do not claim "autocast".',
     ),
 )

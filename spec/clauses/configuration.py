@@ -97,7 +97,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         fix=(
             "Remove the restriction on `n_heads` or d_k, or take the general code path for the sizes that a kernel "
-            "does not have. If other clauses fail too, fix those first."
+            "does not have."
         ),
         general=True,
     ),

@@ -52,8 +52,8 @@ CLAUSES: tuple[Clause, ...] = (
             "in eval mode."
         ),
         fix=(
-            "Use `F.dropout`, which divides by 1 - p, on the weights (B, H, L, S), once; or declare what is dropped "
-            "with `Claims(dropout=...)`."
+            "Use `F.dropout`, which divides by 1 - p, once, on the weights (B, H, L, S) after the softmax; or declare "
+            "what is dropped with `Claims(dropout=...)`."
         ),
     ),
     Clause(
@@ -75,7 +75,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.rand(shape, generator=torch.Generator().manual_seed(0))` in each call: every step drops the same "
             "weights, whatever the seed of the run."
         ),
-        fix="Draw from torch's default generator of the device, without a seed or a generator of its own.",
+        fix=(
+            "Use `F.dropout`, which draws from torch's default generator and gives zeros for p = 1; set no seed, and "
+            "keep no generator."
+        ),
     ),
     Clause(
         id="DRP-4",

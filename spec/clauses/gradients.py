@@ -51,8 +51,8 @@ CLAUSES: tuple[Clause, ...] = (
             "query and key whose gradient is reported as zero."
         ),
         fix=(
-            "Remove `detach()`, `.data` and `no_grad` from the path of the gradient, and compute in the dtype of the "
-            "inputs throughout."
+            "Remove `detach()`, `.data` and `no_grad` from the path of the gradient, compute in the dtype of the "
+            "inputs throughout, and compare a hand-written backward pass with autograd's."
         ),
     ),
     Clause(
@@ -76,7 +76,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`(scores - 30 * ~mask).softmax(-1)`: a masked key keeps a weight of about 1e-13, too small to show in a "
             "float32 output, but its value gets a gradient."
         ),
-        fix="Mask with -infinity before the softmax, and apply the mask in the backward pass, too.",
+        fix="Mask with -infinity before the softmax, and apply the mask in a hand-written backward pass too.",
     ),
     Clause(
         id="GRD-4",
@@ -101,8 +101,9 @@ CLAUSES: tuple[Clause, ...] = (
             "but the gradient of the query is NaN."
         ),
         fix=(
-            "Avoid the NaN instead of replacing it: `torch.where` and `nan_to_num` after the softmax leave NaN in the "
-            "gradient. Unmask empty rows before it."
+            "Where -infinity is added to the scores, `nan_to_num` or `torch.where` after the softmax leaves NaN in "
+            "the gradient: unmask rows without an allowed key before the softmax, and set their weights to zero after "
+            "it."
         ),
     ),
     Clause(
@@ -130,7 +131,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`if not ctx.needs_input_grad[0]: return None, None, None` in a custom backward pass: when the query is "
             "frozen, key and value get no gradient."
         ),
-        fix="In a custom backward pass, test `ctx.needs_input_grad[i]` for each input by itself.",
+        fix=(
+            "Do not select code by `requires_grad` or the gradient mode; in a custom backward pass, test "
+            "`ctx.needs_input_grad[i]` for each input separately."
+        ),
     ),
     Clause(
         id="GRD-6",
@@ -181,7 +185,11 @@ CLAUSES: tuple[Clause, ...] = (
             "`grad_scores = weights * grad_weights`, without subtracting the row's `(weights * grad_weights).sum(-1)`: "
             "the rows do not sum to 0, and b_k gets a gradient."
         ),
-        fix="`grad_scores = weights * (grad_weights - (weights * grad_weights).sum(-1, keepdim=True))`.",
+        fix=(
+            "In a hand-written backward pass, `grad_scores = weights * (grad_weights - (weights * "
+            "grad_weights).sum(-1, keepdim=True))`; otherwise remove what does not cancel in the softmax, such as a "
+            "clamp of the scores or an epsilon."
+        ),
     ),
     Clause(
         id="GRD-9",
@@ -206,8 +214,8 @@ CLAUSES: tuple[Clause, ...] = (
             "pass: gradients are correct, but their derivatives take the weights for constants."
         ),
         fix=(
-            "Save what the backward pass needs with `ctx.save_for_backward`, and compute it with differentiable "
-            "operations; or do not claim `second_gradients`."
+            "Save only inputs and outputs with `ctx.save_for_backward`, and recompute everything else, such as the "
+            "weights, in the backward pass with differentiable operations; or do not claim `second_gradients`."
         ),
     ),
 )

@@ -48,7 +48,7 @@ CLAUSES: tuple[Clause, ...] = (
         violation=(
             "`scores.softmax(1)` on (B, H, L, S): the heads compete for each key, so a change in one changes all."
         ),
-        fix="Take the softmax over the keys of one head, and no statistic over the axis of the heads.",
+        fix="Take the softmax over the keys of each head, and no maximum, mean or norm across heads.",
     ),
     Clause(
         id="HED-3",

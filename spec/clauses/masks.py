@@ -29,7 +29,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores - 1e4 * ~mask`: a masked key whose score is 2e4 keeps 1e4, and takes all the weight from allowed "
             "keys with ordinary scores."
         ),
-        fix='`scores.masked_fill(~mask, float("-inf"))` before the softmax, instead of adding a finite number.',
+        fix=(
+            '`scores.masked_fill(~mask, float("-inf"))` before the softmax, where True = may attend, on every code '
+            "path and along the axis of the keys; a finite number is not low enough."
+        ),
     ),
     Clause(
         id="MSK-2",
@@ -76,8 +79,8 @@ CLAUSES: tuple[Clause, ...] = (
             "compared with deleting the keys."
         ),
         fix=(
-            "Mask before the softmax, so that masked keys are in neither the sum nor the denominator, and count "
-            "allowed keys instead of all S."
+            "Mask before the softmax, so that masked keys are in neither the sum nor the denominator; where code uses "
+            "the number of keys, count the allowed ones."
         ),
     ),
     Clause(
@@ -211,9 +214,9 @@ CLAUSES: tuple[Clause, ...] = (
             "equal, so it gets the mean of all values."
         ),
         fix=(
-            "Fill masked scores with -infinity, and set the context of rows without an allowed key on every path, "
-            "`context.masked_fill(~mask.any(-1, keepdim=True), 0)`; or declare what it does with "
-            "`Claims(empty_row=...)`."
+            "Zero the masked weights after the softmax, on every path: `scores.masked_fill(~mask, "
+            'float("-inf")).softmax(-1).masked_fill(~mask, 0.0)` (zeroing only the context leaves NaN in the '
+            "gradients of the values); or declare what it does with `Claims(empty_row=...)`."
         ),
     ),
     Clause(
@@ -267,8 +270,9 @@ CLAUSES: tuple[Clause, ...] = (
             "context."
         ),
         fix=(
-            "Set masked values to zero before they are multiplied: `v.masked_fill(~allowed[..., None], 0)`; 0 * NaN "
-            "is NaN."
+            "Fill masked scores instead of adding to them, since NaN + -infinity is NaN, and set values that no query "
+            "may attend to to zero, since 0 * NaN is NaN: `v.masked_fill(~mask.any(-2)[..., None], 0)`, with a mask "
+            "of four dimensions."
         ),
     ),
     Clause(

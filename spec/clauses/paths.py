@@ -26,8 +26,8 @@ CLAUSES: tuple[Clause, ...] = (
             "`need_weights=True` gives NaN there."
         ),
         fix=(
-            "Compute the output by the same masks, scale and empty-row policy with and without weights; test the two "
-            "paths against each other."
+            "Use the same masks, scale and empty-row policy with and without weights, and compare the outputs of both "
+            "paths in a test."
         ),
     ),
     Clause(

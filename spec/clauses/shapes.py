@@ -118,8 +118,8 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation="`scores - scores.amax(-1, keepdim=True)`: with S = 0 there is no maximum, and `amax` raises.",
         fix=(
-            "Pass empty tensors through the same code: name sizes instead of -1 in `view`, and return before an "
-            "operation that needs an element, such as `amax`."
+            "Let empty tensors take the same path: name sizes instead of -1 in `view`, and treat S = 0 as rows "
+            "without an allowed key before an operation that needs an element, such as `amax`."
         ),
     ),
     Clause(
@@ -177,9 +177,6 @@ CLAUSES: tuple[Clause, ...] = (
             "A kernel that takes `query.data_ptr()` and the sizes, but not the strides: for `x.transpose(0, 1)`, it "
             "reads the rows of other items."
         ),
-        fix=(
-            "Use `reshape` and strides instead of `view` on memory that may not be dense, or call `.contiguous()` "
-            "before a kernel that assumes it."
-        ),
+        fix="Use `reshape` instead of `view`, and pass a kernel the strides, or what `.contiguous()` returns.",
     ),
 )

@@ -26,7 +26,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`scores.softmax(-1) * mask`, without renormalising: a row whose masked keys had 40% of the weight sums to "
             "0.6."
         ),
-        fix="Mask the scores with -infinity before the softmax, and do not change the weights after it.",
+        fix=(
+            "Mask the scores with -infinity before the softmax instead of the weights after it, and do not scale, "
+            "clamp or round the weights."
+        ),
     ),
     Clause(
         id="SMX-2",
@@ -69,7 +72,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`e / (e.sum(-1, keepdim=True) + 1e-6)` with `e = scores.exp()`: with scores of 0, 1 and 2, lowering all "
             "three by 20 lowers the sum of the weights from 1 to 0.02."
         ),
-        fix="Divide by the plain sum of the exponentials, without an epsilon, a clamp or an extra term.",
+        fix=(
+            "Let nothing depend on the level of the scores: no clamp, no epsilon or extra term in the sum, and "
+            "-infinity instead of a finite fill."
+        ),
     ),
     Clause(
         id="SMX-4",
@@ -118,8 +124,8 @@ CLAUSES: tuple[Clause, ...] = (
             "context: earlier tiles count too much, and with equal values the context is larger than the value."
         ),
         fix=(
-            "Rescale the running context by the same factor as the running sum whenever the maximum grows, and divide "
-            "by the sum once, at the end."
+            "Use weights that are not negative and sum to 1. In an online softmax, rescale the running context by the "
+            "same factor as the running sum whenever the maximum grows, and divide by the sum once, at the end."
         ),
     ),
     Clause(

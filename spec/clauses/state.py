@@ -36,7 +36,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.matmul(context, w_o.T, out=self.buffer)`, returned as the output: under `no_grad`, the outputs of "
             "two calls are one tensor."
         ),
-        fix="Return a tensor of its own: no view of an input, and no buffer that the next call fills again.",
+        fix="Return a new tensor: neither a view of an input nor a buffer that the next call fills again.",
     ),
     Clause(
         id="STA-3",
@@ -113,7 +113,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`torch.manual_seed(0)` in `forward`, for repeatable dropout: after each call, all random numbers of the "
             "program start over."
         ),
-        fix="Pass a generator, a dtype or a context manager where it is needed, instead of setting it globally.",
+        fix="Pass a generator or a dtype to the operation that needs it, or restore the state with a context manager.",
     ),
     Clause(
         id="STA-6",
@@ -134,7 +134,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`if not self.training: scores = scores.clamp(-50, 50)`, for safety in production: large scores give "
             "different weights in eval mode."
         ),
-        fix="Let `self.training` decide about dropout only.",
+        fix="Read `self.training` for dropout and for nothing else.",
     ),
     Clause(
         id="STA-7",

@@ -108,7 +108,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`(scores.exp() * mask) @ v / S`: it divides by the number of all keys, so with half of them masked the "
             "context is half the mean."
         ),
-        fix="Divide by the number of allowed keys, that is, by the sum of their exponentials, not by S.",
+        fix=(
+            "Divide by the sum of the exponentials over the allowed keys, not by S. If only the last bits differ, "
+            "declare `Claims(retiles=True)`, or no `Rounding(log_normaliser=False)`."
+        ),
     ),
     Clause(
         id="EQV-6",
@@ -132,7 +135,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`e / (1 + e.sum(-1, keepdim=True))` with `e = scores.exp()`, a softmax with a sink that nobody asked for: "
             "the only allowed key gets less than the whole weight."
         ),
-        fix="Normalise by the sum of the exponentials and nothing else: no epsilon, sink or extra term.",
+        fix=(
+            "Divide by the sum of the exponentials and nothing else: no epsilon, sink or extra term. If only the last "
+            "bits differ, declare `Claims(retiles=True)`, or no `Rounding(log_normaliser=False)`."
+        ),
     ),
     Clause(
         id="EQV-7",

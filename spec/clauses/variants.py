@@ -28,7 +28,10 @@ CLAUSES: tuple[Clause, ...] = (
             "`k.repeat(1, n_heads // n_kv_heads, 1, 1)`: it tiles two heads as 0, 1, 0, 1, where they must be repeated "
             "as 0, 0, 1, 1."
         ),
-        fix="`k.repeat_interleave(n_heads // n_kv_heads, dim=1)` instead of `repeat`, or `enable_gqa=True`.",
+        fix=(
+            "Repeat keys and values alike, `x.repeat_interleave(n_heads // n_kv_heads, dim=1)` instead of `repeat`; "
+            "or pass `enable_gqa=True`."
+        ),
     ),
     Clause(
         id="XAT-1",
