@@ -29,6 +29,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", MESSAGES)
 def test_hostile_implementation_fails_with_its_own_message(name: str) -> None:
     clause, message = MESSAGES[name]
