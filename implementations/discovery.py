@@ -138,7 +138,7 @@ def discover() -> list[Registered]:
     >>> {entry.name: entry.target for entry in discover()}["loop"]
     'mha.implementations.loop:implementation'
     """
-    return [_load_named(name) for name in sorted(entry_points(group=GROUP).names)]
+    return [_load_named(name) for name in sorted({point.name for point in entry_points(group=GROUP)})]
 
 
 def available(entries: Iterable[Registered]) -> list[Resolved]:
