@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -138,7 +138,8 @@ def discover() -> list[Registered]:
     >>> {entry.name: entry.target for entry in discover()}["loop"]
     'mha.implementations.loop:implementation'
     """
-    return [_load_named(name) for name in sorted({point.name for point in entry_points(group=GROUP)})]
+    points = list(entry_points(group=GROUP))
+    return [_load_named(name, points) for name in sorted({point.name for point in points})]
 
 
 def available(entries: Iterable[Registered]) -> list[Resolved]:
@@ -188,7 +189,7 @@ def resolve(target: str) -> list[Resolved]:
         raise ImplementationError(
             f"{target!r} is a file; name a class in it, as {target}:NAME (its classes: {classes})"
         )
-    entry = _load_entry(_entry_point(target))
+    entry = _load_entry(_entry_point(target, list(entry_points(group=GROUP))))
     if entry.implementation is None:
         raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
     return [Resolved(entry.implementation, target, entry.inference)]
@@ -259,11 +260,11 @@ def preflight(implementation: Implementation) -> None:
         return
 
 
-def _entry_point(name: str) -> EntryPoint:
+def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
     """Return the entry point of a registered name."""
-    points = [point for point in entry_points(group=GROUP) if point.name == name]
+    points = [point for point in registered if point.name == name]
     if not points:
-        known = sorted(entry_points(group=GROUP).names)
+        known = sorted({point.name for point in registered})
         near = get_close_matches(name, known)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ImplementationError(
@@ -276,9 +277,9 @@ def _entry_point(name: str) -> EntryPoint:
     return points[0]
 
 
-def _load_named(name: str) -> Registered:
+def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
     try:
-        return _load_entry(_entry_point(name))
+        return _load_entry(_entry_point(name, points))
     except ImplementationError as error:  # the name is registered twice
         return Registered(name, name, error=str(error), broken=True)
 

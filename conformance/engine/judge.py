@@ -68,7 +68,8 @@ def resolve_object(value: object) -> Resolved:
     """Return what a value stands for; warn of a class that is read as what it is nearest to. Raises as `check` does."""
     resolved = as_resolved(value)
     preflight(resolved.implementation)
-    if resolved.inference and any("[assumed" in line for line in resolved.inference.lines):
+    given = isinstance(value, Resolved)  # whose reading the caller has
+    if resolved.inference and not given and any("[assumed" in line for line in resolved.inference.lines):
         reading = "\n".join(resolved.inference.lines)
         warnings.warn(f"{resolved.implementation.name} is read as what it is nearest to:\n{reading}", stacklevel=3)
     return resolved
