@@ -77,6 +77,29 @@ class Settings:
         validate_choice("dtype", self.dtypes, DTYPES)
         validate_devices(self.devices)
 
+    @classmethod
+    def of(  # noqa: PLR0913  the options of every front end
+        cls,
+        profile: str,
+        seed: int,
+        clauses: object,
+        dtypes: object,
+        devices: object,
+        waivers: Iterable[Waiver] = (),
+        *,
+        strict: bool,
+    ) -> Settings:
+        """Return the settings for what users write: families and lists with commas, and dtypes of torch."""
+        return cls(
+            profile=profile,
+            seed=seed,
+            clauses=clauses_of(clauses),
+            dtypes=names_of(dtypes),
+            devices=names_of(devices),
+            waivers=tuple(waivers),
+            strict=strict,
+        )
+
     @property
     def limits(self) -> Profile:
         """How far the run goes."""

@@ -88,17 +88,10 @@ def check(  # noqa: PLR0913  the options of the command
     implementation conforms, 1 if one does not, and 2 if something could not be checked.
     """
     from mha.conformance.cli.check import check_all
-    from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, names_of
+    from mha.conformance.settings import DEFAULT_DTYPES, Settings
 
     with _errors_in_one_line():
-        settings = Settings(
-            profile=profile,
-            seed=seed,
-            clauses=clauses_of(clause or ()),
-            dtypes=names_of(dtype or DEFAULT_DTYPES),
-            devices=names_of(device or "cpu"),
-            strict=strict,
-        )
+        settings = Settings.of(profile, seed, clause or (), dtype or DEFAULT_DTYPES, device or "cpu", strict=strict)
         status = check_all(targets, settings, waivers=waivers, reports=report or ())
     raise typer.Exit(status)
 

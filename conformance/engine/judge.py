@@ -17,7 +17,7 @@ from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections, Report, Verdict, now
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, names_of
+from mha.conformance.settings import DEFAULT_DTYPES, Settings
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
 from mha.implementations.discovery import as_resolved
@@ -48,15 +48,7 @@ def check(  # noqa: PLR0913  the public options
     >>> check("sdpa", "quick", clauses="SHP-1", dtypes=torch.float32).conforms
     True
     """
-    settings = Settings(
-        profile=profile,
-        seed=seed,
-        clauses=clauses_of(clauses),
-        dtypes=names_of(dtypes),
-        devices=names_of(devices),
-        waivers=tuple(waivers),
-        strict=strict,
-    )
+    settings = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict)
     resolved = resolve_object(implementation)
     started, targets = now(), {resolved.implementation.name: resolved.target}
     changes = torch_changes()

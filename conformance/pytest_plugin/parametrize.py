@@ -12,7 +12,7 @@ import torch
 from mha.conformance.engine.judge import judge, resolve_object
 from mha.conformance.pytest_plugin.items import Nonconformance, report_outcome
 from mha.conformance.reports.text import describe
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, clauses_of, names_of
+from mha.conformance.settings import DEFAULT_DTYPES, Settings
 from mha.conformance.waivers import Waiver
 from mha.implementations import Resolved
 
@@ -37,15 +37,7 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
     ... def test_attention(check_clause):
     ...     check_clause()
     """
-    settings = Settings(
-        profile=profile,
-        seed=seed,
-        clauses=clauses_of(clauses),
-        dtypes=names_of(dtypes),
-        devices=names_of(devices),
-        waivers=tuple(waivers),
-        strict=strict,
-    )
+    settings = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict)
     resolved = resolve_object(implementation)
     cases = [*product(settings.devices, settings.judged_clauses, settings.dtypes)]
     return pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    for orders in (choices, [_reordered(candidates) for candidates in choices]):
+    for orders in (choices, [_with_other_orders(candidates) for candidates in choices]):
         for number, candidates in enumerate(orders):
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
@@ -186,7 +186,7 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     return candidates
 
 
-def _reordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _with_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates with their stacked projections in each other order."""
     return [
         replace(candidate, parameters=parameters, claims=dict(candidate.claims))
