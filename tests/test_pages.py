@@ -45,12 +45,12 @@ document.body.append(output);
 }})();</script>"""
 
 
-def in_browser(report: Report, folder: Path, steps: str) -> dict[str, Any]:
-    """Open the report, take these steps, and return their result."""
+def in_browser(report: Report, folder: Path, steps: str, address: str = "") -> dict[str, Any]:
+    """Open the report, at an address within it, take these steps, and return their result."""
     page = render(report, ".html").replace("<head>", f"<head>{PROLOGUE}", 1)
     file = folder / "report.html"
     file.write_text(page.replace("</body>", f"{EPILOGUE.format(steps=steps)}</body>"), encoding="utf-8")
-    command = [str(BROWSER), *OPTIONS, f"--user-data-dir={folder / 'profile'}", file.as_uri()]
+    command = [str(BROWSER), *OPTIONS, f"--user-data-dir={folder / 'profile'}", file.as_uri() + address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     output = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert output, done.stdout[-2000:] + done.stderr[-2000:]
@@ -120,6 +120,69 @@ def test_keys_move_between_cells_and_the_filter_hides_clauses_that_pass(tmp_path
     assert [result["right"], result["down"], result["edge"]] == [True] * 3
     assert result["all"] == 5
     assert result["filtered"] == ["MSK-8", "MSK-10", "NUM-1"]
+
+
+def test_failures_are_found_by_search_and_link_to_their_cells(tmp_path: Path) -> None:
+    result = in_browser(
+        two_implementations(),
+        tmp_path,
+        """
+        const shown = (selector) => [...document.querySelectorAll(selector)].filter((each) => each.offsetParent);
+        const articles = () => shown("article").map((each) => each.querySelector("a").textContent.slice(0, 6));
+        const type = (text) => {
+          const input = document.getElementById("search");
+          input.value = text;
+          input.dispatchEvent(new Event("input"));
+        };
+        result.all = articles();
+        type("faulty policy");
+        result.found = articles();
+        result.rows = shown("#matrix tr[data-c]").map((row) => row.dataset.c);
+        type("msk");
+        result.rows = shown("#matrix tr").map((row) => row.dataset.c ?? row.innerText.slice(0, 3));
+        type("");
+        result.again = articles();
+        shown("article a").find((each) => each.textContent.startsWith("MSK-10")).click();
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        result.title = document.getElementById("cell-title").textContent;
+        dialog.close();
+        cell("MSK-8", 1).click();
+        result.address = location.hash;
+        result.label = cell("MSK-8", 0).getAttribute("aria-label");
+        """,
+    )
+    assert result["all"] == result["again"] == ["MSK-8 ", "NUM-1 ", "MSK-10"]
+    assert result["found"] == ["MSK-8 "]
+    assert result["rows"] == ["cla", "MSK", "MSK-8", "MSK-10"]
+    assert result["title"].startswith("faulty: MSK-10 ")
+    assert result["address"] == "#correct%2FMSK-8"
+    assert result["label"] == "faulty, MSK-8: fail"
+
+
+def test_address_with_a_cell_opens_it(tmp_path: Path) -> None:
+    steps = "result.title = dialog.open && document.getElementById('cell-title').textContent;"
+    result = in_browser(two_implementations(), tmp_path, steps, "#correct/NUM-1")
+    assert result["title"].startswith("correct: NUM-1 ")
+
+
+def test_implementations_are_sorted_and_the_report_is_downloaded(tmp_path: Path) -> None:
+    result = in_browser(
+        two_implementations(),
+        tmp_path,
+        """
+        const header = (text) => [...document.querySelectorAll(".summary th")].find((each) => each.innerText === text);
+        const names = () => [...document.querySelectorAll(".summary tbody th")].map((each) => each.innerText);
+        const sorted = (text) => { header(text).querySelector("button").click(); return names(); };
+        result.given = names();
+        result.orders = [sorted("implementation"), sorted("implementation"), sorted("answers"), sorted("answers")];
+        result.order = header("answers").ariaSort;
+        result.json = await (await fetch(document.getElementById("download").href)).text();
+        """,
+    )
+    one, other = result["given"]
+    assert result["orders"] == [[other, one], [one, other], [other, one], [one, other]]
+    assert result["order"] == "ascending"
+    assert Report.from_json(result["json"]) == two_implementations()
 
 
 def test_hostile_text_is_shown_and_not_executed(tmp_path: Path) -> None:

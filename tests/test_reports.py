@@ -217,6 +217,8 @@ def test_hostile_text_is_escaped_in_files(suffix: str) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
     if suffix == ".json":
         return
+    if suffix == ".html":  # except the whole report, which the page offers as JSON
+        text = re.sub(r'id="report">[^<]*<', "", text)
     assert len(text) < 600_000
     text.encode()
     outside_code = re.sub("`[^`\n]*`", "", text)

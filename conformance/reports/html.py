@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from statistics import median
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment
 
@@ -48,7 +51,7 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
     by_name = _by_name(report)
     families = list(_families(by_name))
     rows = [row for family in families for row in family["rows"]]
-    data = json.dumps({"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)})
+    data = {"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)}
     page = Environment(autoescape=True, trim_blocks=True).from_string(_resource("page.html.j2"))
     return page.render(
         title="Multi-head attention conformance report",
@@ -61,13 +64,19 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         passing=sum(row["passes"] for row in rows),
         classes=CLASSES,
         legend=legend({sign for row in rows for sign in row["signs"]}),
-        failures=list(_failures(report)),
+        failures=_failures(report, by_name),
         margins=[row for name, own in by_name.items() for row in _margins(name, own)],
         unclaimed=_unclaimed(by_name),
         css=_resource("page.css"),
         script=_resource("page.js"),
-        data=data.replace("<", "\\u003c"),  # so that no text in it ends the script element
+        data=_in_script(json.dumps(data)),
+        report=_in_script(report.to_json()),
     )
+
+
+def _in_script(text: str) -> str:
+    """Return JSON for a script element, which no text in it may end."""
+    return text.replace("<", "\\u003c")
 
 
 def _resource(name: str) -> str:
@@ -180,19 +189,41 @@ def _rejected(verdict: Verdict) -> str:
     return ", ".join(f"{name} {count.rejected} of {count.tried}" for name, count in verdict.rejections.items())
 
 
-def _failures(report: Report) -> Iterator[dict[str, str]]:
-    """Yield what does not pass, the most severe first, once for all dtypes and devices and for all of one cause."""
-    for own in findings(verdict for verdict in report.verdicts if status_of(verdict) not in ("pass", "not claimed")):
-        first, cause = own[0], visible(cause_of(own))
-        yield {
-            "name": visible_name(first.implementation),
-            "heading": cause or f"{first.clause} {CLAUSES[first.clause].title}",
-            "sign": SIGNS[status_of(first)][0],
-            "status": status_of(first),
-            "where": ", ".join(dict.fromkeys(f"{verdict.dtype} on {verdict.device}" for verdict in own)),
-            "message": visible(first.message),
-            "case": visible(first.case or ""),
-        }
+def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
+    """Return what does not pass, the most severe first, once for all that has one cause, by implementation.
+
+    Those that do not conform come first; a single one is open.
+    """
+    listed = []
+    failing = [label for label, own in by_name.items() if not conforms(own)]
+    for label, own in sorted(by_name.items(), key=lambda each: conforms(each[1])):
+        name = own[0].implementation
+        found = findings(verdict for verdict in own if status_of(verdict) not in ("pass", "not claimed"))
+        if found:
+            counts = Counter(status_of(same[0]) for same in found)
+            summary = ", ".join(f"{number} {status}" for status, number in counts.items())
+            target = report.targets.get(name, name)
+            opened = [label] == failing or len(by_name) == 1
+            rows = [_finding(label, same, target) for same in found]
+            listed.append({"name": label, "open": opened, "summary": summary, "findings": rows})
+    return listed
+
+
+def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]:
+    """Return what the page shows of findings of one cause, all of one implementation."""
+    first, cause = same[0], visible(cause_of(same))
+    case = visible(first.case or "")
+    quoted = f'"{case}"' if not set(case) & set('"$`\\!') else shlex.quote(case)
+    command = f"mha replay {quoted} --clause {first.clause} --impl {shlex.quote(visible_name(target))}"
+    return {
+        "heading": cause or f"{first.clause} {CLAUSES[first.clause].title}",
+        "link": f"#{quote(f'{label}/{first.clause}')}",
+        "sign": SIGNS[status_of(first)][0],
+        "status": status_of(first),
+        "where": ", ".join(dict.fromkeys(f"{verdict.dtype} on {verdict.device}" for verdict in same)),
+        "message": visible(first.message),
+        "replay": command if case else "",
+    }
 
 
 def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:

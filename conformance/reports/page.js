@@ -3,6 +3,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const dialog = document.getElementById("cell");
 const matrix = document.getElementById("matrix");
 const cells = [...matrix.querySelectorAll("td button")];
+const clauseOf = (button) => button.closest("tr").dataset.c;
+const nameOf = (button) => data.names[button.parentElement.cellIndex - 1];
 
 // Everything from the data is set through textContent, so that no markup in it is interpreted.
 function element(name, text, parent) {
@@ -35,12 +37,18 @@ async function copy(text, button) {
 }
 
 function show(button) {
-  const clause = data.clauses[button.closest("tr").dataset.c];
-  const name = data.names[button.parentElement.cellIndex - 1];
+  const clause = data.clauses[clauseOf(button)];
+  const name = nameOf(button);
   const evidence = document.getElementById("evidence");
   evidence.replaceChildren();
   document.getElementById("cell-title").textContent = `${name}: ${clause.id} (${clause.level}, ${clause.kind}) ${clause.title}`;
   element("p", clause.statement, evidence);
+  list([
+    ["why it matters", clause.why],
+    ["usual fix", clause.fix],
+    ["how libraries differ", clause.differs],
+    ["source", clause.source],
+  ], evidence);
   for (const verdict of data.verdicts[clause.id][name]) {
     const part = element("section", undefined, evidence);
     element("h3", `${verdict.sign} ${verdict.status}: ${verdict.dtype} on ${verdict.device}`, part);
@@ -60,10 +68,44 @@ function show(button) {
     element("pre", verdict.script, part);
     copier.addEventListener("click", () => copy(verdict.script, copier));
   }
-  const more = element("section", undefined, evidence);
-  list([["why it matters", clause.why], ["usual fix", clause.fix], ["how libraries differ", clause.differs], ["source", clause.source]], more);
-  dialog.showModal();
+  if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
+  history.replaceState(null, "", `#${encodeURIComponent(`${name}/${clause.id}`)}`);
+}
+
+// An address that ends in #sdpa/MSK-8 opens that cell.
+function open_addressed() {
+  const address = decodeURIComponent(location.hash.slice(1));
+  const button = cells.find((each) => `${nameOf(each)}/${clauseOf(each)}` === address);
+  if (button) show(button);
+}
+
+function search(event) {
+  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = (text) => words.every((word) => text.toLowerCase().includes(word));
+  for (const row of matrix.querySelectorAll("tr[data-c]")) row.hidden = !found(row.cells[0].textContent);
+  for (const family of matrix.tBodies) family.hidden = !family.querySelector("tr[data-c]:not([hidden])");
+  for (const own of document.querySelectorAll("details.failures")) {
+    const name = own.querySelector("summary b").textContent;
+    for (const each of own.querySelectorAll("article")) each.hidden = !found(`${name} ${each.textContent}`);
+    own.hidden = !own.querySelector("article:not([hidden])");
+    if (words.length) own.open = !own.hidden;
+  }
+}
+
+// Sorts a table by a column: first the largest numbers or the first words on top, then the other way round.
+function sort(header) {
+  const body = header.closest("table").tBodies[0];
+  const value = (row) => row.cells[header.cellIndex].textContent;
+  const numeric = [...body.rows].every((row) => !value(row) || !isNaN(parseFloat(value(row))));
+  const orders = numeric ? ["descending", "ascending"] : ["ascending", "descending"];
+  const order = orders[Number(header.ariaSort === orders[0])];
+  for (const each of header.parentElement.cells) each.ariaSort = null;
+  header.ariaSort = order;
+  const number = (row) => parseFloat(value(row) || 0);
+  const compare = (one, other) => numeric ? number(one) - number(other) : value(one).localeCompare(value(other));
+  const rows = [...body.rows].sort(compare);
+  body.append(...(order === "ascending" ? rows : rows.reverse()));
 }
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -91,13 +133,25 @@ function focus(button) {
   button.focus();
 }
 
-cells.forEach((button, place) => { button.tabIndex = place ? -1 : 0; });
+cells.forEach((button, place) => {
+  button.tabIndex = place ? -1 : 0;
+  button.setAttribute("aria-label", `${nameOf(button)}, ${clauseOf(button)}: ${button.className}`);
+});
 matrix.addEventListener("click", (event) => {
   const button = event.target.closest("td button");
   if (button) { focus(button); show(button); }
 });
 matrix.addEventListener("keydown", move);
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+dialog.addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
+document.getElementById("search").addEventListener("input", search);
+for (const button of document.querySelectorAll("th > button")) {
+  button.addEventListener("click", () => sort(button.parentElement));
+}
+const json = new Blob([document.getElementById("report").textContent], { type: "application/json" });
+document.getElementById("download").href = URL.createObjectURL(json);
+addEventListener("hashchange", open_addressed);
+open_addressed();
 document.getElementById("filter").addEventListener("change", (event) => {
   matrix.classList.toggle("filtered", event.target.checked);
 });
