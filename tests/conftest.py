@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
+from mha.conformance import settings
 from mha.conformance.engine import judge
 
 
@@ -11,3 +15,12 @@ from mha.conformance.engine import judge
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for no cause of failures, which costs much where many classes fail; tests/test_diagnosis.py does."""
     monkeypatch.setattr(judge, "diagnose", lambda *_: "")
+
+
+@pytest.fixture
+def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try a third of the cases of the quick profile on a correct class; `make lattice` tries them all."""
+    if not os.environ.get("LATTICE"):
+        quick = settings.PROFILES["quick"]
+        fewer = replace(quick, boundary=quick.boundary // 3, examples=quick.examples // 3)
+        monkeypatch.setitem(settings.PROFILES, "quick", fewer)

@@ -100,6 +100,7 @@ def check_conforms(cls: type[faults.Correct | faults.Complete], claims: Claims, 
     return [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_conforms(variant: str) -> None:
     clauses = {clause for clause in properties() if clause.startswith(TESTED_ON.get(variant, ("",)))}
@@ -159,6 +160,7 @@ class NotAModule:
         return Function()
 
 
+@pytest.mark.usefixtures("fewer_cases")
 def test_plain_function_conforms_and_has_no_state() -> None:
     clauses = [
         clause for clause in properties() if clause.startswith(("CFG", "SHP", "PTH", "GRD", "DRP", "STA", "CMP"))

@@ -143,6 +143,7 @@ ADAPTERS: dict[str, Callable[[], Implementation]] = {
 }
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("convention", ADAPTERS)
 def test_convention_is_judged(convention: str) -> None:
     report = check(ADAPTERS[convention](), "quick", clauses=CLAUSES, dtypes=["float32"])
@@ -183,6 +184,7 @@ class Wrapped(nn.Module):
         return self.inner(query, key, value, attn_mask=attn_mask, average_attn_weights=False)
 
 
+@pytest.mark.usefixtures("fewer_cases")
 def test_masks_of_heads_beside_items_conform() -> None:
     """The causal mask, which is joined to the mask, and masks that all heads share have to be given to each head."""
     wrapped = from_module(

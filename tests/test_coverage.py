@@ -85,6 +85,7 @@ REJECTED_BY = {
 }
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("claimed", [{"dropout": "output"}, {"dropout": "both", "scale": 1.0}], ids=str)
 def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
     claims = replace(CLAIMS, composes=(), extras=(), **claimed)

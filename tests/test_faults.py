@@ -127,6 +127,7 @@ OF_DTYPES = (
 )
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_complete_base_of_the_faults_passes_every_clause(dtype: str) -> None:
     """Those of level SHOULD and MAY as well."""

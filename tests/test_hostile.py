@@ -73,7 +73,7 @@ def test_interrupted_run_is_reported_as_incomplete() -> None:
 
 
 def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
-    command = f"ulimit -d 6000000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
+    command = f"ulimit -d 3000000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
     done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]  # by keyword
     assert done.returncode == 1, done.stdout
     assert "fail SHP-1 (float32 cpu): the call raised RuntimeError" in done.stdout

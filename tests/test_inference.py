@@ -213,6 +213,7 @@ def test_class_is_inferred_and_its_declaration_is_equivalent(name: str) -> None:
     assert findings["formula"].endswith(DIFFERENT.get(name, "softmax(q k^T / sqrt(d_k)) v W_o"))
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_inferred_implementation_passes(name: str) -> None:
     """Values, masks and gradients are as expected, unless the class computes something else."""

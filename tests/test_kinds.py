@@ -19,13 +19,12 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 
 # The others are judged by `make lattice`: each takes ten seconds.
 SAMPLE = (
-    "GPT",
     "GPT with padding",
-    "padding and a causal flag",
     "cross-attention to a memory",
 )
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("kind", KINDS if os.environ.get("LATTICE") else SAMPLE)
 def test_each_kind_conforms_and_is_judged_as_the_table_says(kind: str) -> None:
     report = judge(kind)

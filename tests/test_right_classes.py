@@ -85,6 +85,7 @@ CLASSES: dict[type[nn.Module], dict[str, Any]] = {
 CLAUSES = ("SMX-4", "MSK-2", "MSK-8", "GRD-5")
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
     result, claims = infer(cls), CLASSES[cls]

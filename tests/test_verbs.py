@@ -204,6 +204,33 @@ def test_interrupt_that_the_implementation_swallows_ends_the_run() -> None:
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
+# The handler runs in the callback of a garbage collection, as it does if the signal arrives during one.
+INTERRUPTED_IN_A_COLLECTION = """
+import gc, signal, sys
+from mha.conformance.cli import app, check
+
+def advance(*arguments):
+    if not done:
+        done.append(gc.callbacks.append(lambda phase, info: signal.raise_signal(signal.SIGINT)))
+        gc.collect()
+        gc.callbacks.pop()
+
+done = []
+check.advance = advance
+sys.argv = ["mha", "check", "loop", "--clause", "SHP-1,SHP-4", "--dtype", "float32", "--profile", "quick"]
+app.app()
+"""
+
+
+def test_interrupt_during_a_garbage_collection_ends_the_run() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IN_A_COLLECTION]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "SHP-1" in done.stdout
+    assert "SHP-4" not in done.stdout
+    assert "INCOMPLETE: the run was stopped." in done.stdout
+    assert done.returncode == 2
+
+
 def test_report_is_rendered_merged_and_compared() -> None:
     whole = two_implementations()
     for name, part in (("one", whole.verdicts[:5]), ("other", whole.verdicts[5:])):

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from mha.conformance.engine.judge import judge_all
+from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.summary import SIGNS, severity, status_of
@@ -93,9 +94,10 @@ def check_all(
     if changes:
         printer.paragraph(f"Note: {describe_changes(changes)}.")
     try:
-        for resolved in chosen.values():
-            announce(printer, resolved, settings)
-            judge_one(printer, resolved, settings, verdicts)
+        with heeding_interrupts():
+            for resolved in chosen.values():
+                announce(printer, resolved, settings)
+                judge_one(printer, resolved, settings, verdicts)
     except KeyboardInterrupt:
         interrupted = True
         printer.paragraph("INCOMPLETE: the run was stopped.")

@@ -21,6 +21,8 @@ from mha.spec import Weights
 
 # Exceptions that stop a run and never come from the implementation: Ctrl-C; the pytest plugin adds pytest's own.
 STOPS: list[type[BaseException]] = [KeyboardInterrupt]
+# The interrupts since the outermost block that heeds them was entered.
+INTERRUPTS: list[int] = []
 
 
 @contextmanager
@@ -51,26 +53,27 @@ def guarded(what: str) -> Iterator[None]:
 
 @contextmanager
 def heeding_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the block even if it comes while something swallows exceptions.
+    """Let Ctrl-C end the block even if it comes while something swallows exceptions; blocks may be nested.
 
     A garbage collection does so, and Hypothesis has a callback in it.
     """
-    interrupts, previous = [], signal.getsignal(signal.SIGINT)
-
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    if previous is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, interrupted)
+    previous = signal.getsignal(signal.SIGINT)
+    outermost = previous is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if outermost:
+        signal.signal(signal.SIGINT, _interrupted)
     try:
         yield
+        if INTERRUPTS:
+            raise KeyboardInterrupt
     finally:
-        signal.signal(signal.SIGINT, previous)
-    if interrupts:
-        raise KeyboardInterrupt
+        if outermost:
+            signal.signal(signal.SIGINT, previous)
+            INTERRUPTS.clear()
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    INTERRUPTS.append(number)
+    raise KeyboardInterrupt
 
 
 @contextmanager
