@@ -5,6 +5,7 @@ Help, `mha spec` and usage errors must not wait for torch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -139,7 +140,7 @@ def replay(
         outcomes = set()
         for outcome, line in replay_what(what, clauses_of(clause or ()), impl):
             outcomes.add(outcome)
-            typer.echo(line)
+            _print(line, " " * 13)
     raise typer.Exit(1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0)
 
 
@@ -187,7 +188,7 @@ def waive(  # noqa: PLR0913  the options of the command
         requested = Waiver(
             implementation=impl, clause=clause.upper(), reason=reason, url=url, where=where, expires=last_day
         )
-        typer.echo(waive_failure(requested, run, file))
+        _print(waive_failure(requested, run, file))
 
 
 @app.command(epilog="Example: mha bench sdpa vectorized --shape encoder")
@@ -238,7 +239,7 @@ def list_() -> None:
     from mha.conformance.cli.list import registered
 
     lines, status = registered()
-    typer.echo("\n".join(lines))
+    _print("\n".join(lines), " " * 16)
     raise typer.Exit(status)
 
 
@@ -253,7 +254,7 @@ def init(
 
     with _errors_in_one_line():
         for line in write_files(target, folder, force=force):
-            typer.echo(line)
+            _print(line)
 
 
 @app.command(epilog="Example: mha faults --markdown kills.md")
@@ -278,9 +279,16 @@ def faults(  # noqa: PLR0913  the options of the command
         for line, caught in self_test(
             names or (), seed, profile, every_clause=every_clause, json=json, markdown=markdown, svg=svg
         ):
-            typer.echo(line)
+            _print(line)
             status = max(status, int(not caught))
     raise typer.Exit(status)
+
+
+def _print(text: str, indent: str = "    ", *, err: bool = False) -> None:
+    """Print lines, folded to the width of a terminal; indent: what the rest of a line begins with."""
+    from mha.conformance.reports.text import fitted
+
+    typer.echo(fitted(text, sys.stderr if err else sys.stdout, indent), err=err)
 
 
 @contextmanager
@@ -291,5 +299,5 @@ def _errors_in_one_line() -> Iterator[None]:
     except ValueError as error:
         from mha.conformance.reports.text import visible
 
-        typer.echo(f"mha: {visible(str(error)).replace(chr(10), ' ')}", err=True)
+        _print(f"mha: {visible(str(error)).replace(chr(10), ' ')}", "     ", err=True)
         raise typer.Exit(2) from None

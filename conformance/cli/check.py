@@ -18,8 +18,17 @@ from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.summary import SIGNS, severity, status_of
-from mha.conformance.reports.terminal import STYLES, matrix, needs_plain, width_of
-from mha.conformance.reports.text import WIDTH, brief, describe, describe_changes, summarise, visible_name
+from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
+from mha.conformance.reports.text import (
+    WIDTH,
+    brief,
+    describe,
+    describe_changes,
+    fitted,
+    summarise,
+    visible_name,
+    width_of,
+)
 from mha.conformance.results import Report, Verdict, now, settled
 from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
@@ -53,6 +62,10 @@ class Printer:
     def paragraph(self, text: str) -> None:
         """Print a paragraph."""
         self._print(Text(text.rstrip("\n")), "paragraph")
+
+    def folded(self, text: str) -> None:
+        """Print a paragraph, each of its lines folded to the width of the terminal."""
+        self.paragraph(fitted(text, self.console.file))
 
     def line(self, text: str) -> None:
         """Print a line."""
@@ -92,7 +105,7 @@ def check_all(
     verdicts: list[Verdict] = []
     interrupted, changes = False, torch_changes()
     if changes:
-        printer.paragraph(f"Note: {describe_changes(changes)}.")
+        printer.folded(f"Note: {describe_changes(changes)}.")
     try:
         with heeding_interrupts():
             for resolved in chosen.values():
@@ -115,10 +128,10 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
     """Print what was inferred about an implementation, and how it is judged."""
     name, inference = visible_name(resolved.implementation.name), resolved.inference
     if inference:
-        printer.paragraph(f"{name}, as inferred from the class:")
-        printer.paragraph("\n".join(inference.lines))
+        printer.folded(f"{name}, as inferred from the class:")
+        printer.folded("\n".join(inference.lines))
     where = f"on {', '.join(settings.devices)} in {', '.join(settings.dtypes)}"
-    printer.paragraph(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed})")
+    printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed})")
 
 
 def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts: list[Verdict]) -> None:
@@ -140,7 +153,8 @@ def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts
     scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
     if scripted and not settings.clauses:
         clause = min(scripted, key=severity).clause
-        printer.line(f"To see a failure in full, with a script that reproduces it: mha show {clause}")
+        hint = f"To see a failure in full, with a script that reproduces it: mha show {clause}"
+        printer.line(fitted(hint, printer.console.file))
 
 
 def is_news(verdicts: Sequence[Verdict]) -> bool:

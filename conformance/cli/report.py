@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mha.conformance.reports.compare import Comparison, describe_changes, merge
 from mha.conformance.reports.files import read, validate_file, write
-from mha.conformance.reports.terminal import matrix, needs_plain, width_of
-from mha.conformance.reports.text import summarise
+from mha.conformance.reports.terminal import matrix, needs_plain
+from mha.conformance.reports.text import summarise, width_of
 from mha.conformance.results import Report
 
 

@@ -21,13 +21,14 @@ def contract_text(word: str | None, *, markdown: bool = False) -> str:
         if word is not None:
             raise ValueError(f"--markdown prints the whole contract: leave out {word!r}, or leave out --markdown")
         return document().removesuffix("\n")
+    width = min(shutil.get_terminal_size().columns, WIDEST)
     if word is None:
-        return f"{index()}\n\n{len(CLAUSES)} clauses. To read one: mha spec MSK-1"
+        return f"{index(width=width)}\n\n{len(CLAUSES)} clauses. To read one: mha spec MSK-1"
     wanted = word.strip().upper()
     if wanted in FAMILIES:
-        return index(wanted)
+        return index(wanted, width)
     if wanted in CLAUSES:
-        return page(wanted, min(shutil.get_terminal_size().columns, WIDEST))
+        return page(wanted, width)
     near = get_close_matches(wanted, [*CLAUSES, *FAMILIES], n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "`mha spec` lists them"
     raise ValueError(f"{word!r} is neither a clause, such as MSK-1, nor a family, such as MSK; {hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
+import textwrap
 import zlib
 from dataclasses import fields
 from math import isfinite
@@ -21,6 +22,8 @@ from mha.spec import CLAUSES, Config, Implementation
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
 READABLE = 64
+# In columns.
+DOCSTRING_WIDTH = 100
 # What a script may need besides torch.
 MODULES = ("base64", "copy", "io", "warnings", "zlib")
 
@@ -40,7 +43,7 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
     body += violation.assertion
     used = [module for module in MODULES if any(f"{module}." in line for line in body)]
     lines = [
-        f'"""{clause} ({known.level}): {known.statement}',
+        textwrap.fill(f'"""{clause} ({known.level}): {known.statement}', DOCSTRING_WIDTH),
         "",
         f"{session.case!r}",
         '"""',

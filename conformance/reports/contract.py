@@ -6,6 +6,7 @@ import re
 import textwrap
 
 from mha.conformance.properties.listing import Listed, listing
+from mha.conformance.reports.text import INDENT, wrapped
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 REGENERATE = "mha spec --markdown > spec/CONTRACT.md"
@@ -75,10 +76,10 @@ def page(clause_id: str, width: int = WIDTH) -> str:
     MSK-4 (MUST): An all-True mask equals no mask
     """
     clause = CLAUSES[clause_id]
-    parts = [f"{clause.id} ({clause.level}): {clause.title}", _fill(clause.statement, width, "")]
+    parts = [wrapped(f"{clause.id} ({clause.level}): {clause.title}", width, ""), wrapped(clause.statement, width, "")]
     sections = {"Kind": f"{clause.kind.capitalize()}: {KINDS[clause.kind]}", **_sections(clause)}
-    parts += [f"{heading}\n{_fill(text, width)}" for heading, text in sections.items()]
-    parts.append("Tested by\n" + (_listing(clause) or _fill(_untested(clause), width)))
+    parts += [f"{heading}\n{wrapped(text, width, INDENT)}" for heading, text in sections.items()]
+    parts.append("Tested by\n" + (_listing(clause) or wrapped(_untested(clause), width, INDENT)))
     return "\n\n".join(parts)
 
 
@@ -94,8 +95,11 @@ def index(family: str | None = None, width: int = WIDTH) -> str:
     for letters, kind in FAMILIES.items():
         if family in (None, letters):
             members = [clause for clause in CLAUSES.values() if clause.family == letters]
-            lines = [f"    {clause.id:<8}{clause.level:<8}{clause.title}{_kind(clause)}" for clause in members]
-            blocks.append("\n".join([f"{letters}: {kind.title}", _fill(kind.about, width, ""), *lines]))
+            lines = [
+                wrapped(f"{clause.title}{_kind(clause)}", width, f"    {clause.id:<8}{clause.level:<8}", " " * 20)
+                for clause in members
+            ]
+            blocks.append("\n".join([f"{letters}: {kind.title}", wrapped(kind.about, width, ""), *lines]))
     return "\n\n".join(blocks)
 
 
@@ -157,18 +161,6 @@ def _listing(clause: Clause) -> str:
 
 def _untested(clause: Clause) -> str:
     return f"Nothing yet. {clause.deferred}"
-
-
-def _fill(text: str, width: int, indent: str = "    ") -> str:
-    """Wrap a text to `width` columns; code and long words are never broken."""
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _markdown(text: str) -> str:

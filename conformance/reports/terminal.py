@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -47,11 +45,6 @@ def matrix(verdicts: Iterable[Verdict], *, width: int = WIDTH, color: bool = Fal
     console.print(Text("\n".join((meanings, *NOTES)), style="dim"), highlight=False)
     drawn = file.getvalue().replace("─", "-") if plain else file.getvalue()
     return [line.rstrip() for line in drawn.splitlines()]
-
-
-def width_of(stream: IO[str]) -> int:
-    """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or pipe."""
-    return min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
 
 
 def needs_plain(encoding: str | None) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import IO
 
 from mha.conformance.reports.summary import (
     Tally,
@@ -74,7 +76,7 @@ def brief_message(verdict: Verdict) -> str:
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
     """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
     clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
-    lines = [f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", ""]
+    lines = [wrapped(f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", width, ""), ""]
     lines += [_row(label, text, width) for label, text in _finding(verdict).items() if text]
     if verdict.case:
         case = visible(verdict.case).replace("\n", " ")  # not wrapped, so that it can be copied
@@ -91,7 +93,8 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     }
     lines += [_row(label, text, width) for label, text in rows.items() if text]
     if verdict.script and not blocked:
-        lines += ["", "To reproduce it without the judge, save this script, which has the names above, and run it:", ""]
+        hint = "To reproduce it without the judge, save this script, which has the names above, and run it:"
+        lines += ["", wrapped(hint, width, ""), ""]
         lines.append(textwrap.indent(visible(verdict.script, LONGEST_SCRIPT), "    "))
     return "\n".join(lines)
 
@@ -130,10 +133,10 @@ def summarise(
     """
     lines = []
     for own in by_implementation(verdicts).values():
-        lines.append(_wrapped(_headline(own, incomplete), width, "", 2 * INDENT))
+        lines.append(wrapped(_headline(own, incomplete), width, "", 2 * INDENT))
         listed = _failures(own) if failures else _causes(own)
         details = (*listed, *_blocked(own), *_totals(own, width - len(INDENT)))
-        lines += [_wrapped(line, width, INDENT, 2 * INDENT) for line in details]
+        lines += [wrapped(line, width, INDENT, 2 * INDENT) for line in details]
     return lines
 
 
@@ -212,10 +215,33 @@ def _rank(same: Sequence[Verdict], blocking: Collection[str]) -> tuple[bool, tup
 def _row(label: str, text: str, width: int) -> str:
     if "\n" in text:  # a traceback of the judge keeps its lines
         return f"{label:<{LABEL_WIDTH}}{textwrap.indent(text.strip(), ' ' * LABEL_WIDTH).lstrip()}"
-    return _wrapped(text, width, f"{label:<{LABEL_WIDTH}}", " " * LABEL_WIDTH)
+    return wrapped(text, width, f"{label:<{LABEL_WIDTH}}", " " * LABEL_WIDTH)
 
 
-def _wrapped(text: str, width: int, first: str, rest: str | None = None) -> str:
-    """Return a text in lines of at most `width` columns; first, rest: what the first and the other lines begin with."""
+def width_of(stream: IO[str]) -> int:
+    """Return how many columns to use: those of a terminal, and `WIDTH` at most and for a file or pipe."""
+    return min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
+
+
+def fitted(text: str, stream: IO[str], indent: str = INDENT) -> str:
+    """Return a text whose lines fit a terminal, except code, which is indented.
+
+    It is unchanged for a file or pipe, where one may search for a line.
+    """
+    if not stream.isatty():
+        return text
+    width = width_of(stream)
+    return "\n".join(line if line.startswith(" ") else wrapped(line, width, "", indent) for line in text.split("\n"))
+
+
+def wrapped(text: str, width: int, first: str, rest: str | None = None) -> str:
+    """Return a text in lines of at most `width` columns.
+
+    Long words and code are never broken. first, rest: what the first line and the others begin with.
+
+    >>> wrapped("one two three", 8, "", "  ")
+    'one two\\n  three'
+    """
     indent = first if rest is None else rest
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False)
+    filler = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
+    return filler.fill(text)

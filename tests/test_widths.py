@@ -1,0 +1,74 @@
+"""At a terminal, lines fit its width: only a word, a path or code that is wider than the terminal exceeds it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from reports_made import two_implementations
+
+pty = pytest.importorskip("pty", reason="there are no pseudo-terminals")
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+OUTPUTS = {
+    "report": ["report"],
+    "replay": ["replay", "--impl", "loop"],
+    "list": ["list"],
+    "index": ["spec"],
+    "page": ["spec", "MSK-8"],
+    "a failure": ["show", "MSK-8"],
+    "an unknown name": ["check", "no_such_implementation"],
+    "an ambiguous name": ["waive", "MSK", "--reason", "known"],
+    "a check": [
+        "check",
+        "loop",
+        "minimal",
+        "--clause",
+        "CFG-3,SHP-5,SHP-7",
+        "--profile",
+        "quick",
+        "--dtype",
+        "float32",
+    ],
+}
+
+
+def at_terminal(arguments: list[str], columns: int, folder: Path) -> list[str]:
+    """Run `mha` at a terminal of this width, and return the lines that it shows."""
+    import fcntl
+    import struct
+    import termios
+
+    process, terminal = pty.fork()
+    if not process:  # pragma: no cover  the child
+        os.chdir(folder)
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        os.environ |= {"TERM": "xterm-256color"}
+        os.environ.pop("COLUMNS", None)
+        os.execv(sys.executable, [sys.executable, "-m", "mha.conformance", *arguments])
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 1 << 16)
+        except OSError:  # the child has closed it
+            break
+    os.waitpid(process, 0)
+    # A progress bar is drawn again and again over its own line.
+    return [line.rpartition("\r")[2] for line in ESCAPES.sub("", shown.decode()).replace("\r\n", "\n").split("\n")]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_lines_fit_the_terminal(output: str, columns: int, tmp_path: Path) -> None:
+    (tmp_path / ".mha").mkdir()
+    (tmp_path / ".mha" / "last.json").write_text(two_implementations().to_json())
+    lines = at_terminal(OUTPUTS[output], columns, tmp_path)
+    text = "\n".join(lines)
+    assert len(text) > 40
+    assert "Traceback" not in text
+    before_the_script = text.partition("and run it:")[0].split("\n")
+    too_long = [line for line in before_the_script if len(line) > columns]
+    assert [line for line in too_long if max(map(len, line.split())) < columns - 24] == []
