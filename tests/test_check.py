@@ -15,6 +15,9 @@ from typer.testing import CliRunner
 from mha.conformance import settings
 from mha.conformance.cli.app import app
 from mha.conformance.cli.check import Printer, advance, line, progress_bar
+from mha.conformance.cli.completion import complete_clause, complete_target
+from mha.conformance.reports.files import LAST, read
+from mha.conformance.results import Report
 
 CLASSES = Path(__file__).parent / "classes"
 # Its masked scores are not low enough; see `plain_class`.
@@ -125,6 +128,49 @@ def test_unclaimed_dtype_is_reported(empty_folder: Path) -> None:
     assert status == 2
     assert "not claimed     SHP-1   float16: float16 on cpu is not claimed; claimed: float32, float64" in output
     assert "MultiHeadAttention: NOTHING WAS JUDGED\n    float16 on cpu is not claimed" in output
+
+
+def test_run_stops_at_the_first_failure_or_after_a_time(judge_only: Callable[..., None]) -> None:
+    judge_only("SHP-1", "MSK-1", "NUM-1")
+    status, output = run(PLAIN, "--dtype", "float32", "--profile", "quick", "--exitfirst")
+    assert status == 1
+    assert "INCOMPLETE, so far: DOES NOT CONFORM" in output
+    assert "INCOMPLETE: stopped at the first failure, MSK-1." in output
+    assert [each.clause for each in read(LAST).verdicts] == ["SHP-1", "MSK-1"]
+    status, output = run("loop", "--dtype", "float32", "--profile", "quick", "--max-time", "0.001")
+    assert status == 2
+    assert "INCOMPLETE: stopped after 0.001 s." in output
+    assert [each.clause for each in read(LAST).verdicts] == ["SHP-1"]
+    assert run("loop", "--dtype", "float32", "--profile", "quick", "-x")[0] == 0
+
+
+def test_every_verdict_is_printed_if_asked_for(judge_only: Callable[..., None]) -> None:
+    judge_only("SHP-1", "MSK-1", "XAT-1")
+    status, output = run("loop", "--dtype", "float32", "--profile", "quick", "-v")
+    assert status == 0
+    assert [line.split()[:2] for line in output.splitlines() if " float32: " in line] == [
+        ["pass", "SHP-1"],
+        ["pass", "MSK-1"],
+        ["not", "claimed"],
+    ]
+
+
+def test_report_is_printed_as_json_beside_the_text(empty_folder: Path) -> None:
+    arguments = ["check", "loop", *QUICK, "--profile", "quick", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "-"])
+    assert [each.clause for each in Report.from_json(result.stdout).verdicts] == ["SHP-1", "MSK-1"]
+    assert "loop: conforms" in result.stderr
+    assert run(*arguments[1:], "r.json")[0] == 0
+    assert len(read(empty_folder / "r.json").verdicts) == 2
+    status, output = run(*arguments[1:], "r.txt")
+    assert status == 2
+    assert "a file name that ends in" in output
+
+
+def test_shells_complete_clauses_names_and_files() -> None:
+    assert complete_clause("msk-1") == ["MSK-1", "MSK-10", "MSK-11", "MSK-12"]
+    assert complete_clause("CA")[0] == "CAU"
+    assert complete_target("lo") == ["loop", "low_fill.py"]
 
 
 def test_progress_is_shown_on_a_terminal_and_erased() -> None:

@@ -14,8 +14,41 @@ from typing import Annotated
 
 import typer
 
+from mha.conformance.cli.completion import complete_clause, complete_target
+
 # That of `reports.files`, whose import would load the renderers of reports.
 LAST = Path(".mha") / "last.json"
+
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases, which repeats a run.")]
+ProfileName = Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")]
+Reports = Annotated[
+    list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
+]
+Run = Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")]
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TARGET",
+        help="A registered name, module:object, file.py:Class, or NAME=one of these.",
+        autocompletion=complete_target,
+    ),
+]
+Clauses = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID",
+        help="Check only this clause (MSK-8) or family (MSK), and report in full. Repeatable.",
+        autocompletion=complete_clause,
+    ),
+]
+BenchTargets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TARGET",
+        help="Implementations; the others are compared with the first.",
+        autocompletion=complete_target,
+    ),
+]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -44,7 +77,10 @@ def mha(
 def spec(
     clause: Annotated[
         str | None,
-        typer.Argument(help="A clause, such as MSK-1, or a family, such as MSK. Default: an index of all clauses."),
+        typer.Argument(
+            help="A clause, such as MSK-1, or a family, such as MSK. Default: an index of all clauses.",
+            autocompletion=complete_clause,
+        ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole contract as Markdown.")] = False,
 ) -> None:
@@ -57,43 +93,42 @@ def spec(
 
 @app.command(epilog="Example: mha check my_file.py:MyAttention")
 def check(  # noqa: PLR0913  the options of the command
-    targets: Annotated[
-        list[str],
-        typer.Argument(metavar="TARGET", help="A registered name, module:object, file.py:Class, or NAME=one of these."),
-    ],
-    clause: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID", help="Check only this clause (MSK-8) or family (MSK), and report in full. Repeatable."
-        ),
-    ] = None,
+    targets: Targets,
+    clause: Clauses = None,
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A dtype. Default: float32 and float64. Repeatable.")
     ] = None,
     device: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="cpu or cuda. Default: cpu. Repeatable.")
     ] = None,
-    profile: Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")] = "default",
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases, which repeats a run.")] = 0,
+    profile: ProfileName = "default",
+    seed: Seed = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Require the clauses of level SHOULD too.")] = False,
     waivers: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Known failures to accept; see mha waive.")
     ] = None,
-    report: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
-    ] = None,
+    report: Reports = None,
+    json: Annotated[
+        str, typer.Option(metavar="FILE", help="Write a JSON report; - prints it, and all else to stderr.")
+    ] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every verdict.")] = False,
+    exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
+    max_time: Annotated[float, typer.Option(min=0, metavar="S", help="Stop after S seconds; 0: never.")] = 0,
 ) -> None:
     """Check implementations against the contract.
 
     A plain module class needs no adapter: how to build and call it is inferred. The exit status is 0 if every
     implementation conforms, 1 if one does not, and 2 if something could not be checked.
     """
-    from mha.conformance.cli.check import check_all
+    from mha.conformance.cli.check import CheckOptions, Stop, check_all
     from mha.conformance.settings import DEFAULT_DTYPES, Settings
 
     with _errors_in_one_line():
         settings = Settings.of(profile, seed, clause or (), dtype or DEFAULT_DTYPES, device or "cpu", strict=strict)
-        status = check_all(targets, settings, waivers=waivers, reports=report or ())
+        files = (*(report or ()), *([Path(json)] if json not in ("", "-") else []))
+        stop = Stop(first=exitfirst, after=max_time)
+        options = CheckOptions(waivers=waivers, reports=files, to_stdout=json == "-", verbose=verbose, stop=stop)
+        status = check_all(targets, settings, options)
     raise typer.Exit(status)
 
 
@@ -103,9 +138,7 @@ def report(
         list[Path] | None, typer.Argument(metavar="FILE", help="JSON reports. Default: the last run.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge reports that are shards of one run.")] = False,
-    to: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
-    ] = None,
+    to: Reports = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report.")] = False,
 ) -> None:
     """Show or convert a report, merge several, or compare two."""
@@ -147,11 +180,14 @@ def replay(
 @app.command(epilog="Example: mha show MSK-8")
 def show(
     clauses: Annotated[
-        list[str], typer.Argument(metavar="CLAUSE", help="Clauses, such as MSK-8, or families, such as MSK.")
+        list[str],
+        typer.Argument(
+            metavar="CLAUSE",
+            help="Clauses, such as MSK-8, or families, such as MSK.",
+            autocompletion=complete_clause,
+        ),
     ],
-    run: Annotated[
-        Path, typer.Option(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")
-    ] = LAST,
+    run: Run = LAST,
 ) -> None:
     """Show what the last run found about a clause, in full."""
     from mha.conformance.cli.show import show_verdicts
@@ -162,7 +198,7 @@ def show(
 
 @app.command(epilog='Example: mha waive MSK-8 --reason "rows are never empty"')
 def waive(  # noqa: PLR0913  the options of the command
-    clause: Annotated[str, typer.Argument(help="The clause that fails.")],
+    clause: Annotated[str, typer.Argument(help="The clause that fails.", autocompletion=complete_clause)],
     reason: Annotated[str, typer.Option(help="Why the failure is accepted.")],
     impl: Annotated[
         str, typer.Option(metavar="NAME", help="The implementation, if several of the run fail the clause.")
@@ -174,9 +210,7 @@ def waive(  # noqa: PLR0913  the options of the command
     expires: Annotated[
         datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="The last day, such as 2030-12-31.")
     ] = None,
-    run: Annotated[
-        Path, typer.Option(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")
-    ] = LAST,
+    run: Run = LAST,
     file: Annotated[Path, typer.Option(metavar="FILE", help="The waiver file to add to.")] = Path("waivers.toml"),
 ) -> None:
     """Accept a failure of the last run by adding a waiver to a file."""
@@ -193,9 +227,7 @@ def waive(  # noqa: PLR0913  the options of the command
 
 @app.command(epilog="Example: mha bench sdpa vectorized --shape encoder")
 def bench(  # noqa: PLR0913  the options of the command
-    targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="Implementations; the others are compared with the first.")
-    ],
+    targets: BenchTargets,
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="encoder, long, token or huge. Default: all but huge. Repeatable."),
@@ -262,8 +294,8 @@ def faults(  # noqa: PLR0913  the options of the command
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Names of faults. Default: all of them.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases, which repeats a run.")] = 0,
-    profile: Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")] = "default",
+    seed: Seed = 0,
+    profile: ProfileName = "default",
     every_clause: Annotated[
         bool, typer.Option("--every-clause", help="Check every clause, not only those that must catch the fault.")
     ] = False,

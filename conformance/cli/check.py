@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
+from time import monotonic
 from typing import Literal
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
-from mha.conformance.reports.summary import SIGNS, severity, status_of
+from mha.conformance.reports.summary import SIGNS, is_failure, severity, status_of
 from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
 from mha.conformance.reports.text import (
     WIDTH,
@@ -84,44 +85,78 @@ class Printer:
         self.last = kind
 
 
-def check_all(
-    targets: Sequence[str], settings: Settings, *, waivers: Path | None = None, reports: Sequence[Path] = ()
-) -> int:
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends early. first: at the first failure. after: seconds, once a clause is judged; 0 for never."""
+
+    first: bool = False
+    after: float = 0.0
+
+    def reason(self, verdict: Verdict, begun: float) -> str:
+        """Return why the run ends with a verdict, if it does; begun: when it began, by the monotonic clock."""
+        if self.first and is_failure(verdict):
+            return f"stopped at the first failure, {verdict.clause}"
+        return f"stopped after {self.after:g} s" if 0 < self.after <= monotonic() - begun else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What is printed and written, and when to stop.
+
+    waivers: a file of them. reports: files, by the suffix. to_stdout: whether the report is printed as JSON, and all
+    else goes to stderr. verbose: whether every verdict is printed.
+    """
+
+    waivers: Path | None = None
+    reports: tuple[Path, ...] = ()
+    to_stdout: bool = False
+    verbose: bool = False
+    stop: Stop = Stop()
+
+
+class Stopped(Exception):
+    """The run ends before everything is judged, because an option says so."""
+
+
+def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions) -> int:
     """Judge all targets, print each failure when it is found, write the reports, and return the exit status.
 
     An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
     a target, a waiver file or a report file that cannot be used.
     """
-    for file in reports:
-        validate_file(file, "--report")
-    if dtypes := [target for target in targets if target in DTYPES]:
-        raise ValueError(
-            f"{dtypes[0]!r} is a dtype, not an implementation; several go together: --dtype float32,float64"
-        )
-    chosen = by_name(resolved for target in targets for resolved in resolve(target))
-    if waivers:
-        settings = replace(settings, waivers=tuple(read_waivers(waivers, chosen)))
-    printer, started = Printer(Console(highlight=False)), now()
-    verdicts: list[Verdict] = []
-    interrupted, changes = False, torch_changes()
+    chosen = chosen_by(targets, options)
+    if options.waivers:
+        settings = replace(settings, waivers=tuple(read_waivers(options.waivers, chosen)))
+    printer, started = Printer(Console(highlight=False, stderr=options.to_stdout)), now()
+    run, interrupted, changes = Run(printer, settings, options), False, torch_changes()
     if changes:
         printer.folded(f"Note: {describe_changes(changes)}.")
     try:
         with heeding_interrupts():
             for resolved in chosen.values():
-                announce(printer, resolved, settings)
-                judge_one(printer, resolved, settings, verdicts)
-    except KeyboardInterrupt:
+                run.judge(resolved)
+    except (KeyboardInterrupt, Stopped) as end:
         interrupted = True
-        printer.paragraph("INCOMPLETE: the run was stopped.")
+        printer.paragraph(f"INCOMPLETE: {str(end) or 'the run was stopped'}.")
     report = Report.of_run(
         settings,
-        verdicts,
+        run.verdicts,
         targets={name: resolved.target for name, resolved in chosen.items()},
         started=started,
         incomplete=interrupted,
     )
-    return finish(printer, replace(report, torch_changes=changes), reports)
+    return finish(printer, replace(report, torch_changes=changes), options)
+
+
+def chosen_by(targets: Sequence[str], options: CheckOptions) -> dict[str, Resolved]:
+    """Return what is judged by name; raise ValueError for what cannot be used, a report file too."""
+    for file in options.reports:
+        validate_file(file, "--report")
+    if dtypes := [target for target in targets if target in DTYPES]:
+        raise ValueError(
+            f"{dtypes[0]!r} is a dtype, not an implementation; several go together: --dtype float32,float64"
+        )
+    return by_name(resolved for target in targets for resolved in resolve(target))
 
 
 def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
@@ -134,27 +169,51 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
     printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed})")
 
 
-def judge_one(printer: Printer, resolved: Resolved, settings: Settings, verdicts: list[Verdict]) -> None:
-    """Judge one implementation, appending each verdict, and print what it finds."""
-    own: list[Verdict] = []
-    clauses = [*settings.judged_clauses * (len(settings.dtypes) * len(settings.devices)), ""]
-    with progress_bar(printer.console, clauses) as bar:
-        for verdict in judge_all(resolved, settings):
-            own.append(verdict)
-            verdicts.append(verdict)
-            advance(bar, own, clauses[len(own)])
-            if not verdict.blocked_by and (settings.clauses or is_news(own)):
-                print_verdict(printer, verdict, in_full=bool(settings.clauses))
-    own = list(settled(own))
-    for verdict in own:
-        if verdict.blocked_by:  # only now is it known whether that fails too
-            print_verdict(printer, verdict, in_full=bool(settings.clauses))
-    printer.paragraph("\n".join(summarise(own, width=printer.width, failures=False)))
-    scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
-    if scripted and not settings.clauses:
-        clause = min(scripted, key=severity).clause
-        hint = f"To see a failure in full, with a script that reproduces it: mha show {clause}"
-        printer.line(fitted(hint, printer.console.file))
+class Run:
+    """A run over several implementations. verdicts: those reached, none of which is lost where the run ends early."""
+
+    def __init__(self, printer: Printer, settings: Settings, options: CheckOptions) -> None:
+        self.printer, self.settings, self.options = printer, settings, options
+        self.verdicts: list[Verdict] = []
+        self.begun = monotonic()
+
+    def judge(self, resolved: Resolved) -> None:
+        """Judge one implementation, and print what is found; raises Stopped."""
+        announce(self.printer, resolved, self.settings)
+        own, settings, reason = list[Verdict](), self.settings, ""
+        clauses = [*settings.judged_clauses * (len(settings.dtypes) * len(settings.devices)), ""]
+        with progress_bar(self.printer.console, clauses) as bar:
+            for verdict in judge_all(resolved, settings):
+                own.append(verdict)
+                self.verdicts.append(verdict)
+                advance(bar, own, clauses[len(own)])
+                if not verdict.blocked_by and (settings.clauses or self.options.verbose or is_news(own)):
+                    self.print(verdict)
+                if reason := self.options.stop.reason(verdict, self.begun):
+                    break
+        self.sum_up(list(settled(own)), incomplete=bool(reason))
+        if reason:
+            raise Stopped(reason)
+
+    def print(self, verdict: Verdict) -> None:
+        """Print a verdict, in full where its clause was asked for."""
+        if self.options.verbose and not self.settings.clauses:
+            self.printer.line(line(verdict, self.printer.width))
+        else:
+            print_verdict(self.printer, verdict, in_full=bool(self.settings.clauses))
+
+    def sum_up(self, own: Sequence[Verdict], *, incomplete: bool) -> None:
+        """Print what is known only at the end of an implementation: what is blocked, the outcome, what to do next."""
+        for verdict in own:
+            if verdict.blocked_by:  # only now is it known whether that fails too
+                self.print(verdict)
+        width = self.printer.width
+        self.printer.paragraph("\n".join(summarise(own, incomplete=incomplete, width=width, failures=False)))
+        scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
+        if scripted and not self.settings.clauses:
+            clause = min(scripted, key=severity).clause
+            hint = f"To see a failure in full, with a script that reproduces it: mha show {clause}"
+            self.printer.line(fitted(hint, self.printer.console.file))
 
 
 def is_news(verdicts: Sequence[Verdict]) -> bool:
@@ -179,9 +238,9 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
     return fill(first, width, subsequent_indent=" " * 24, break_long_words=False)
 
 
-def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
+def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
-    errors = [error for file in files if (error := write(report, file))]
+    errors = [error for file in options.reports if (error := write(report, file))]
     warnings = [warning for warning in [write_step_summary(report)] if warning]
     save_last(report, Path())
     console = printer.console
@@ -190,7 +249,14 @@ def finish(printer: Printer, report: Report, files: Sequence[Path]) -> int:
         printer.drawing(matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain))
     for text in (*runner_annotations(report.verdicts), *(f"mha: {text}" for text in (*errors, *warnings))):
         printer.line(text)
-    return 2 if errors else report.exit_status
+    if options.to_stdout:
+        print(report.to_json())
+    return 2 if errors else exit_status(report, options.stop)
+
+
+def exit_status(report: Report, stop: Stop) -> int:
+    """Return that of the report, but 1 where the run was to end at a failure, and found one."""
+    return 1 if stop.first and any(not verdict.conforms for verdict in report.verdicts) else report.exit_status
 
 
 def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
