@@ -138,7 +138,7 @@ class Report:
             verdicts=settled(sorted(verdicts, key=place)),
             profile=settings.profile,
             seed=settings.seed,
-            versions=versions(),
+            versions=versions() | {"contract": settings.contract},
             targets={name: target for name, target in targets.items() if target},
             strict=settings.strict,
             incomplete=incomplete,

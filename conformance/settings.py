@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ from mha.implementations import Resolved
 from mha.implementations.discovery import Renamed, split_name
 from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
+from mha.spec.clauses import VERSIONS
 
 DEFAULT_DTYPES = ("float32", "float64")
 
@@ -53,6 +56,7 @@ class Settings:
     profile: "quick", "default" or "thorough". seed: of the cases; the same seed gives the same cases and verdicts.
     clauses: ids, all that have a property if empty. dtypes, devices: names, as in torch.
     waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD counts as a MUST.
+    contract: the version of the contract; clauses that came later are not judged.
     Raises ValueError for an unknown word, and for a device that is not available.
 
     >>> Settings(profile="quick", clauses=("MSK-1",)).limits.examples
@@ -66,11 +70,13 @@ class Settings:
     devices: tuple[str, ...] = ("cpu",)
     waivers: tuple[Waiver, ...] = ()
     strict: bool = False
+    contract: str = VERSIONS[-1]
 
     def __post_init__(self) -> None:
         """Raise ValueError, in one line, for settings that cannot be followed."""
         validate_choice("profile", [self.profile], PROFILES)
         validate_choice("clause", self.clauses, properties())
+        validate_choice("version of the contract", [self.contract], VERSIONS)
         for what, given in (("dtype", self.dtypes), ("device", self.devices)):
             if not given:
                 raise ValueError(f"no {what} is named")
@@ -89,7 +95,10 @@ class Settings:
         *,
         strict: bool,
     ) -> Settings:
-        """Return the settings for what users write: families and lists with commas, and dtypes of torch."""
+        """Return the settings for what users write: families and lists with commas, and dtypes of torch.
+
+        The version of the contract is that of the current folder; see `pinned_contract`.
+        """
         return cls(
             profile=profile,
             seed=seed,
@@ -98,6 +107,7 @@ class Settings:
             devices=names_of(devices),
             waivers=tuple(waivers),
             strict=strict,
+            contract=pinned_contract(Path()),
         )
 
     @property
@@ -107,8 +117,10 @@ class Settings:
 
     @property
     def judged_clauses(self) -> tuple[str, ...]:
-        """The clauses that are judged, in the order of the contract."""
-        return tuple(clause for clause in properties() if not self.clauses or clause in self.clauses)
+        """The clauses that are judged, in the order of the contract; any that are asked for are."""
+        known = VERSIONS[: VERSIONS.index(self.contract) + 1]
+        chosen = self.clauses or [clause for clause in properties() if CLAUSES[clause].since in known]
+        return tuple(clause for clause in properties() if clause in chosen)
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
@@ -116,6 +128,23 @@ class Settings:
         of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == original.name]
         own = [replace(waiver, implementation=implementation.name) for waiver in of_ours if is_built_in(original)]
         return (*own, *self.waivers)
+
+
+def pinned_contract(folder: Path) -> str:
+    """Return the `contract` of `[tool.mha]` in a folder's pyproject.toml, by default the latest version.
+
+    Raises ValueError, in one line, for a file that is not TOML, and for anything else in the table.
+    """
+    file = folder / "pyproject.toml"
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("mha", {})
+    except OSError:
+        return VERSIONS[-1]
+    except ValueError as error:
+        raise ValueError(f"{str(file)!r} is not valid TOML: {error}") from None
+    if not isinstance(table, dict) or set(table) - {"contract"} or not isinstance(table.get("contract", ""), str):
+        raise ValueError(f"[tool.mha] in {str(file)!r} takes a version of the contract: contract = {VERSIONS[-1]!r}")
+    return str(table.get("contract", VERSIONS[-1]))
 
 
 def names_of(given: object) -> tuple[str, ...]:

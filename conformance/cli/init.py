@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mha.implementations import ImplementationError, resolve
+from mha.spec.clauses import VERSIONS
 
 # Its first letter keeps it out of the modules that setuptools finds by itself in the root of a project.
 DECLARATION = "_mha_declaration.py"
@@ -62,6 +63,8 @@ def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[s
     yield from (f"wrote {file}" for file in texts)
     reference = _reference(target, declaration)
     yield f"\nRun it:\n\n    {RUN.format(place=reference, waivers=waivers)}"
+    yield "\nTo judge no clause that a later release adds before you want it, add to pyproject.toml:\n"
+    yield f'    [tool.mha]\n    contract = "{VERSIONS[-1]}"'
     if not reference.endswith(".py"):
         yield "\nTo leave out --mha-impl, register it in pyproject.toml:\n"
         yield '    [project.entry-points."mha.implementations"]'

@@ -49,12 +49,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Reject an invalid option before anything is collected."""
+    """Reject an invalid option, or table in pyproject.toml, before anything is collected."""
     given = (value for name, value in vars(config.option).items() if name.startswith("mha_"))
     if any(value not in ([], None, False, "0") for value in given):  # the defaults, with which nothing may be judged
         from mha.conformance.pytest_plugin.selection import selection
 
         selection(config)
+    elif _has_table(config.invocation_params.dir / "pyproject.toml"):
+        from mha.conformance.pytest_plugin.selection import validate_table
+
+        validate_table(config)
+
+
+def _has_table(project: Path) -> bool:
+    return project.is_file() and "[tool.mha" in project.read_text(encoding="utf-8", errors="replace")
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -13,7 +13,7 @@ from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, names_of
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, names_of, pinned_contract
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Registered, Resolved, discover, resolve
 from mha.implementations.discovery import available
@@ -61,6 +61,14 @@ def selection(config: pytest.Config) -> Selection:
     return config.stash[SELECTION]
 
 
+def validate_table(config: pytest.Config) -> None:
+    """End the run with status 2 for a table in pyproject.toml that cannot be followed."""
+    try:
+        Settings(contract=pinned_contract(config.invocation_params.dir))
+    except ValueError as error:
+        raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
+
+
 def _select(config: pytest.Config) -> Selection:
     """Return what the options select; raise ValueError, in one line, for an invalid option."""
     settings = _settings(config)
@@ -84,6 +92,7 @@ def _settings(config: pytest.Config) -> Settings:
         dtypes=names_of(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
         devices=names_of(option.mha_device) or ("cpu",),
         strict=option.mha_strict,
+        contract=pinned_contract(config.invocation_params.dir),
     )
 
 

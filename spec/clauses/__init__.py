@@ -1,7 +1,7 @@
 """The clauses of the contract and their families, in order.
 
-CLAUSES: every clause by its id, such as "MSK-1". FAMILIES: what each family of clauses is about, by its letters. KINDS:
-what each kind of clause asks for.
+CLAUSES: every clause by its id, such as "MSK-1". VERSIONS: those of the contract, the latest one last. FAMILIES: what
+each family of clauses is about, by its letters. KINDS: what each kind of clause asks for.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ from mha.spec.clauses import (
 )
 from mha.spec.clauses.clause import Clause, Family, Kind, Level
 
-__all__ = ["CLAUSES", "FAMILIES", "KINDS", "Clause", "Family", "Kind", "Level"]
+__all__ = ["CLAUSES", "FAMILIES", "KINDS", "VERSIONS", "Clause", "Family", "Kind", "Level"]
 
 
 def _by_id(clauses: Iterable[Clause]) -> Mapping[str, Clause]:
@@ -60,6 +60,10 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         variants.CLAUSES,
         sharding.CLAUSES,
     )
+)
+
+VERSIONS: tuple[str, ...] = tuple(
+    sorted({clause.since for clause in CLAUSES.values()}, key=lambda version: [*map(int, version.split("."))])
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

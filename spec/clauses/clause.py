@@ -29,6 +29,7 @@ class Clause:
     kind: "answers" if a violation means that a valid call gives an incorrect result, or none; "refusals" if it means
         that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
         differs when it is repeated, compiled or transformed.
+    since: the version of the contract that it came with.
     general: whether whole results are compared with the oracle's, so that almost any defect violates the clause, and
         its failure names none.
 
@@ -51,6 +52,7 @@ class Clause:
     fix: str
     deferred: str = ""
     kind: Kind = "answers"
+    since: str = "0.1"
     general: bool = False
 
     @property

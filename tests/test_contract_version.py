@@ -1,0 +1,69 @@
+"""A project that pins a version of the contract is not judged by clauses that came later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from mha.conformance import check, settings
+from mha.conformance.settings import Settings, pinned_contract
+from mha.implementations import resolve
+from mha.spec import CLAUSES
+from mha.spec.clauses import VERSIONS
+
+PINNED = '[tool.mha]\ncontract = "0.1"\n'
+REFUSED = {
+    "an unknown version": ('[tool.mha]\ncontract = "9.9"\n', "unknown version of the contract '9.9'; known: 0.1"),
+    "another key": ('[tool.mha]\nprofile = "quick"\n', r"\[tool.mha\] in .* takes a version of the contract"),
+    "a number": ("[tool.mha]\ncontract = 1\n", "takes a version of the contract: contract = '0.1'"),
+    "no table": ("[tool]\nmha = 1\n", "takes a version of the contract"),
+    "no TOML": ("[tool.mha\n", "is not valid TOML"),
+}
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let MSK-4 come with version 0.2."""
+    clauses = MappingProxyType({**CLAUSES, "MSK-4": replace(CLAUSES["MSK-4"], since="0.2")})
+    monkeypatch.setattr(settings, "CLAUSES", clauses)
+    monkeypatch.setattr(settings, "VERSIONS", (*VERSIONS, "0.2"))
+
+
+def of(clauses: object = ()) -> Settings:
+    """Return the settings of a run in the current folder."""
+    return Settings.of("quick", 0, clauses, "float32", "cpu", strict=False)
+
+
+@pytest.mark.usefixtures("newer")
+def test_clauses_that_came_later_are_judged_only_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pinned_contract(Path()) == "0.2"
+    assert {"MSK-3", "MSK-4"} <= set(of().judged_clauses)
+    Path("pyproject.toml").write_text(PINNED)
+    assert "MSK-4" not in of().judged_clauses
+    assert "MSK-3" in of().judged_clauses
+    assert of("MSK-4").judged_clauses == ("MSK-4",)
+    report = check(resolve("loop")[0], "quick", clauses="SHP-1", dtypes="float32")
+    assert report.versions["contract"] == "0.1"
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_table_that_cannot_be_followed_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, message = REFUSED[what]
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        of()
+
+
+def test_pytest_refuses_it_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(REFUSED["an unknown version"][0])
+    command = [sys.executable, "-m", "pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout + done.stderr == "Exit: mha: unknown version of the contract '9.9'; known: 0.1\n"
