@@ -89,7 +89,12 @@ def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> Non
     assert done.returncode == 0, done.stdout
     ids = {line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "::" in line}
     assert ids == {"contract[loop-cpu-float32-MSK-1]", "contract[sdpa-cpu-float32-MSK-1]"}
-    for line in ("judging: loop, sdpa", "on: cpu in float32; profile quick, seed 0", "with: mha-conformance"):
+    for line in (
+        "judging: loop, sdpa",
+        "on: cpu in float32; profile quick, seed 0",
+        "with: mha-conformance",
+        "takes: about 5 s of one core",
+    ):
         assert line in done.stdout
     assert "loop: conforms (1 clause judged" in done.stdout
 

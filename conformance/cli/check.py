@@ -11,9 +11,10 @@ from time import monotonic
 from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from mha.conformance.engine.estimate import estimate
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
@@ -166,7 +167,8 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
         printer.folded(f"{name}, as inferred from the class:")
         printer.folded("\n".join(inference.lines))
     where = f"on {', '.join(settings.devices)} in {', '.join(settings.dtypes)}"
-    printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed})")
+    takes = f": {estimate([resolved.implementation.claims], settings)}" if printer.console.is_terminal else ""
+    printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed}){takes}")
 
 
 class Run:
@@ -269,6 +271,7 @@ def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[counts]}"),
+        TimeRemainingColumn(compact=True),
     )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     bar.add_task(clauses[0], total=len(clauses) - 1, counts="")

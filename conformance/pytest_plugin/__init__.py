@@ -113,9 +113,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.option.keyword = CLAUSE_IN_KEYWORD.sub(r"\1]", config.option.keyword)
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Return the header of a run that judges something."""
-    return config.stash[SELECTION].header() if SELECTION in config.stash else []
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Return the header of a run that judges something, and about how long it takes."""
+    if SELECTION not in config.stash:
+        return []
+    chosen = config.stash[SELECTION]
+    ours = sum(item.name.startswith("contract[") for item in items)
+    return [*chosen.header(), *([chosen.takes(ours)] if ours else [])]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mha.conformance.engine.estimate import estimate
 from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
@@ -48,6 +49,13 @@ class Selection:
             *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
+
+    def takes(self, items: int) -> str:
+        """Return the line that says about how long it takes to judge so many of the items."""
+        settings, claims = self.settings, [each.implementation.claims for each in self.implementations.values()]
+        every = len(claims) * len(settings.devices) * len(settings.dtypes) * len(settings.judged_clauses)
+        share = items / max(1, every)
+        return f"takes: {estimate(claims, settings, share)} of one core, by the speed of the oracle here"
 
 
 def selection(config: pytest.Config) -> Selection:
