@@ -202,7 +202,83 @@ class FeedForward(Plain):
         return self.ff(self.attend(x, mask))
 
 
+class TurnedInPlace(Plain):
+    """It rotates by position, without a name that says so."""
+
+    def place(self, q: Tensor) -> Tensor:
+        angle = torch.arange(q.shape[-2])[:, None].to(q)
+        one, other, rest = q[..., :1], q[..., 1:2], q[..., 2:]
+        turned = one * angle.cos() - other * angle.sin(), one * angle.sin() + other * angle.cos()
+        return torch.cat([*turned, rest], -1)
+
+
+class OfUnitLength(Plain):
+    """It normalises queries."""
+
+    def place(self, q: Tensor) -> Tensor:
+        return nn.functional.normalize(q, dim=-1)
+
+
+def distances(scores: Tensor) -> Tensor:
+    """Return how far each key is behind each query, (L, S)."""
+    queries, keys = (torch.arange(size) for size in scores.shape[-2:])
+    return queries[:, None] - keys
+
+
+class Capped(Plain):
+    """It caps its scores."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(5 * torch.tanh(scores / 5), mask)
+
+
+class Biased(Plain):
+    """It adds ALiBi."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        slopes = 2.0 ** (-8 * torch.arange(1, self.n_heads + 1) / self.n_heads)
+        return super().weigh(scores - slopes.to(scores)[:, None, None] * distances(scores).abs(), mask)
+
+
+class Windowed(Plain):
+    """It attends to a window."""
+
+    def __init__(self, d_model: int, n_heads: int, width: int = 2) -> None:
+        super().__init__(d_model, n_heads)
+        self.width = width
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores.masked_fill(distances(scores).abs() > self.width, float("-inf")), mask)
+
+
+class WidelyWindowed(Windowed):
+    """It attends to a window that is longer than the trial runs."""
+
+    def __init__(self, d_model: int, n_heads: int, sliding_window: int = 128) -> None:
+        super().__init__(d_model, n_heads, sliding_window)
+
+
+class Sinking(Plain):
+    """It has a score without a key for each head."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.sinks = nn.Parameter(torch.zeros(n_heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+        sinks = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
 OUT_OF_SCOPE: dict[type[nn.Module], str] = {
+    TurnedInPlace: "it depends on positions (`torch.cos`, `torch.sin`)",
+    OfUnitLength: "it normalises what it computes (`normalize`)",
+    Capped: "it caps its scores (`tanh`)",
+    Biased: "it adds a bias that grows with the distance of query and key (ALiBi)",
+    Windowed: "it attends to at most 2 positions on a side",
+    WidelyWindowed: "it attends to a window (`sliding_window=128`)",
+    Sinking: "it adds scores without a key (`sinks`)",
     Normalised: "Normalised is out of scope: it normalises its input (`norm`); to judge its attention, derive a class "
     "whose constructor sets self.norm = torch.nn.Identity()",
     Residual: "it adds its input to its output (a residual connection); to judge its attention, derive a class whose "

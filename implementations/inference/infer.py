@@ -34,7 +34,7 @@ from mha.implementations.inference.nearest import (
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import Unclear, parameter_maps, reordered
-from mha.implementations.inference.scope import require_plain
+from mha.implementations.inference.scope import require_no_window, require_plain
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Sizes, Weights
 from mha.spec.claims import BIASES
@@ -159,6 +159,7 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
                 _require_one_map(matching)
+                require_no_window(matching[0])
                 return _more_general(orders[:number]) or matching[0]
     candidates = [*chain.from_iterable(choices)]
     require_plain(candidates, module)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import find_formula, outputs_of
-from mha.implementations.inference.probes import changed
+from mha.implementations.inference.probes import CONFIG, changed, formulas, is_close
 from mha.implementations.inference.projections import not_loaded, words_of
 
 NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
 # Words in the names of functions that add positions, and of parameters and buffers that do.
 ROTARY_WORDS = ("rotary", "rope", "rotate", "alibi")
 POSITION_WORDS = (*ROTARY_WORDS, "freq", "freqs", "pos", "position", "positions", "positional", "rel", "relative")
+SINK_WORDS = ("sink", "sinks")
+# In the names of arguments of a constructor.
+WINDOW_WORDS = ("window", "sliding")
+NARROW = 2
+# What functions of torch do in a layer of attention, where its outputs are not those of attention alone.
+TURNING = frozenset({"cos", "sin", "polar", "view_as_complex"})
+SHAPING = {"tanh": "caps its scores", "tanh_": "caps its scores"} | dict.fromkeys(
+    ("normalize", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm", "rms_norm", "layer_norm", "rsqrt"),
+    "normalises what it computes",
+)
 
 
 def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
@@ -33,9 +48,21 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
     norms = [name for name in _norms(module) if _differs(first, _left_out([name]))]
     residual = next(filter(None, (_residual(each, norms) for each in working)), "")
     positions = _positions(first, module)
-    found = [residual, _normalises(first, norms), positions or _others(working, module, norms)]
+    found = [residual, _normalises(first, norms), positions or _others(working, module, norms), _sinks(first, module)]
+    if not any(found):
+        found = [_biased_by_distance(working) or _does_more(first)]
     if any(found):
         raise ImplementationError(f"{first.label} is out of scope: {'; '.join(filter(None, found))}")
+
+
+def require_no_window(candidate: Candidate) -> None:
+    """Raise ImplementationError for a window that is wider than the trial runs are long, found by its argument."""
+    parameters = inspect.signature(candidate.constructor).parameters.items()
+    for name, default in ((name, p.default) for name, p in parameters if _has_word(name, WINDOW_WORDS)):
+        narrow = replace(candidate, constructor=partial(candidate.constructor, **{name: NARROW}))
+        before, after = outputs_of(candidate), outputs_of(narrow)
+        if type(default) is int and any(bool(changed(x, y).any()) for x, y in zip(before, after, strict=False)):
+            raise ImplementationError(f"{candidate.label} is out of scope: it attends to a window (`{name}={default}`)")
 
 
 def _norms(module: nn.Module) -> list[str]:
@@ -90,6 +117,72 @@ def _positions(candidate: Candidate, module: nn.Module) -> str:
     if not used and functions and _depends_on_order(candidate):
         used = sorted(functions)
     return f"it depends on positions ({', '.join(f'`{name}`' for name in used)})" if used else ""
+
+
+def _sinks(candidate: Candidate, module: nn.Module) -> str:
+    """Return what takes weight from the keys, by a name, if the output depends on it."""
+    names = [name for name, _ in module.named_parameters() if _has_word(name, SINK_WORDS)]
+    used = [name for name in names if _differs(candidate, _shifted(name))]
+    return f"it adds scores without a key ({', '.join(f'`{name}`' for name in used)})" if used else ""
+
+
+def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
+    """Return which scores depend on the distance of query and key, if a formula with that gives the outputs."""
+    for candidate in candidates:
+        outputs, inputs = outputs_of(candidate), [probe.inputs for probe in candidate.probes]
+        for (what, bias), formula in product(_biases(), formulas()):
+            expected = (formula(x, candidate.weights, bias(x[0].shape[1], x[1].shape[1])) for x in inputs)
+            if all(map(is_close, outputs, expected)):
+                return what
+    return ""
+
+
+def _biases() -> Iterator[tuple[str, Callable[[int, int], Tensor]]]:
+    """Yield what is done by distance, and the mask (L, S) or (H, L, S) that does it: windows, and ALiBi."""
+    slopes = 2.0 ** (-8 * torch.arange(1, CONFIG.n_heads + 1, dtype=torch.float64) / CONFIG.n_heads)[:, None, None]
+    alibi = "it adds a bias that grows with the distance of query and key (ALiBi)"
+    yield alibi, lambda queries, keys: -slopes * _distance(queries, keys).abs()
+    yield alibi, lambda queries, keys: slopes * _distance(queries, keys)
+    for size in range(1, 6):
+        yield f"it attends to at most {size} positions on a side", partial(_window, size)
+
+
+def _distance(queries: int, keys: int) -> Tensor:
+    return torch.arange(keys) - torch.arange(queries)[:, None]
+
+
+def _window(size: int, queries: int, keys: int) -> Tensor:
+    return _distance(queries, keys).abs() <= size
+
+
+def _does_more(candidate: Candidate) -> str:
+    """Return what the functions of torch that it calls do beside attention."""
+    called = _torch_functions(candidate)
+    turning = sorted(TURNING & called)
+    if turning and _depends_on_order(candidate):
+        return f"it depends on positions ({', '.join(f'`torch.{name}`' for name in turning)})"
+    shaping = [name for name in sorted(called) if name in SHAPING]
+    return f"it {SHAPING[shaping[0]]} (`{shaping[0]}`)" if shaping else ""
+
+
+class _Functions(TorchFunctionMode):
+    """Records the names of the functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def _torch_functions(candidate: Candidate) -> set[str]:
+    """Return the names of the functions of torch that are called to build it and to call it."""
+    functions = _Functions()
+    with functions:
+        candidate.call(candidate.probes[0].inputs)
+    return functions.names
 
 
 def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> str:
