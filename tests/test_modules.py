@@ -148,6 +148,14 @@ class VersionedTable(CausalTable):
         pass
 
 
+class Lazy(faults.Correct):
+    """W_v has no shape before the first call."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.v_proj = nn.LazyLinear(d_model, bias=bias)
+
+
 NAMES = {f"{kind}_{role}": f"{kind}_{role}" for kind in "wb" for role in "qkvo"}
 WITHOUT_KEY_BIAS = faults.PARAMETERS | {"w_k": "k_proj.weight", "b_k": None}
 MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
@@ -159,6 +167,7 @@ MODULES: dict[type[faults.Correct], tuple[dict[str, Any], Claims]] = {
     OneKey: (faults.PARAMETERS, Claims()),
     CausalTable: (faults.PARAMETERS, Claims()),
     VersionedTable: (faults.PARAMETERS, Claims(weight_gradients=False)),
+    Lazy: (faults.PARAMETERS, Claims()),
 }
 ABOUT_WEIGHTS = ("CFG-5", "HED-1", "GRD-1", "STA-3", "STA-4", "STA-6")
 
@@ -199,15 +208,15 @@ class Normalised(faults.Correct):
         weight_norm(self.q_proj)
 
 
-class Lazy(faults.Correct):
-    """W_v has no shape before the first call."""
+class LazyConvolution(faults.Correct):
+    """W_v has no shape before the first call, and it is not a linear layer."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, bias)
-        self.v_proj = nn.LazyLinear(d_model, bias=bias)
+        self.v_proj = nn.LazyConv1d(d_model, 1, bias=bias)
 
 
-UNLOADABLE = [(Normalised, "w_q .*is computed each time it is read"), (Lazy, "w_v .*has no shape before")]
+UNLOADABLE = [(Normalised, "w_q .*is computed each time it is read"), (LazyConvolution, "w_v .*has no shape before")]
 
 
 @pytest.mark.parametrize(("cls", "message"), UNLOADABLE)

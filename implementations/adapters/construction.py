@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from mha.implementations.adapters.configs import config_object
@@ -21,7 +22,7 @@ CONSTRUCTOR_NAMES = {
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
         *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
         *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
-        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim"),
+        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
@@ -52,8 +53,8 @@ CONSTRUCTOR_NAMES = {
         *("seq_len", "max_seq_length", "n_positions", "max_sequence_length", "ctx_len"),
     ),
     "n_kv_heads": ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
-    "kdim": ("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim"),
-    "vdim": ("vdim", "value_size"),
+    "kdim": ("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k"),
+    "vdim": ("vdim", "value_size", "E_v"),
     "bias_kv": ("bias_kv", "add_bias_kv"),
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
@@ -175,12 +176,21 @@ def construct(
             default = parameters[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
     try:
-        return constructor(**given)
+        return _materialised(constructor(**given), config)
     except AttributeError:
         if not own_config:
             raise
     every = SimpleNamespace(**_every(values))
-    return constructor(**{name: every if field == "config" else given[name] for name, field in arguments.items()})
+    given |= {name: every for name, field in arguments.items() if field == "config"}
+    return _materialised(constructor(**given), config)
+
+
+def _materialised(module: nn.Module, config: Config) -> nn.Module:
+    """Give lazy layers, which have no shape before the first call, an input of the width of the model."""
+    for layer in module.modules() if isinstance(module, nn.Module) else ():
+        if isinstance(layer, nn.LazyLinear) and layer.has_uninitialized_params():
+            layer.initialize_parameters(torch.empty(0, config.d_model))
+    return module
 
 
 def _every(values: Mapping[str, Any]) -> dict[str, Any]:
