@@ -63,6 +63,12 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask": None},
         {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "dropout": "both"},
     ),
+    "causal_flag": (
+        "SelfAttention",
+        {"w_qkv": "in_proj", "w_o": "out_proj"},
+        {"mask": None},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "bias": {True, False, "o", "qkv"}},
+    ),
     "heads_in_modulelist": (
         "MultiHead",
         {"w_q": "heads.*.q", "w_k": "heads.*.k", "w_v": "heads.*.v", "w_o": "output_linear"},

@@ -30,9 +30,11 @@ KEY_MASK_NAMES = (
     *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
     *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask"),
 )
+# Flags only where the default is one: others of these names are masks.
+FLAGS = ("causal_mask", "use_causal_mask")
 OPTION_NAMES = {
     "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES),
-    "is_causal": ("is_causal", "causal"),
+    "is_causal": ("is_causal", "causal", *FLAGS),
     "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
@@ -122,8 +124,13 @@ def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
 
 
 def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for an option of `OPTION_NAMES`; None if it does not have it."""
-    return next((name for name in OPTION_NAMES[option] if name in parameters), None)
+    """Return a function's name for an option of `OPTION_NAMES`; None if it does not have it.
+
+    >>> option_name("is_causal", inspect.signature(lambda x, causal_mask=False: x).parameters)
+    'causal_mask'
+    """
+    known = (name for name in OPTION_NAMES[option] if name in parameters)
+    return next((name for name in known if name not in FLAGS or isinstance(parameters[name].default, bool)), None)
 
 
 def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
