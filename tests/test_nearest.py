@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -256,6 +257,10 @@ class WidelyWindowed(Windowed):
 
     def __init__(self, d_model: int, n_heads: int, sliding_window: int = 128) -> None:
         super().__init__(d_model, n_heads, sliding_window)
+
+
+def test_window_that_is_never_reached_is_not_out_of_scope() -> None:
+    assert evidence(infer(partial(WidelyWindowed, sliding_window=1 << 16)))["formula"] == "tested"
 
 
 class Sinking(Plain):

@@ -27,7 +27,8 @@ POSITION_WORDS = (*ROTARY_WORDS, "freq", "freqs", "pos", "position", "positions"
 SINK_WORDS = ("sink", "sinks")
 # In the names of arguments of a constructor.
 WINDOW_WORDS = ("window", "sliding")
-NARROW = 2
+# A width that the trial runs show, and one that no case does.
+NARROW, WIDE = 2, 1 << 16
 # What functions of torch do in a layer of attention, where its outputs are not those of attention alone.
 TURNING = frozenset({"cos", "sin", "polar", "view_as_complex"})
 SHAPING = {"tanh": "caps its scores", "tanh_": "caps its scores"} | dict.fromkeys(
@@ -57,12 +58,16 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
 
 def require_no_window(candidate: Candidate) -> None:
     """Raise ImplementationError for a window that is wider than the trial runs are long, found by its argument."""
-    parameters = inspect.signature(candidate.constructor).parameters.items()
-    for name, default in ((name, p.default) for name, p in parameters if _has_word(name, WINDOW_WORDS)):
+    parameters = inspect.signature(candidate.constructor).parameters
+    defaults = {name: p.default for name, p in parameters.items() if _has_word(name, WINDOW_WORDS)}
+    for name in (name for name, default in defaults.items() if type(default) is int and 0 < default < WIDE):
         narrow = replace(candidate, constructor=partial(candidate.constructor, **{name: NARROW}))
         before, after = outputs_of(candidate), outputs_of(narrow)
-        if type(default) is int and any(bool(changed(x, y).any()) for x, y in zip(before, after, strict=False)):
-            raise ImplementationError(f"{candidate.label} is out of scope: it attends to a window (`{name}={default}`)")
+        if any(bool(changed(x, y).any()) for x, y in zip(before, after, strict=False)):
+            raise ImplementationError(
+                f"{candidate.label} is out of scope: it attends to a window (`{name}={defaults[name]}`); to judge its "
+                f"attention, widen it: functools.partial({candidate.label}, {name}={WIDE})"
+            )
 
 
 def _norms(module: nn.Module) -> list[str]:
