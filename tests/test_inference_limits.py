@@ -123,6 +123,30 @@ def test_one_head_without_an_output_projection_is_not_claimed() -> None:
     assert verdict.status == "pass"
 
 
+class OneWholeHead(nn.Module):
+    """Has no output projection if one head is as wide as the model, but has one if it is not."""
+
+    def __init__(self, dim: int, heads: int = 8, dim_head: int = 64) -> None:
+        super().__init__()
+        self.heads, inner = heads, heads * dim_head
+        self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
+        projects = (heads, dim_head) != (1, dim)
+        self.to_out = nn.Sequential(nn.Linear(inner, dim), nn.Dropout(0.0)) if projects else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.to_qkv(x).chunk(3, -1))
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
+
+
+def test_one_head_as_wide_as_the_model_is_not_claimed_where_it_is_not_projected() -> None:
+    result = infer(OneWholeHead)
+    assert result.implementation.claims.own_head_dim
+    assert findings(result)["heads"].startswith("several: with one, OneWholeHead: the module has no 'to_out.0'")
+    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED-1"], dtypes=["float32"]).verdicts
+    assert {verdict.status for verdict in verdicts} == {"pass"}
+
+
 def test_none_after_output_and_weights_is_ignored() -> None:
     implementation = infer(ThirdIsNone).implementation
     assert implementation.claims.returns_weights

@@ -274,13 +274,18 @@ def _find_numbers_of_heads(candidate: Candidate) -> None:
 
 
 def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
-    """Return why weights cannot be loaded into a module with this many heads; "" if they can, or if it is rejected."""
-    config = replace(candidate.config, n_heads=n_heads, d_model=12)
-    try:
-        with as_found():
-            candidate.implementation().build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
-    except ImplementationError as error:
-        return str(error)
-    except (Exception, SystemExit):
-        return ""  # the constructor rejects it: the clauses about construction report that
+    """Return why weights cannot be loaded into a module with this many heads; "" if they can, or if it is rejected.
+
+    Where heads may have a width of their own, they also have the usual one.
+    """
+    for d_head in {candidate.config.d_head, None}:
+        config = replace(candidate.config, n_heads=n_heads, d_model=12, d_head=d_head)
+        # What the constructor rejects, the clauses about construction report.
+        with suppress(Exception, SystemExit):
+            try:
+                with as_found():
+                    weights = Weights.random(config, 0)
+                    candidate.implementation().build(config, weights, dtype=torch.float64, device="cpu")
+            except ImplementationError as error:
+                return str(error)
     return ""
