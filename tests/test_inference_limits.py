@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
@@ -120,6 +121,62 @@ def test_one_head_without_an_output_projection_is_not_claimed() -> None:
     exec(result.declaration, names)
     assert names["implementation"].claims == result.implementation.claims
     (verdict,) = check(result.implementation, "quick", clauses=["SHP-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass"
+
+
+class Plain(nn.Module):
+    """Self-attention; each class below hides keys in its own way."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def hidden(self, length: int, mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(self.hidden(x.shape[1], mask), float("-inf"))
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
+
+
+class ShortTable(Plain):
+    """Is causal by a table that is shorter than some cases, and that no argument makes longer."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.register_buffer("later", torch.ones(40, 40, dtype=torch.bool).triu(1))
+
+    def hidden(self, length: int, mask: Tensor | None) -> Tensor:
+        later = self.get_buffer("later")[:length, :length].expand(length, length)
+        return later if mask is None else later | ~mask
+
+
+class MasksOfItems(Plain):
+    """Masks of three dimensions are those of the items, not of the heads."""
+
+    def hidden(self, length: int, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return torch.zeros(length, length, dtype=torch.bool)
+        return ~(mask.unsqueeze(1) if mask.ndim == 3 else mask)
+
+
+def test_longest_input_is_claimed() -> None:
+    result = infer(ShortTable)
+    assert result.implementation.claims.sizes.max_length == 40
+    assert findings(result)["lengths"].startswith("at most 40: longer inputs raise RuntimeError: ")
+    names = dict(globals())
+    exec(result.declaration, names)
+    assert names["implementation"].claims == result.implementation.claims
+    verdicts = check(result.implementation, "default", clauses=["SHP-1", "NUM-5"], dtypes=["float32"]).verdicts
+    assert {verdict.status for verdict in verdicts} == {"pass"}
+
+
+def test_masks_of_three_dimensions_are_claimed_only_if_they_are_of_heads() -> None:
+    implementation = infer(MasksOfItems).implementation
+    assert implementation.claims.mask_ranks == {1, 2, 4}
+    (verdict,) = check(implementation, "quick", clauses=["MSK-5"], dtypes=["float32"]).verdicts
     assert verdict.status == "pass"
 
 

@@ -32,9 +32,9 @@ class Candidate:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
     and the dtype. problem: what the last call raised. weights_shape: of the weights that it returns, if any.
     weights_path: the attribute on which a call leaves them, if it does not return them. one_head: why a single head is
-    not claimed, if it is not. last: the module that was called last. assumed: why the format of masks is assumed, if
-    none explains what they do. ignored: whether masks of this format have no effect. empty_row: the policy for rows
-    without a key, if one is found.
+    not claimed, if it is not. too_long: what a call with long inputs raised. last: the module that was called last.
+    assumed: why the format of masks is assumed, if none explains what they do. ignored: whether masks of this format
+    have no effect. empty_row: the policy for rows without a key, if one is found.
     """
 
     constructor: Callable[..., nn.Module]
@@ -56,6 +56,7 @@ class Candidate:
     weights_shape: tuple[int, ...] | None = None
     weights_path: str | None = None
     one_head: str = ""
+    too_long: str = ""
     last: nn.Module = field(default_factory=nn.Module)
     assumed: str = ""
     ignored: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -127,8 +128,13 @@ def _options(candidate: Candidate) -> list[Row]:
     return [
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
+        *([Row("lengths", _lengths(candidate), "tested")] if candidate.too_long else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
     ]
+
+
+def _lengths(candidate: Candidate) -> str:
+    return f"at most {candidate.claims['sizes'].max_length}: longer inputs raise {candidate.too_long}"
 
 
 def _dtypes(candidate: Candidate) -> str:
@@ -267,9 +273,15 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
+def _limits(sizes: Sizes) -> dict[str, Any]:
+    """Return the fields that limit something."""
+    given = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
+    return {name: size for name, size in given.items() if size != getattr(Sizes(), name)}
+
+
 def _literal(value: Any) -> str:
     """Return the code of a value, with double quotes and sets in a fixed order."""
-    if isinstance(value, set):
+    if isinstance(value, set | frozenset):
         return f"{{{', '.join(_literal(each) for each in sorted(value, key=str))}}}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
@@ -278,5 +290,5 @@ def _literal(value: Any) -> str:
     if value is ...:
         return "..."
     if isinstance(value, Sizes):
-        return f"Sizes(n_heads={_literal(set(value.n_heads or ()))})"
+        return f"Sizes({', '.join(f'{name}={_literal(size)}' for name, size in _limits(value).items())})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,13 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.calling import Signature, required_inputs
-from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments, module_class
+from mha.implementations.adapters.construction import (
+    CONSTRUCTOR_NAMES,
+    MAX_LENGTH,
+    construct,
+    constructor_arguments,
+    module_class,
+)
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
@@ -32,7 +39,7 @@ from mha.implementations.inference.nearest import (
     shows_inputs,
 )
 from mha.implementations.inference.options import find_options, find_weights
-from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
+from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES, Probe
 from mha.implementations.inference.projections import Unclear, parameter_maps, reordered
 from mha.implementations.inference.scope import require_no_window, require_plain
 from mha.implementations.pristine import as_found, pristine
@@ -104,6 +111,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_weights(candidate)
     find_options(candidate, arguments)
     _find_numbers_of_heads(candidate)
+    _find_longest(candidate)
     return candidate
 
 
@@ -271,6 +279,19 @@ def _find_numbers_of_heads(candidate: Candidate) -> None:
     if problem:
         candidate.claims["sizes"] = Sizes(n_heads=SEVERAL_HEADS)
         candidate.one_head = problem
+
+
+def _find_longest(candidate: Candidate) -> None:
+    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases."""
+
+    def takes(length: int) -> bool:
+        probe = Probe(1, length, length, candidate.cross_attention)
+        return candidate.call_plainly(probe.inputs) is not None
+
+    if not takes(MAX_LENGTH):
+        candidate.too_long = candidate.problem
+        shorter = bisect(range(1, MAX_LENGTH), False, key=lambda length: not takes(length))
+        candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=max(1, shorter))
 
 
 def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:

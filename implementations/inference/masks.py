@@ -84,9 +84,10 @@ def _find_ranks(candidate: Candidate) -> None:
     if candidate.mask_shape is not None or candidate.padding:
         return
     probe = candidate.probes[0]
-    mask = probe.mask("ls", causal=bool(candidate.formula.causal))[:1, :1]
+    causal = bool(candidate.formula.causal)
+    of_heads, mask = probe.mask("hls", causal=causal)[:1], probe.mask("ls", causal=causal)[:1, :1]
     row = mask[:, :, :1]
-    forms = {4: (mask, mask), 3: (mask[0], mask), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
+    forms = {4: (mask, mask), 3: (of_heads[0], of_heads), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
     calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
     ranks = {rank for rank, results in calls.items() if rank == 4 or agree(*results)}
     candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
