@@ -125,6 +125,8 @@ def check(  # noqa: PLR0913  the options of the command
 
     with _errors_in_one_line():
         settings = Settings.of(profile, seed, clause or (), dtype or DEFAULT_DTYPES, device or "cpu", strict=strict)
+        if json not in ("", "-") and not json.endswith(".json"):
+            raise ValueError(f"--json takes - or a file name that ends in .json, but was given {json!r}")
         files = (*(report or ()), *([Path(json)] if json not in ("", "-") else []))
         stop = Stop(first=exitfirst, after=max_time)
         options = CheckOptions(waivers=waivers, reports=files, to_stdout=json == "-", verbose=verbose, stop=stop)

@@ -299,7 +299,7 @@ def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
 
     Where heads may have a width of their own, they also have the usual one.
     """
-    for d_head in {candidate.config.d_head, None}:
+    for d_head in dict.fromkeys((candidate.config.d_head, None)):
         config = replace(candidate.config, n_heads=n_heads, d_model=12, d_head=d_head)
         # What the constructor rejects, the clauses about construction report.
         with suppress(Exception, SystemExit):
