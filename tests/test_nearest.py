@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -213,6 +212,19 @@ class TurnedInPlace(Plain):
         return torch.cat([*turned, rest], -1)
 
 
+class Uneven(Plain):
+    """Its softmax runs over the queries, beside functions that do not matter."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        torch.tanh(scores.norm())
+        scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+        return (scores * torch.rsqrt(torch.ones_like(scores))).softmax(-2)
+
+
+def test_function_that_does_not_matter_is_not_out_of_scope() -> None:
+    assert verdict(infer(Uneven), "SMX-6")[0] == "fail"
+
+
 class OfUnitLength(Plain):
     """It normalises queries."""
 
@@ -259,8 +271,11 @@ class WidelyWindowed(Windowed):
         super().__init__(d_model, n_heads, sliding_window)
 
 
-def test_window_that_is_never_reached_is_not_out_of_scope() -> None:
-    assert evidence(infer(partial(WidelyWindowed, sliding_window=1 << 16)))["formula"] == "tested"
+def test_window_that_an_argument_gives_is_widened() -> None:
+    result = infer(WidelyWindowed)
+    assert evidence(result)["formula"] == "tested"
+    assert "partial(WidelyWindowed, sliding_window=2048)" in result.declaration
+    assert verdict(result, "NUM-5") == ("pass", True)
 
 
 class Sinking(Plain):
@@ -282,7 +297,6 @@ OUT_OF_SCOPE: dict[type[nn.Module], str] = {
     Capped: "it caps its scores (`tanh`)",
     Biased: "it adds a bias that grows with the distance of query and key (ALiBi)",
     Windowed: "it attends to at most 2 positions on a side",
-    WidelyWindowed: "it attends to a window (`sliding_window=128`)",
     Sinking: "it adds scores without a key (`sinks`)",
     Normalised: "Normalised is out of scope: it normalises its input (`norm`); to judge its attention, derive a class "
     "whose constructor sets self.norm = torch.nn.Identity()",

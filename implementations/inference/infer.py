@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from textwrap import indent
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -41,12 +42,14 @@ from mha.implementations.inference.nearest import (
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES, Probe
 from mha.implementations.inference.projections import Unclear, parameter_maps, reordered
-from mha.implementations.inference.scope import require_no_window, require_plain
+from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Sizes, Weights
 from mha.spec.claims import BIASES
 
 SEVERAL_HEADS = frozenset(range(2, 9))
+# In seconds, for calls with long inputs.
+PATIENCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -167,8 +170,7 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
                 _require_one_map(matching)
-                require_no_window(matching[0])
-                return _more_general(orders[:number]) or matching[0]
+                return _more_general(orders[:number]) or without_window(matching[0])
     candidates = [*chain.from_iterable(choices)]
     require_plain(candidates, module)
     return nearest(candidates)
@@ -282,16 +284,25 @@ def _find_numbers_of_heads(candidate: Candidate) -> None:
 
 
 def _find_longest(candidate: Candidate) -> None:
-    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases."""
+    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
+
+    A module whose calls take long is not tried with longer ones.
+    """
 
     def takes(length: int) -> bool:
         probe = Probe(1, length, length, candidate.cross_attention)
         return candidate.call_plainly(probe.inputs) is not None
 
-    if not takes(MAX_LENGTH):
-        candidate.too_long = candidate.problem
-        shorter = bisect(range(1, MAX_LENGTH), False, key=lambda length: not takes(length))
-        candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=max(1, shorter))
+    shorter, begun = candidate.probes[0].keys, perf_counter()
+    for length in (2**power for power in range(5, MAX_LENGTH.bit_length())):
+        if not takes(length):
+            candidate.too_long = candidate.problem
+            shorter += bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer))
+            candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=shorter)
+            return
+        if perf_counter() - begun > PATIENCE:
+            return
+        shorter = length
 
 
 def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import find_formula, outputs_of
@@ -27,14 +28,12 @@ POSITION_WORDS = (*ROTARY_WORDS, "freq", "freqs", "pos", "position", "positions"
 SINK_WORDS = ("sink", "sinks")
 # In the names of arguments of a constructor.
 WINDOW_WORDS = ("window", "sliding")
-# A width that the trial runs show, and one that no case does.
-NARROW, WIDE = 2, 1 << 16
+LEAVE_OUT = "leave that out to judge the rest"
 # What functions of torch do in a layer of attention, where its outputs are not those of attention alone.
 TURNING = frozenset({"cos", "sin", "polar", "view_as_complex"})
-SHAPING = {"tanh": "caps its scores", "tanh_": "caps its scores"} | dict.fromkeys(
-    ("normalize", "norm", "vector_norm", "linalg_norm", "linalg_vector_norm", "rms_norm", "layer_norm", "rsqrt"),
-    "normalises what it computes",
-)
+NORMALISING = frozenset({"normalize", "rms_norm", "layer_norm"})
+# That of scores, c tanh(s / c).
+CAPPING = frozenset({"tanh", "tanh_"})
 
 
 def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
@@ -56,18 +55,16 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
         raise ImplementationError(f"{first.label} is out of scope: {'; '.join(filter(None, found))}")
 
 
-def require_no_window(candidate: Candidate) -> None:
-    """Raise ImplementationError for a window that is wider than the trial runs are long, found by its argument."""
-    parameters = inspect.signature(candidate.constructor).parameters
-    defaults = {name: p.default for name, p in parameters.items() if _has_word(name, WINDOW_WORDS)}
-    for name in (name for name, default in defaults.items() if type(default) is int and 0 < default < WIDE):
-        narrow = replace(candidate, constructor=partial(candidate.constructor, **{name: NARROW}))
-        before, after = outputs_of(candidate), outputs_of(narrow)
-        if any(bool(changed(x, y).any()) for x, y in zip(before, after, strict=False)):
-            raise ImplementationError(
-                f"{candidate.label} is out of scope: it attends to a window (`{name}={defaults[name]}`); to judge its "
-                f"attention, widen it: functools.partial({candidate.label}, {name}={WIDE})"
-            )
+def without_window(candidate: Candidate) -> Candidate:
+    """Return a candidate whose window, found by its argument, is as wide as the longest input, if it is narrower."""
+    given = getattr(candidate.constructor, "keywords", {})
+    for name, parameter in inspect.signature(candidate.constructor).parameters.items():
+        narrow = type(parameter.default) is int and 0 < parameter.default < MAX_LENGTH and name not in given
+        if narrow and _has_word(name, WINDOW_WORDS):
+            wide = replace(candidate, constructor=partial(candidate.constructor, **{name: MAX_LENGTH}))
+            if find_formula(wide):
+                return wide
+    return candidate
 
 
 def _norms(module: nn.Module) -> list[str]:
@@ -128,7 +125,7 @@ def _sinks(candidate: Candidate, module: nn.Module) -> str:
     """Return what takes weight from the keys, by a name, if the output depends on it."""
     names = [name for name, _ in module.named_parameters() if _has_word(name, SINK_WORDS)]
     used = [name for name in names if _differs(candidate, _shifted(name))]
-    return f"it adds scores without a key ({', '.join(f'`{name}`' for name in used)})" if used else ""
+    return f"it adds scores without a key ({', '.join(f'`{name}`' for name in used)}); {LEAVE_OUT}" if used else ""
 
 
 def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
@@ -145,11 +142,11 @@ def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
 def _biases() -> Iterator[tuple[str, Callable[[int, int], Tensor]]]:
     """Yield what is done by distance, and the mask (L, S) or (H, L, S) that does it: windows, and ALiBi."""
     slopes = 2.0 ** (-8 * torch.arange(1, CONFIG.n_heads + 1, dtype=torch.float64) / CONFIG.n_heads)[:, None, None]
-    alibi = "it adds a bias that grows with the distance of query and key (ALiBi)"
+    alibi = f"it adds a bias that grows with the distance of query and key (ALiBi); {LEAVE_OUT}"
     yield alibi, lambda queries, keys: -slopes * _distance(queries, keys).abs()
     yield alibi, lambda queries, keys: slopes * _distance(queries, keys)
     for size in range(1, 6):
-        yield f"it attends to at most {size} positions on a side", partial(_window, size)
+        yield f"it attends to at most {size} positions on a side; {LEAVE_OUT}", partial(_window, size)
 
 
 def _distance(queries: int, keys: int) -> Tensor:
@@ -162,27 +159,35 @@ def _window(size: int, queries: int, keys: int) -> Tensor:
 
 def _does_more(candidate: Candidate) -> str:
     """Return what the functions of torch that it calls do beside attention."""
-    called = _torch_functions(candidate)
+    called = _functions_called(candidate)
     turning = sorted(TURNING & called)
     if turning and _depends_on_order(candidate):
-        return f"it depends on positions ({', '.join(f'`torch.{name}`' for name in turning)})"
-    shaping = [name for name in sorted(called) if name in SHAPING]
-    return f"it {SHAPING[shaping[0]]} (`{shaping[0]}`)" if shaping else ""
+        return f"it depends on positions ({', '.join(f'`torch.{name}`' for name in turning)}); {LEAVE_OUT}"
+    if normalising := sorted(NORMALISING & called):
+        return f"it normalises what it computes (`{normalising[0]}`); {LEAVE_OUT}"
+    if CAPPING & called:
+        with _Functions(left_out=CAPPING):
+            outputs = outputs_of(candidate)
+        if find_formula(replace(candidate), outputs):
+            return f"it caps its scores (`tanh`); {LEAVE_OUT}"
+    return ""
 
 
 class _Functions(TorchFunctionMode):
-    """Records the names of the functions of torch that are called."""
+    """Records the names of the functions of torch that are called; those left out return their first argument."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Collection[str] = ()) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.left_out = left_out
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(getattr(function, "__name__", ""))
-        return function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        self.names.add(name)
+        return args[0] if name in self.left_out else function(*args, **(kwargs or {}))
 
 
-def _torch_functions(candidate: Candidate) -> set[str]:
+def _functions_called(candidate: Candidate) -> set[str]:
     """Return the names of the functions of torch that are called to build it and to call it."""
     functions = _Functions()
     with functions:
