@@ -154,7 +154,9 @@ class Report:
             statuses = [verdict.status for verdict in own]
             counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
             conforms = all(verdict.conforms for verdict in own) and not self.incomplete
-            lines.append(f"{name}: {'conforms' if conforms else 'does not conform'} ({counts})")
+            outcome = "conforms" if conforms else "does not conform"
+            outcome = "could not be judged" if "harness_error" in statuses else outcome
+            lines.append(f"{name}: {outcome} ({counts})")
             lines += [f"    {_in_a_line(verdict)}" for verdict in own if verdict.status not in ("pass", "not_claimed")]
         return "\n".join(lines) or "nothing was judged"
 

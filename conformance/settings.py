@@ -76,7 +76,6 @@ class Settings:
         """Raise ValueError, in one line, for settings that cannot be followed."""
         validate_choice("profile", [self.profile], PROFILES)
         validate_choice("clause", self.clauses, properties())
-        validate_choice("version of the contract", [self.contract], VERSIONS)
         for what, given in (("dtype", self.dtypes), ("device", self.devices)):
             if not given:
                 raise ValueError(f"no {what} is named")
@@ -131,20 +130,27 @@ class Settings:
 
 
 def pinned_contract(folder: Path) -> str:
-    """Return the `contract` of `[tool.mha]` in a folder's pyproject.toml, by default the latest version.
+    """Return the `contract` of `[tool.mha]` in the pyproject.toml of a folder, or else of the next one above it.
 
-    Raises ValueError, in one line, for a file that is not TOML, and for anything else in the table.
+    It is the latest version by default. Raises ValueError, in one line, for a file that is not TOML, for an unknown
+    version, and for anything else in the table.
     """
-    file = folder / "pyproject.toml"
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("mha", {})
-    except OSError:
+    places = (folder.resolve(), *folder.resolve().parents)
+    file = next((place / "pyproject.toml" for place in places if (place / "pyproject.toml").is_file()), None)
+    if file is None:
         return VERSIONS[-1]
-    except ValueError as error:
-        raise ValueError(f"{str(file)!r} is not valid TOML: {error}") from None
-    if not isinstance(table, dict) or set(table) - {"contract"} or not isinstance(table.get("contract", ""), str):
-        raise ValueError(f"[tool.mha] in {str(file)!r} takes a version of the contract: contract = {VERSIONS[-1]!r}")
-    return str(table.get("contract", VERSIONS[-1]))
+    try:
+        tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(file)!r} cannot be read as TOML: {error}") from None
+    table = tool.get("mha", {}) if isinstance(tool, dict) else {}
+    contract = table.get("contract", VERSIONS[-1]) if isinstance(table, dict) and set(table) <= {"contract"} else None
+    if contract not in VERSIONS:
+        known = " or ".join(VERSIONS)
+        raise ValueError(
+            f"[tool.mha] in {str(file)!r} takes nothing but contract = {known!r}, a version of the contract"
+        )
+    return str(contract)
 
 
 def names_of(given: object) -> tuple[str, ...]:

@@ -142,6 +142,9 @@ def test_run_stops_at_the_first_failure_or_after_a_time(judge_only: Callable[...
     assert "INCOMPLETE: stopped after 0.001 s." in output
     assert [each.clause for each in read(LAST).verdicts] == ["SHP-1"]
     assert run("loop", "--dtype", "float32", "--profile", "quick", "-x")[0] == 0
+    judge_only("SHP-1")
+    status, output = run("loop", "--dtype", "float32", "--profile", "quick", "--max-time", "0.001")
+    assert (status, "INCOMPLETE" in output) == (0, False)
 
 
 def test_every_verdict_is_printed_if_asked_for(judge_only: Callable[..., None]) -> None:

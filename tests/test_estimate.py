@@ -10,12 +10,17 @@ from mha.conformance.settings import Settings
 from mha.spec import Claims
 
 
-@pytest.fixture(autouse=True)
+def test_plain_call_is_timed() -> None:
+    assert module._seconds_of_a_plain_call() > 0
+
+
+@pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a plain call take a millisecond."""
     monkeypatch.setattr(module, "_seconds_of_a_plain_call", lambda: 1e-3)
 
 
+@pytest.mark.usefixtures("machine")
 def test_estimate_grows_with_what_is_judged() -> None:
     def seconds(claims: Claims, profile: str = "quick", share: float = 100.0, **given: tuple[str, ...]) -> int:
         _, number, unit = estimate([claims], Settings(profile=profile, **given), share).split()

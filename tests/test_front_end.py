@@ -93,7 +93,7 @@ def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> Non
         "judging: loop, sdpa",
         "on: cpu in float32; profile quick, seed 0",
         "with: mha-conformance",
-        "takes: about 5 s of one core",
+        "estimate: about 5 s on one core",
     ):
         assert line in done.stdout
     assert "loop: conforms (1 clause judged" in done.stdout

@@ -137,6 +137,7 @@ def test_failures_are_found_by_search_and_link_to_their_cells(tmp_path: Path) ->
         result.all = articles();
         type("faulty policy");
         result.found = articles();
+        result.matching = shown("#matrix tr[data-c]").map((row) => row.dataset.c);
         result.rows = shown("#matrix tr[data-c]").map((row) => row.dataset.c);
         type("msk");
         result.rows = shown("#matrix tr").map((row) => row.dataset.c ?? row.innerText.slice(0, 3));
@@ -153,6 +154,7 @@ def test_failures_are_found_by_search_and_link_to_their_cells(tmp_path: Path) ->
     )
     assert result["all"] == result["again"] == ["MSK-8 ", "NUM-1 ", "MSK-10"]
     assert result["found"] == ["MSK-8 "]
+    assert result["matching"] == ["MSK-8"]
     assert result["rows"] == ["cla", "MSK", "MSK-8", "MSK-10"]
     assert result["title"].startswith("faulty: MSK-10 ")
     assert result["address"] == "#correct%2FMSK-8"

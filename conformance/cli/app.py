@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -113,7 +113,7 @@ def check(  # noqa: PLR0913  the options of the command
     ] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every verdict.")] = False,
     exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
-    max_time: Annotated[float, typer.Option(min=0, metavar="S", help="Stop after S seconds; 0: never.")] = 0,
+    max_time: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Stop after this time; 0: no limit.")] = 0,
 ) -> None:
     """Check implementations against the contract.
 
@@ -129,8 +129,10 @@ def check(  # noqa: PLR0913  the options of the command
             raise ValueError(f"--json takes - or a file name that ends in .json, but was given {json!r}")
         files = (*(report or ()), *([Path(json)] if json not in ("", "-") else []))
         stop = Stop(first=exitfirst, after=max_time)
-        options = CheckOptions(waivers=waivers, reports=files, to_stdout=json == "-", verbose=verbose, stop=stop)
-        status = check_all(targets, settings, options)
+        stdout = sys.stdout if json == "-" else None
+        options = CheckOptions(waivers=waivers, reports=files, json=stdout, verbose=verbose, stop=stop)
+        with redirect_stdout(sys.stderr) if stdout else nullcontext():
+            status = check_all(targets, settings, options)
     raise typer.Exit(status)
 
 

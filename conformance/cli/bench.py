@@ -133,7 +133,7 @@ def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> di
 
 def judge_quickly(resolved: Resolved, dtype: str, device: str) -> Report:
     """Return the report of an earlier run of the same code in the quick profile, or of a new one, with its progress."""
-    settings, name = Settings(profile="quick", dtypes=(dtype,), devices=(device,)), resolved.implementation.name
+    settings, name = Settings.of("quick", 0, (), dtype, device, strict=False), resolved.implementation.name
     place = place_of(resolved.target, settings)
     if kept := read_kept(place):
         typer.echo(f"{visible_name(name)}: judged before with these sources and versions ({place})")

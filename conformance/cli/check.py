@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from time import monotonic
-from typing import Literal
+from typing import Literal, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -104,13 +104,13 @@ class Stop:
 class CheckOptions:
     """What is printed and written, and when to stop.
 
-    waivers: a file of them. reports: files, by the suffix. to_stdout: whether the report is printed as JSON, and all
-    else goes to stderr. verbose: whether every verdict is printed.
+    waivers: a file of them. reports: files, by the suffix. json: where the report is printed as JSON, if it is; then
+    all else goes to stderr. verbose: whether every verdict is printed.
     """
 
     waivers: Path | None = None
     reports: tuple[Path, ...] = ()
-    to_stdout: bool = False
+    json: TextIO | None = None
     verbose: bool = False
     stop: Stop = Stop()
 
@@ -128,14 +128,13 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions)
     chosen = chosen_by(targets, options)
     if options.waivers:
         settings = replace(settings, waivers=tuple(read_waivers(options.waivers, chosen)))
-    printer, started = Printer(Console(highlight=False, stderr=options.to_stdout)), now()
+    printer, started = Printer(Console(highlight=False, stderr=options.json is not None)), now()
     run, interrupted, changes = Run(printer, settings, options), False, torch_changes()
     if changes:
         printer.folded(f"Note: {describe_changes(changes)}.")
     try:
         with heeding_interrupts():
-            for resolved in chosen.values():
-                run.judge(resolved)
+            run.judge_all(chosen.values())
     except (KeyboardInterrupt, Stopped) as end:
         interrupted = True
         printer.paragraph(f"INCOMPLETE: {str(end) or 'the run was stopped'}.")
@@ -177,13 +176,24 @@ class Run:
     def __init__(self, printer: Printer, settings: Settings, options: CheckOptions) -> None:
         self.printer, self.settings, self.options = printer, settings, options
         self.verdicts: list[Verdict] = []
-        self.begun = monotonic()
+        self.begun, self.left = monotonic(), 0
+
+    @property
+    def clauses(self) -> list[str]:
+        """Those to be judged for each implementation, in order, again for each dtype and device."""
+        return [*self.settings.judged_clauses] * (len(self.settings.dtypes) * len(self.settings.devices))
+
+    def judge_all(self, chosen: Collection[Resolved]) -> None:
+        """Judge implementations one after another; raises Stopped where an option ends that early."""
+        self.left = len(self.clauses) * len(chosen)
+        for resolved in chosen:
+            self.judge(resolved)
 
     def judge(self, resolved: Resolved) -> None:
         """Judge one implementation, and print what is found; raises Stopped."""
         announce(self.printer, resolved, self.settings)
         own, settings, reason = list[Verdict](), self.settings, ""
-        clauses = [*settings.judged_clauses * (len(settings.dtypes) * len(settings.devices)), ""]
+        clauses = [*self.clauses, ""]
         with progress_bar(self.printer.console, clauses) as bar:
             for verdict in judge_all(resolved, settings):
                 own.append(verdict)
@@ -191,7 +201,8 @@ class Run:
                 advance(bar, own, clauses[len(own)])
                 if not verdict.blocked_by and (settings.clauses or self.options.verbose or is_news(own)):
                     self.print(verdict)
-                if reason := self.options.stop.reason(verdict, self.begun):
+                self.left -= 1
+                if self.left and (reason := self.options.stop.reason(verdict, self.begun)):
                     break
         self.sum_up(list(settled(own)), incomplete=bool(reason))
         if reason:
@@ -251,8 +262,8 @@ def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
         printer.drawing(matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain))
     for text in (*runner_annotations(report.verdicts), *(f"mha: {text}" for text in (*errors, *warnings))):
         printer.line(text)
-    if options.to_stdout:
-        print(report.to_json())
+    if options.json:
+        print(report.to_json(), file=options.json)
     return 2 if errors else exit_status(report, options.stop)
 
 

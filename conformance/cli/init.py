@@ -63,7 +63,7 @@ def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[s
     yield from (f"wrote {file}" for file in texts)
     reference = _reference(target, declaration)
     yield f"\nRun it:\n\n    {RUN.format(place=reference, waivers=waivers)}"
-    yield "\nTo judge no clause that a later release adds before you want it, add to pyproject.toml:\n"
+    yield "\nTo keep later releases from adding clauses to your run, pin the contract in pyproject.toml:\n"
     yield f'    [tool.mha]\n    contract = "{VERSIONS[-1]}"'
     if not reference.endswith(".py"):
         yield "\nTo leave out --mha-impl, register it in pyproject.toml:\n"

@@ -55,7 +55,7 @@ class Selection:
         settings, claims = self.settings, [each.implementation.claims for each in self.implementations.values()]
         every = len(claims) * len(settings.devices) * len(settings.dtypes) * len(settings.judged_clauses)
         share = items / max(1, every)
-        return f"takes: {estimate(claims, settings, share)} of one core, by the speed of the oracle here"
+        return f"estimate: {estimate(claims, settings, share)} on one core, if calls are as fast as the oracle's"
 
 
 def selection(config: pytest.Config) -> Selection:

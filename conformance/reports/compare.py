@@ -59,7 +59,6 @@ def updated(last: Report, report: Report) -> Report:
     return replace(
         last,
         verdicts=settled(_ordered(singly)),
-        incomplete=last.incomplete or report.incomplete,
         torch_changes=_all_changes([last, report]),
         since=last.since or last.started,
         started=report.started,

@@ -74,22 +74,33 @@ function show(button) {
 }
 
 // An address that ends in #sdpa/MSK-8 opens that cell.
-function open_addressed() {
-  const address = decodeURIComponent(location.hash.slice(1));
+function openAddressed() {
+  let address;
+  try {
+    address = decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return;
+  }
   const button = cells.find((each) => `${nameOf(each)}/${clauseOf(each)}` === address);
   if (button) show(button);
+}
+
+function failuresOf(clause) {
+  const failing = ([name, own]) => own.map((each) => `${name} ${each.message ?? ""} ${each.diagnosis ?? ""}`).join(" ");
+  return Object.entries(data.verdicts[clause]).map(failing).join(" ");
 }
 
 function search(event) {
   const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
   const found = (text) => words.every((word) => text.toLowerCase().includes(word));
-  for (const row of matrix.querySelectorAll("tr[data-c]")) row.hidden = !found(row.cells[0].textContent);
+  for (const row of matrix.querySelectorAll("tr[data-c]")) row.hidden = !found(row.cells[0].textContent + failuresOf(row.dataset.c));
   for (const family of matrix.tBodies) family.hidden = !family.querySelector("tr[data-c]:not([hidden])");
   for (const own of document.querySelectorAll("details.failures")) {
     const name = own.querySelector("summary b").textContent;
     for (const each of own.querySelectorAll("article")) each.hidden = !found(`${name} ${each.textContent}`);
     own.hidden = !own.querySelector("article:not([hidden])");
-    if (words.length) own.open = !own.hidden;
+    own.dataset.open ??= own.open;
+    own.open = words.length ? !own.hidden : own.dataset.open === "true";
   }
 }
 
@@ -150,8 +161,8 @@ for (const button of document.querySelectorAll("th > button")) {
 }
 const json = new Blob([document.getElementById("report").textContent], { type: "application/json" });
 document.getElementById("download").href = URL.createObjectURL(json);
-addEventListener("hashchange", open_addressed);
-open_addressed();
+addEventListener("hashchange", openAddressed);
 document.getElementById("filter").addEventListener("change", (event) => {
   matrix.classList.toggle("filtered", event.target.checked);
 });
+openAddressed();

@@ -130,7 +130,11 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     'causal_mask'
     """
     known = (name for name in OPTION_NAMES[option] if name in parameters)
-    return next((name for name in known if name not in FLAGS or isinstance(parameters[name].default, bool)), None)
+    return next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
+
+
+def _is_flag(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
 
 
 def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:

@@ -69,8 +69,10 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
+    given = {name: str(value) for name, value in getattr(candidate.constructor, "keywords", {}).items()}
+    built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in given.items()))))
     return [
-        Row("built as", f"{candidate.label}({_assignments(arguments)})", "by name"),
+        Row("built as", f"{candidate.label}({built})", "by name"),
         Row("projections", _projections(candidate.parameters), _against_name(candidate) or tested),
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
