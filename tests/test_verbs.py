@@ -216,6 +216,7 @@ def advance(*arguments):
         gc.callbacks.pop()
 
 done = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
 check.advance = advance
 sys.argv = ["mha", "check", "loop", "--clause", "SHP-1,SHP-4", "--dtype", "float32", "--profile", "quick"]
 app.app()
