@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mha.conformance.project import pinned_contract
 from mha.conformance.properties.registry import NO_LIMIT, properties
 from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
 from mha.implementations import Resolved
@@ -127,30 +127,6 @@ class Settings:
         of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == original.name]
         own = [replace(waiver, implementation=implementation.name) for waiver in of_ours if is_built_in(original)]
         return (*own, *self.waivers)
-
-
-def pinned_contract(folder: Path) -> str:
-    """Return the `contract` of `[tool.mha]` in the pyproject.toml of a folder, or else of the next one above it.
-
-    It is the latest version by default. Raises ValueError, in one line, for a file that is not TOML, for an unknown
-    version, and for anything else in the table.
-    """
-    places = (folder.resolve(), *folder.resolve().parents)
-    file = next((place / "pyproject.toml" for place in places if (place / "pyproject.toml").is_file()), None)
-    if file is None:
-        return VERSIONS[-1]
-    try:
-        tool = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{str(file)!r} cannot be read as TOML: {error}") from None
-    table = tool.get("mha", {}) if isinstance(tool, dict) else {}
-    contract = table.get("contract", VERSIONS[-1]) if isinstance(table, dict) and set(table) <= {"contract"} else None
-    if contract not in VERSIONS:
-        known = " or ".join(VERSIONS)
-        raise ValueError(
-            f"[tool.mha] in {str(file)!r} takes nothing but contract = {known!r}, a version of the contract"
-        )
-    return str(contract)
 
 
 def names_of(given: object) -> tuple[str, ...]:

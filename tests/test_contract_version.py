@@ -11,8 +11,9 @@ from types import MappingProxyType
 
 import pytest
 
-from mha.conformance import check, settings
-from mha.conformance.settings import Settings, pinned_contract
+from mha.conformance import check, project, settings
+from mha.conformance.project import pinned_contract
+from mha.conformance.settings import Settings
 from mha.implementations import resolve
 from mha.spec import CLAUSES
 from mha.spec.clauses import VERSIONS
@@ -33,7 +34,8 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let MSK-4 come with version 0.2."""
     clauses = MappingProxyType({**CLAUSES, "MSK-4": replace(CLAUSES["MSK-4"], since="0.2")})
     monkeypatch.setattr(settings, "CLAUSES", clauses)
-    monkeypatch.setattr(settings, "VERSIONS", (*VERSIONS, "0.2"))
+    for module in (project, settings):
+        monkeypatch.setattr(module, "VERSIONS", (*VERSIONS, "0.2"))
 
 
 def of(clauses: object = ()) -> Settings:

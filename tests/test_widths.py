@@ -45,12 +45,13 @@ def at_terminal(arguments: list[str], columns: int, folder: Path) -> list[str]:
     import termios
 
     process, terminal = pty.fork()
-    if not process:  # pragma: no cover  the child
+    if not process:
         os.chdir(folder)
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        os.environ |= {"TERM": "xterm-256color"}
-        os.environ.pop("COLUMNS", None)
-        os.execv(sys.executable, [sys.executable, "-m", "mha.conformance", *arguments])
+        # Not the environment of the process, to which readline may have added COLUMNS.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        command = [sys.executable, "-m", "mha.conformance", *arguments]
+        os.execve(sys.executable, command, environment | {"TERM": "xterm-256color"})
     shown = b""
     while True:
         try:

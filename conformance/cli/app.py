@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,28 +25,21 @@ Reports = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
 ]
 Run = Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="The JSON report. Default: the last run.")]
-Targets = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TARGET",
-        help="A registered name, module:object, file.py:Class, or NAME=one of these.",
-        autocompletion=complete_target,
-    ),
-]
+
+
+def _targets(text: str) -> Any:
+    """Return the argument that names implementations; text: its help."""
+    return typer.Argument(metavar="TARGET", help=text, autocompletion=complete_target)
+
+
+Targets = Annotated[list[str], _targets("A registered name, module:object, file.py:Class, or NAME=one of these.")]
+BenchTargets = Annotated[list[str], _targets("Implementations; the others are compared with the first.")]
 Clauses = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID",
         help="Check only this clause (MSK-8) or family (MSK), and report in full. Repeatable.",
         autocompletion=complete_clause,
-    ),
-]
-BenchTargets = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TARGET",
-        help="Implementations; the others are compared with the first.",
-        autocompletion=complete_target,
     ),
 ]
 
@@ -125,9 +118,10 @@ def check(  # noqa: PLR0913  the options of the command
 
     with _errors_in_one_line():
         settings = Settings.of(profile, seed, clause or (), dtype or DEFAULT_DTYPES, device or "cpu", strict=strict)
-        if json not in ("", "-") and not json.endswith(".json"):
+        to_file = json if json != "-" else ""
+        if to_file and not to_file.endswith(".json"):
             raise ValueError(f"--json takes - or a file name that ends in .json, but was given {json!r}")
-        files = (*(report or ()), *([Path(json)] if json not in ("", "-") else []))
+        files = (*(report or ()), *([Path(to_file)] if to_file else []))
         stop = Stop(first=exitfirst, after=max_time)
         stdout = sys.stdout if json == "-" else None
         options = CheckOptions(waivers=waivers, reports=files, json=stdout, verbose=verbose, stop=stop)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mha.conformance.project import pinned_contract
 from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN, is_benchmark_run
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
@@ -55,14 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from mha.conformance.pytest_plugin.selection import selection
 
         selection(config)
-    elif _has_table(config.invocation_params.dir / "pyproject.toml"):
-        from mha.conformance.pytest_plugin.selection import validate_table
-
-        validate_table(config)
-
-
-def _has_table(project: Path) -> bool:
-    return project.is_file() and "[tool.mha" in project.read_text(encoding="utf-8", errors="replace")
+    else:
+        try:
+            pinned_contract(config.invocation_params.dir)
+        except ValueError as error:
+            raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from mha.conformance.engine.estimate import estimate
+from mha.conformance.project import pinned_contract
 from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, names_of, pinned_contract
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, names_of
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Registered, Resolved, discover, resolve
 from mha.implementations.discovery import available
@@ -67,14 +68,6 @@ def selection(config: pytest.Config) -> Selection:
         except ValueError as error:
             raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
     return config.stash[SELECTION]
-
-
-def validate_table(config: pytest.Config) -> None:
-    """End the run with status 2 for a table in pyproject.toml that cannot be followed."""
-    try:
-        Settings(contract=pinned_contract(config.invocation_params.dir))
-    except ValueError as error:
-        raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
 
 
 def _select(config: pytest.Config) -> Selection:

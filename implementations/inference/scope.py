@@ -159,16 +159,20 @@ def _window(size: int, queries: int, keys: int) -> Tensor:
 
 def _does_more(candidate: Candidate) -> str:
     """Return what the functions of torch that it calls do beside attention."""
-    called = _functions_called(candidate)
-    turning = sorted(TURNING & called)
+    with _Functions() as functions:  # called to build it and to call it
+        outputs = outputs_of(candidate)
+    turning = sorted(TURNING & functions.names)
     if turning and _depends_on_order(candidate):
         return f"it depends on positions ({', '.join(f'`torch.{name}`' for name in turning)}); {LEAVE_OUT}"
-    if normalising := sorted(NORMALISING & called):
-        return f"it normalises what it computes (`{normalising[0]}`); {LEAVE_OUT}"
-    if CAPPING & called:
+    if normalising := sorted(NORMALISING & functions.names):
+        with _Functions(left_out=NORMALISING):
+            unnormalised = outputs_of(candidate)
+        if _differ(outputs, unnormalised):
+            return f"it normalises what it computes (`{normalising[0]}`); {LEAVE_OUT}"
+    if CAPPING & functions.names:
         with _Functions(left_out=CAPPING):
-            outputs = outputs_of(candidate)
-        if find_formula(replace(candidate), outputs):
+            uncapped = outputs_of(candidate)
+        if find_formula(replace(candidate), uncapped):
             return f"it caps its scores (`tanh`); {LEAVE_OUT}"
     return ""
 
@@ -185,14 +189,6 @@ class _Functions(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         self.names.add(name)
         return args[0] if name in self.left_out else function(*args, **(kwargs or {}))
-
-
-def _functions_called(candidate: Candidate) -> set[str]:
-    """Return the names of the functions of torch that are called to build it and to call it."""
-    functions = _Functions()
-    with functions:
-        candidate.call(candidate.probes[0].inputs)
-    return functions.names
 
 
 def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[str]) -> str:
@@ -249,5 +245,8 @@ def _shifted(name: str) -> Callable[[nn.Module], None]:
 
 def _differs(candidate: Candidate, change: Callable[[nn.Module], None]) -> bool:
     """Return whether the output differs after a change of the module."""
-    before, after = outputs_of(candidate), outputs_of(candidate, change=change)
+    return _differ(outputs_of(candidate), outputs_of(candidate, change=change))
+
+
+def _differ(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
     return any(x.shape != y.shape or bool(changed(x, y).any()) for x, y in zip(before, after, strict=False))
