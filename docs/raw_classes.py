@@ -6,7 +6,6 @@ the packages can be imported without them. `python docs/raw_classes.py NAME ...`
 """
 
 import inspect
-import re
 import sys
 import types
 import warnings
@@ -123,8 +122,7 @@ def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
     try:
         (resolved,) = resolve(target)
         understood, lines = "yes", ""
-        rows = re.split(r"\n(?! )", resolved.inference.lines[0])
-        assumed = [text.split("  ")[0] for text in rows if "[assumed" in " ".join(text.split())]
+        assumed = [row.topic for row in resolved.inference.rows if row.evidence.startswith("assumed")]
         understood = f"assumed: {', '.join(assumed)}" if assumed else understood
     except ImplementationError as error:
         cause = str(error).partition(". Declare it")[0].partition("needs a declaration: ")

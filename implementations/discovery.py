@@ -23,7 +23,7 @@ from torch import nn
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.errors import ImplementationError, UnavailableError, one_line
-from mha.implementations.inference.infer import infer
+from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.pristine import as_found, pristine
@@ -55,20 +55,6 @@ def framework_of(value: object) -> str | None:
     """
     roots = {base.__module__.partition(".")[0].removeprefix("tf_") for base in getattr(value, "__mro__", ())}
     return next((name for name in HOW_TO_WRAP if name.lower() in roots), None)
-
-
-@dataclass(frozen=True, eq=False)
-class Inference:
-    """How a plain class was understood.
-
-    lines: the report to print. declaration: the code that declares the same.
-
-    >>> resolve("sdpa")[0].inference is None  # it is declared
-    True
-    """
-
-    lines: tuple[str, ...]
-    declaration: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,7 +360,7 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
         label = target.rpartition(":")[2]
         kernel = isfunction(made) and not makes_modules(function)
         inferred = infer_kernel(function, label) if kernel else infer(function, label)
-        return inferred.implementation, Inference(inferred.lines, inferred.declaration)
+        return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     advice = "make one with mha.implementations.from_module or from_kernel"
     if isinstance(value, nn.Module):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations.inference.infer import InferredClass
+from mha.implementations.inference.infer import Inference
 
 
-def evidence(result: InferredClass) -> dict[str, str]:
+def evidence(result: Inference) -> dict[str, str]:
     """Return how each row of the report was found."""
     return {row.topic: row.evidence for row in result.rows}
 
 
-def verdict(result: InferredClass, clause: str) -> tuple[str, bool]:
+def verdict(result: Inference, clause: str) -> tuple[str, bool]:
     (found,) = check(result.implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
     return found.status, found.conforms
 

@@ -164,7 +164,7 @@ def test_partial_class_is_inferred(name: str, always: bool) -> None:
     assert claims.always_causal is always
     assert (claims.causal is None) is not always
     assert resolved.inference is not None
-    lines = "\n".join(resolved.inference.lines)
+    lines = resolved.inference.report()
     assert f"from_module(\n        {name}," in lines
     assert ("not judged" in lines) is not always  # its argument `causal`
 

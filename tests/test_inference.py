@@ -14,7 +14,7 @@ from torch import nn
 
 from mha.conformance import check
 from mha.implementations import ImplementationError, fused_qkv, minimal, modular, resolve
-from mha.implementations.inference.infer import InferredClass, infer
+from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.projections import role_of
 from mha.spec import Claims
 
@@ -192,7 +192,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def inferred(name: str) -> tuple[InferredClass, dict[str, Any]]:
+def inferred(name: str) -> tuple[Inference, dict[str, Any]]:
     """Infer the class in a file; return that, and the names in the file with the declaration at its end."""
     module = load(name)
     result = infer(getattr(module, EXPECTED[name][0]))
@@ -270,9 +270,11 @@ def test_resolve_takes_a_class() -> None:
     assert resolved.implementation.name == "MultiHeadAttention"
     assert resolved.target == target
     assert resolved.inference is not None
-    lines = "\n".join(resolved.inference.lines)
-    assert "w_q: W_q" in lines
-    assert "implementation = from_module(" in lines
+    text = resolved.inference.report(60)
+    assert "w_q: W_q" in text
+    assert "implementation = from_module(" in text
+    rows = text.partition("\n\n")[0].split("\n")
+    assert 50 < max(map(len, rows)) <= 60
     with pytest.raises(ImplementationError) as raised:
         resolve(f"{CLASSES}/separate_linears.py")
     assert ":NAME (its classes: MultiHeadAttention)" in str(raised.value)

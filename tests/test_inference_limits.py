@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
-from mha.implementations.inference.infer import InferredClass, infer
+from mha.implementations.inference.infer import Inference, infer
 from mha.spec import Claims
 
 
-def findings(result: InferredClass) -> dict[str, str]:
+def findings(result: Inference) -> dict[str, str]:
     """Return the rows of the report by topic."""
     return {row.topic: row.finding for row in result.rows}
 

@@ -14,12 +14,12 @@ from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.discovery import framework_of
-from mha.implementations.inference.infer import InferredClass, infer
+from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Output, Weights
 
 
-def findings(result: InferredClass) -> dict[str, str]:
+def findings(result: Inference) -> dict[str, str]:
     """Return the rows of the report by topic."""
     return {row.topic: row.finding for row in result.rows}
 

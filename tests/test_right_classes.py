@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations.inference.infer import InferredClass, infer
+from mha.implementations.inference.infer import Inference, infer
 
 
 class Base(nn.Module):
@@ -148,7 +148,7 @@ class OfTwoMasks(Base):
         return self.attend(x, x, x, added)[0]
 
 
-def is_tested(result: InferredClass) -> bool:
+def is_tested(result: Inference) -> bool:
     """Return whether nothing is assumed."""
     return not any("assumed" in row.evidence for row in result.rows)
 

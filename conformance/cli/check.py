@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import fill
 from time import monotonic
 from typing import Literal, TextIO
 
@@ -30,6 +29,7 @@ from mha.conformance.reports.text import (
     summarise,
     visible_name,
     width_of,
+    wrapped,
 )
 from mha.conformance.results import Report, Verdict, now, settled
 from mha.conformance.settings import Settings, by_name
@@ -164,7 +164,7 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
     name, inference = visible_name(resolved.implementation.name), resolved.inference
     if inference:
         printer.folded(f"{name}, as inferred from the class:")
-        printer.folded("\n".join(inference.lines))
+        printer.paragraph(inference.report(printer.width))
     where = f"on {', '.join(settings.devices)} in {', '.join(settings.dtypes)}"
     takes = f": {estimate([resolved.implementation.claims], settings)}" if printer.console.is_terminal else ""
     printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed}){takes}")
@@ -248,7 +248,7 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
     where = verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
     text = f"{verdict.examples} cases" if verdict.status == "pass" else brief(verdict)
     first = f"{status_of(verdict):15} {verdict.clause:7} {where}: {text}"
-    return fill(first, width, subsequent_indent=" " * 24, break_long_words=False)
+    return wrapped(first, width, "", " " * 24)
 
 
 def finish(printer: Printer, report: Report, options: CheckOptions) -> int:

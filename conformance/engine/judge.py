@@ -61,9 +61,10 @@ def resolve_object(value: object) -> Resolved:
     resolved = as_resolved(value)
     preflight(resolved.implementation)
     given = isinstance(value, Resolved)  # whose reading the caller has
-    if resolved.inference and not given and any("[assumed" in line for line in resolved.inference.lines):
-        reading = "\n".join(resolved.inference.lines)
-        warnings.warn(f"{resolved.implementation.name} is read as what it is nearest to:\n{reading}", stacklevel=3)
+    inference = resolved.inference
+    if inference and not given and any(row.evidence.startswith("assumed") for row in inference.rows):
+        reading = f"{resolved.implementation.name} is read as what it is nearest to:\n{inference.report()}"
+        warnings.warn(reading, stacklevel=3)
     return resolved
 
 

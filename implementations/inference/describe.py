@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -49,18 +49,11 @@ class Row(NamedTuple):
     evidence: str
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return rows as aligned text."""
-    width = max(len(row.topic) for row in rows)
-    return "\n".join(
-        fill(
-            f"{row.topic:<{width}}  {row.finding}  [{row.evidence}]",
-            WIDTH,
-            subsequent_indent=" " * (width + 2),
-            break_long_words=False,
-        )
-        for row in rows
-    )
+def table(rows: Sequence[Row], width: int = WIDTH) -> str:
+    """Return rows as aligned text of at most `width` columns."""
+    topic = max(len(row.topic) for row in rows)
+    filler = TextWrapper(width, subsequent_indent=" " * (topic + 2), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(filler.fill(f"{row.topic:<{topic}}  {row.finding}  [{row.evidence}]") for row in rows)
 
 
 def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> list[Row]:

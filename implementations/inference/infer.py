@@ -29,7 +29,7 @@ from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal import find_causal
-from mha.implementations.inference.describe import Row, declaration_advice, declaration_of, rows_of, table
+from mha.implementations.inference.describe import WIDTH, Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import (
@@ -53,8 +53,8 @@ PATIENCE = 0.5
 
 
 @dataclass(frozen=True)
-class InferredClass:
-    """A class as it was understood.
+class Inference:
+    """A class, or a function, as it was understood.
 
     implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
     """
@@ -63,14 +63,13 @@ class InferredClass:
     rows: tuple[Row, ...]
     declaration: str
 
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The report to print."""
-        return table(self.rows), "", "The same as a declaration:", "", indent(self.declaration, "    ")
+    def report(self, width: int = WIDTH) -> str:
+        """Return what was found, as a table of at most `width` columns, and the declaration."""
+        return f"{table(self.rows, width)}\n\nThe same as a declaration:\n\n{indent(self.declaration, '    ')}"
 
 
 @pristine()
-def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredClass:
+def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     """Infer how a module is built and called, and what it supports.
 
     constructor: a class, a function that makes a module, or a `functools.partial` of one.
@@ -101,7 +100,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> InferredCla
     given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
     declaration = declaration_of(written, candidate.options(), candidate.claims)
-    return InferredClass(candidate.implementation(), tuple(rows), declaration)
+    return Inference(candidate.implementation(), tuple(rows), declaration)
 
 
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:

@@ -13,7 +13,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.describe import Row, declaration_of, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
-from mha.implementations.inference.infer import InferredClass
+from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
@@ -68,7 +68,7 @@ def _rows(candidate: Candidate) -> list[Row]:
 
 
 @pristine()
-def infer_kernel(kernel: Callable[..., Any], label: str = "") -> InferredClass:
+def infer_kernel(kernel: Callable[..., Any], label: str = "") -> Inference:
     """Infer the layout and the masks of a function of query, key and value.
 
     Raises ImplementationError where no layout gives the formula of attention.
@@ -94,4 +94,4 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "") -> InferredClass:
             f"implementation = from_kernel({label}, layout=..., mask=...)"
         ) from None
     declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
-    return InferredClass(candidate.implementation(), tuple(_rows(candidate)), declaration)
+    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration)
