@@ -151,11 +151,11 @@ class Report:
         """Return the outcome for each implementation, with its counts, and a line for each failure."""
         lines = []
         for name, own in self.by_implementation.items():
-            statuses = [verdict.status for verdict in own]
+            statuses = [status_of(verdict) for verdict in own]
             counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
             conforms = all(verdict.conforms for verdict in own) and not self.incomplete
             outcome = "conforms" if conforms else "does not conform"
-            outcome = "could not be judged" if "harness_error" in statuses else outcome
+            outcome = "could not be judged" if "harness error" in statuses else outcome
             lines.append(f"{name}: {outcome} ({counts})")
             lines += [f"    {_in_a_line(verdict)}" for verdict in own if verdict.status not in ("pass", "not_claimed")]
         return "\n".join(lines) or "nothing was judged"
@@ -235,9 +235,20 @@ class Report:
         return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
+def status_of(verdict: Verdict) -> str:
+    """Return the status in words; a failure that does not keep the implementation from conforming is an unmet SHOULD.
+
+    >>> where = {"implementation": "sdpa", "dtype": "float32", "device": "cpu"}
+    >>> status_of(Verdict(clause="NUM-3", level="SHOULD", status="fail", required=False, **where))
+    'unmet SHOULD'
+    """
+    optional = not verdict.required and verdict.status in NONCONFORMING
+    return "unmet SHOULD" if optional else verdict.status.replace("_", " ")
+
+
 def _in_a_line(verdict: Verdict) -> str:
     where = f"{verdict.clause} {verdict.implementation}, {verdict.dtype} on {verdict.device}"
-    return f"{verdict.status} {where}: {(verdict.diagnosis or verdict.message)!r:.200}"
+    return f"{status_of(verdict)} {where}: {(verdict.diagnosis or verdict.message)!r:.200}"
 
 
 def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:

@@ -171,7 +171,7 @@ def validate_choice(what: str, words: Collection[str], known: Collection[str]) -
     for word in words:
         if word not in known:
             near = get_close_matches(word, known, n=3)
-            hint = f"did you mean {', '.join(near)}? Known: " if near else "known: "
+            hint = f"did you mean {' or '.join(near)}? Known: " if near else "known: "
             raise ValueError(f"unknown {what} {word!r}; {hint}{', '.join(known)}")
 
 

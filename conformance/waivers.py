@@ -119,7 +119,8 @@ def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiv
     try:
         waivers = _read(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise WaiverError(f"the waiver file {str(path)!r} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise WaiverError(f"the waiver file {str(path)!r} cannot be read: {why}") from error
     names = dict.fromkeys(waiver.implementation for waiver in waivers)
     unmatched = [name for name in names if judged is not None and name not in judged]
     if unmatched:

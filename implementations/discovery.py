@@ -335,8 +335,12 @@ def _load_file(path: Path) -> ModuleType:
 
 def _attribute(module: ModuleType, name: str, target: str) -> object:
     if not hasattr(module, name):
-        public = ", ".join(n for n in vars(module) if not n.startswith("_")) or "nothing"
-        raise ImplementationError(f"{target!r} does not exist: the module defines {public}")
+        public = [each for each in vars(module) if not each.startswith("_")]
+        near = get_close_matches(name, public)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ImplementationError(
+            f"{target!r} does not exist{hint} (the module defines {', '.join(public) or 'nothing'})"
+        )
     return getattr(module, name)
 
 

@@ -158,7 +158,7 @@ def test_summary_has_an_outcome_failures_and_counts() -> None:
 
 def test_report_prints_in_lines_and_opens_in_a_notebook() -> None:
     first, failure, *_ = repr(two_implementations()).splitlines()
-    assert first == "faulty: does not conform (1 pass, 2 fail, 1 not_claimed, 1 waived)"
+    assert first == "faulty: does not conform (1 pass, 1 fail, 1 unmet SHOULD, 1 not claimed, 1 waived)"
     assert failure == "    fail MSK-8 faulty, float32 on cpu: 'output_2[0, 0, 0] is nan, but should be 0.5'"
     html = two_implementations()._repr_html_()
     assert html.startswith("<pre>faulty: does not conform")

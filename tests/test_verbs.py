@@ -127,13 +127,13 @@ def test_waiver_is_written_for_a_failure_and_applies() -> None:
         '[[waiver]]\nimplementation = "FiniteFill"\nclause = "MSK-8"\nreason = "rows are \\"never\\" empty"\n'
         'url = "https://example.org/1"\nexpires = 2999-12-31\n'
     )
-    assert output == f"added to waivers.toml:\n\n{written}\n"
-    assert Path("waivers.toml").read_text() == written
-    status, output = judge("--waivers", "waivers.toml")
+    assert output == f"added to mha_waivers.toml:\n\n{written}\n"
+    assert Path("mha_waivers.toml").read_text() == written
+    status, output = judge("--waivers", "mha_waivers.toml")
     assert status == 0
     assert "FiniteFill: conforms, with waivers (2 clauses judged" in output
     assert "\n    answers 1 of 2\n" in output
-    Path("waivers.toml").write_text("# ours")
+    Path("mha_waivers.toml").write_text("# ours")
     assert run("waive", "MSK-8", *arguments) == (2, "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n")
 
 
@@ -144,19 +144,19 @@ def test_waiver_is_limited_to_the_dtypes_that_fail() -> None:
     assert run(*options) == (2, "mha: x, y fail MSK-8; name one of them with --impl\n")
     assert run(*options, "--impl", "x")[0] == 0
     assert run(*options, "--impl", "y")[0] == 0
-    text = Path("waivers.toml").read_text()
+    text = Path("mha_waivers.toml").read_text()
     assert text.count("[[waiver]]") == 2
     assert text.count('dtype = ["float32"]\ndevice = ["cpu"]\nwhere = "L < 9"') == 1
     status, output = run(*options, "--impl", "x")
-    assert (status, output) == (2, "mha: waivers.toml already has a waiver of MSK-8 for x; edit that one\n")
+    assert (status, output) == (2, "mha: mha_waivers.toml already has a waiver of MSK-8 for x; edit that one\n")
 
 
 def test_waiver_is_added_below_what_the_file_holds() -> None:
     judge()
-    Path("waivers.toml").write_text("# ours")
+    Path("mha_waivers.toml").write_text("# ours")
     assert run("waive", "MSK-8", "--reason", "x")[0] == 0
-    assert Path("waivers.toml").read_text().startswith("# ours\n\n[[waiver]]\n")
-    assert judge("--waivers", "waivers.toml")[0] == 0
+    assert Path("mha_waivers.toml").read_text().startswith("# ours\n\n[[waiver]]\n")
+    assert judge("--waivers", "mha_waivers.toml")[0] == 0
 
 
 @pytest.mark.parametrize("existing", ["file", "folder"])

@@ -209,7 +209,7 @@ def waive(  # noqa: PLR0913  the options of the command
         datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="The last day, such as 2030-12-31.")
     ] = None,
     run: Run = LAST,
-    file: Annotated[Path, typer.Option(metavar="FILE", help="The waiver file to add to.")] = Path("waivers.toml"),
+    file: Annotated[Path, typer.Option(metavar="FILE", help="The waiver file to add to.")] = Path("mha_waivers.toml"),
 ) -> None:
     """Accept a failure of the last run by adding a waiver to a file."""
     from mha.conformance.cli.waive import waive_failure

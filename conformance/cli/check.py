@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -18,7 +18,7 @@ from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
-from mha.conformance.reports.summary import SIGNS, is_failure, severity, status_of
+from mha.conformance.reports.summary import SIGNS, is_failure, severity
 from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
 from mha.conformance.reports.text import (
     WIDTH,
@@ -31,7 +31,7 @@ from mha.conformance.reports.text import (
     width_of,
     wrapped,
 )
-from mha.conformance.results import Report, Verdict, now, settled
+from mha.conformance.results import Report, Verdict, now, settled, status_of
 from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import read_waivers
 from mha.implementations import Resolved, resolve
@@ -221,6 +221,9 @@ class Run:
             if verdict.blocked_by:  # only now is it known whether that fails too
                 self.print(verdict)
         width = self.printer.width
+        if not self.settings.clauses and not self.options.verbose:
+            for text in repetitions(own):
+                self.printer.line(wrapped(text, width, "", " " * 24))
         self.printer.paragraph("\n".join(summarise(own, incomplete=incomplete, width=width, failures=False)))
         scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
         if scripted and not self.settings.clauses:
@@ -230,9 +233,29 @@ class Run:
 
 
 def is_news(verdicts: Sequence[Verdict]) -> bool:
-    """Return whether the last verdict has no diagnosis that an earlier one has."""
+    """Return whether no earlier verdict has the diagnosis of the last one, or if it has none, its clause and status."""
     *earlier, last = verdicts
-    return not last.diagnosis or all(verdict.diagnosis != last.diagnosis for verdict in earlier)
+    return all(finding(verdict) != finding(last) for verdict in earlier)
+
+
+def finding(verdict: Verdict) -> str:
+    """Return what a verdict says that another one may say too."""
+    return verdict.diagnosis or f"{status_of(verdict):15} {verdict.clause}"
+
+
+def repetitions(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield for each status, dtype and device the clauses that fail there as they did in an earlier one."""
+    again: dict[tuple[str, str], list[str]] = {}
+    for number, verdict in enumerate(verdicts, 1):
+        if verdict.status not in QUIET and not verdict.diagnosis and not is_news(verdicts[:number]):
+            again.setdefault((status_of(verdict), place(verdict)), []).append(verdict.clause)
+    for (status, where), clauses in again.items():
+        yield f"{status:15} again   {where}: {', '.join(clauses)}"
+
+
+def place(verdict: Verdict) -> str:
+    """Return the dtype, and the device if it is not the CPU."""
+    return verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
 
 
 def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:
@@ -245,9 +268,8 @@ def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:
 
 def line(verdict: Verdict, width: int = WIDTH) -> str:
     """Return a verdict in a line or two."""
-    where = verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
     text = f"{verdict.examples} cases" if verdict.status == "pass" else brief(verdict)
-    first = f"{status_of(verdict):15} {verdict.clause:7} {where}: {text}"
+    first = f"{status_of(verdict):15} {verdict.clause:7} {place(verdict)}: {text}"
     return wrapped(first, width, "", " " * 24)
 
 

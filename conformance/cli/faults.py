@@ -51,7 +51,7 @@ def _validate_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in implementations:
             near = get_close_matches(name, implementations, n=3)
-            raise ValueError(f"there is no fault {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+            raise ValueError(f"there is no fault {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 
 
 def _write(files: Mapping[Form, Path | None], cells: Collection[Kill]) -> None:

@@ -39,7 +39,7 @@ jobs:
 RUN = "pytest --pyargs mha.conformance --mha-profile quick --mha-impl {place}:implementation --mha-waivers {waivers}"
 IN_CI = "-n auto --mha-report mha-report.html"
 NO_WAIVERS = """\
-# Known failures that are accepted, each with its reason: mha waive CLAUSE --reason "..." --file mha_waivers.toml
+# Known failures that are accepted, each with its reason: mha waive CLAUSE --reason "..."
 """
 
 

@@ -30,5 +30,5 @@ def contract_text(word: str | None, *, markdown: bool = False) -> str:
     if wanted in CLAUSES:
         return page(wanted, width)
     near = get_close_matches(wanted, [*CLAUSES, *FAMILIES], n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "`mha spec` lists them"
+    hint = f"did you mean {' or '.join(near)}?" if near else "`mha spec` lists them"
     raise ValueError(f"{word!r} is neither a clause, such as MSK-1, nor a family, such as MSK; {hint}")

@@ -97,5 +97,5 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
             return Replay("INAPPLICABLE", MAY_REFUSE)
         return Replay("FAILS", violation.message)
     except Exception as error:  # of the property, which does not take every case that a user may write
-        return Replay("INAPPLICABLE", f"{prop.name} does not take this case ({type(error).__name__})")
+        return Replay("INAPPLICABLE", f"the clause cannot be judged on this case ({type(error).__name__})")
     return Replay("FIXED", "")

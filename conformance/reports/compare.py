@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from mha.conformance.reports.summary import Count, Tally, severity, status_of, tally
+from mha.conformance.reports.summary import Count, Tally, severity, tally
 from mha.conformance.reports.text import brief, subject, visible, visible_name
-from mha.conformance.results import Report, Verdict, settled
+from mha.conformance.results import Report, Verdict, settled, status_of
 from mha.spec.clauses import CLAUSES
 
 Key = tuple[str, str, str, str]

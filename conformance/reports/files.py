@@ -36,7 +36,7 @@ def validate_file(file: Path, option: str) -> None:
     if file.suffix not in FORMATS:
         raise ValueError(f"{option} takes a file name that ends in {suffixes()}, but was given {str(file)!r}")
     if not file.resolve().parent.is_dir():
-        raise ValueError(f"{option}: {file.name!r} cannot be written, since there is no folder {str(file.parent)!r}")
+        raise ValueError(f"{str(file)!r} cannot be written, since there is no folder {str(file.parent)!r}")
 
 
 def render(report: Report, suffix: str) -> str:

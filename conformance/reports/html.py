@@ -22,12 +22,11 @@ from mha.conformance.reports.summary import (
     findings,
     legend,
     outcome,
-    status_of,
     tally,
     total_rejections,
 )
 from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, visible, visible_name
-from mha.conformance.results import Report, Verdict
+from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
 # The CSS class of each sign.

@@ -14,11 +14,10 @@ from mha.conformance.reports.summary import (
     is_failure,
     legend,
     outcome,
-    status_of,
     tally,
 )
 from mha.conformance.reports.text import LONGEST_NAME, brief_message, subject, visible, visible_name
-from mha.conformance.results import Report, Verdict
+from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, KINDS
 
 # A comment on GitHub holds 65,536 characters.

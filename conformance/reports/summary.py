@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from textwrap import shorten
 
-from mha.conformance.results import NONCONFORMING, Rejections, Verdict
+from mha.conformance.results import Rejections, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Kind
 
 # The sign of each status and what it means, from the worst status to the best.
@@ -53,17 +53,6 @@ class Cell:
 def legend(signs: Collection[str]) -> list[str]:
     """Return each of these signs with its meaning."""
     return [f"{sign} {meaning}" for sign, meaning in dict(SIGNS.values()).items() if sign in signs]
-
-
-def status_of(verdict: Verdict) -> str:
-    """Return the status in words; a failure that does not keep the implementation from conforming is an unmet SHOULD.
-
-    >>> where = {"implementation": "sdpa", "dtype": "float32", "device": "cpu"}
-    >>> status_of(Verdict(clause="NUM-3", level="SHOULD", status="fail", required=False, **where))
-    'unmet SHOULD'
-    """
-    optional = not verdict.required and verdict.status in NONCONFORMING
-    return "unmet SHOULD" if optional else verdict.status.replace("_", " ")
 
 
 def is_failure(verdict: Verdict) -> bool:

@@ -13,11 +13,10 @@ from mha.conformance.reports.summary import (
     findings,
     outcome,
     severity,
-    status_of,
     tally,
     total_rejections,
 )
-from mha.conformance.results import NONCONFORMING, Verdict, by_implementation
+from mha.conformance.results import NONCONFORMING, Verdict, by_implementation, status_of
 from mha.spec.clauses import CLAUSES
 
 # In characters; the JSON has the whole of a longer text.

@@ -107,7 +107,8 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
 
 def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> dict[str, str]:
     """Return what each parameter whose name is known is given, except where the default is kept."""
-    known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in parameters}
+    ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
+    known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
     given = {field for name, field in known.items() if parameters[name].default is not None}
 
     def keeps_default(name: str, field: str) -> bool:

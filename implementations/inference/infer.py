@@ -22,7 +22,6 @@ from mha.implementations.adapters.construction import (
     MAX_LENGTH,
     construct,
     constructor_arguments,
-    module_class,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
@@ -78,6 +77,9 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
+    made = constructor.func if isinstance(constructor, partial) else constructor
+    if getattr(made, "forward", None) is nn.Module.forward:
+        raise ImplementationError(f"{label} does not define forward")
     arguments = constructor_arguments(label, constructor)
     try:
         with as_found():
@@ -214,9 +216,7 @@ def _possible_inputs(signature: Signature) -> tuple[bool | Literal["memory"], ..
 
 def _require_inputs(candidate: Candidate) -> None:
     """Raise Unclear unless the module takes one input, two (the second one being key and value) or three."""
-    cls, signature, parameters = module_class(candidate.constructor), candidate.signature, candidate.forward_parameters
-    if cls is not None and cls.forward is nn.Module.forward:
-        raise ImplementationError(f"{candidate.label} does not define forward")
+    signature, parameters = candidate.signature, candidate.forward_parameters
     required = [p for p in required_inputs(parameters) if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     if not (signature.one_input or signature.memory or signature.inputs) and len(required) != 3:
         raise Unclear(f"forward({', '.join(parameters)}) takes neither one input nor three; pass call=...")

@@ -67,6 +67,16 @@ def _rows(candidate: Candidate) -> list[Row]:
     ]
 
 
+def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
+    """Raise ImplementationError for a function that cannot take query, key and value."""
+    parameters = inspect.signature(kernel).parameters.values()
+    if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        raise ImplementationError(
+            f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query, key and value of "
+            "shape (b, h, l, d), and a function that makes a module takes d_model and n_heads"
+        )
+
+
 @pristine()
 def infer_kernel(kernel: Callable[..., Any], label: str = "") -> Inference:
     """Infer the layout and the masks of a function of query, key and value.
@@ -74,6 +84,7 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "") -> Inference:
     Raises ImplementationError where no layout gives the formula of attention.
     """
     label = label or str(getattr(kernel, "__name__", "kernel"))
+    _require_inputs(kernel, label)
     candidates = _candidates(kernel, label)
     try:
         candidate = next((each for each in candidates if find_formula(each)), None)

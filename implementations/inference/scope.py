@@ -118,7 +118,7 @@ def _positions(candidate: Candidate, module: nn.Module) -> str:
     functions = {name for name in _called(type(module)) if _has_word(name, ROTARY_WORDS)}
     if not used and functions and _depends_on_order(candidate):
         used = sorted(functions)
-    return f"it depends on positions ({', '.join(f'`{name}`' for name in used)})" if used else ""
+    return f"it depends on positions ({', '.join(f'`{name}`' for name in used)}); {LEAVE_OUT}" if used else ""
 
 
 def _sinks(candidate: Candidate, module: nn.Module) -> str:
