@@ -16,6 +16,8 @@ SIZES: Mapping[str, Callable[[CallStep], int]] = {
     "n_heads": lambda step: step.problem.shape[1],
     "d_k": lambda step: step.problem.config.head_dim,
 }
+# What is not called large.
+SMALL = 8
 CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
     "with a causal flag": lambda step: step.problem.is_causal,
     "without a causal flag": lambda step: not step.problem.is_causal,
@@ -62,9 +64,11 @@ def _of_size(name: str, shown: Sequence[int], hidden: Sequence[int]) -> str | No
         return f"where {name} = 1"
     if min(shown) > 1 == max(hidden):
         return f"where {name} > 1"
-    if min(shown) > max(hidden):
-        return "in long sequences" if name in "SL" else f"where {name} is large"
-    return None
+    if min(shown) <= max(hidden):
+        return None
+    if min(shown) <= SMALL:
+        return f"where {name} > {max(hidden)}"
+    return "in long sequences" if name in "SL" else f"where {name} is large"
 
 
 def _mask_dtype(step: CallStep) -> torch.dtype | None:

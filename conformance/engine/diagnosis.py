@@ -18,6 +18,7 @@ from torch import Tensor
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
 from mha.conformance.engine.evidence import Evidence, collect
+from mha.conformance.engine.wrong_gradients import wrong_gradients
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.explanations.catalogue import (
     EXPLANATIONS,
@@ -72,10 +73,11 @@ def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
         evidence = collect(prop, session)
+        if not evidence and "gradients" in prop.needs:
+            return wrong_gradients(prop, session)
         with torch.inference_mode():
             causes = explain(evidence, session.claims) if evidence else []
-        texts = _texts([cause for cause in causes if _would_fail(prop, session, cause)])
-    return texts[0] if len(texts) == 1 else ""
+        return _text([cause for cause in causes if _would_fail(prop, session, cause)])
 
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
@@ -154,11 +156,17 @@ def _is_whole(fits: Sequence[Fit]) -> bool:
     return all(fit.whole for fit in fits if fit.explains)
 
 
-def _texts(causes: Sequence[Cause]) -> list[str]:
-    """Return causes in words, each once; if all are of one family, in its words."""
+def _text(causes: Sequence[Cause]) -> str:
+    """Return causes in words, those of their family if they are of one; "" where they differ in what they say.
+
+    Causes without a condition give the same answers here: which of two inputs that are one tensor is read, say. Then
+    the first one is named.
+    """
     texts = list(dict.fromkeys(cause.text for cause in causes))
     families = {cause.explanation.family for cause in causes}
-    return list(families) if len(texts) > 1 and len(families) == 1 and "" not in families else texts
+    if len(texts) > 1 and len(families) == 1 and "" not in families:
+        return families.pop()
+    return texts[0] if len(texts) == 1 or (texts and all(cause.always for cause in causes)) else ""
 
 
 def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Explanation]:

@@ -18,7 +18,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, CLAIMED_INPUTS, DENSE, Domain, fit_sizes
 from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
-from mha.conformance.harness.session import Session
+from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import Property, PropertyFunction
 from mha.implementations.torch_state import preserved
 from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
@@ -67,6 +67,12 @@ class Recorder(Session):
         self.returned[step.number] = recorded.output.tensor.detach().clone()
         return recorded
 
+    def forward(self, problem: Problem, via: Instance | None = None) -> Tensor:
+        """Return the output, which is no evidence: what differentiates it may change the inputs in between."""
+        output = super().forward(problem, via)
+        self.returned.clear()
+        return output
+
 
 def collect(prop: Property, session: Session) -> list[list[Evidence]]:
     """Return the calls of each session, first those of the failing one; none if no answer in that is incorrect.
@@ -77,16 +83,13 @@ def collect(prop: Property, session: Session) -> list[list[Evidence]]:
     first = _calls(prop.function, session, case)
     if not any(bool(call.wrong.any()) for call in first):
         return []
-    square = case.inputs in ("self", "query_key", "query_value") or prop.domain.square
-    others = [_calls(prop.function, session, each) for each in related_cases(case, square=square)]
+    others = [_calls(prop.function, session, each) for each in related_cases(prop, case)]
     return [calls for calls in (first, *others, *_plain_calls(session)) if calls]
 
 
-def related_cases(case: Case, *, square: bool) -> Iterator[Case]:
-    """Yield the case with other numbers, and cases of other sizes, some of which keep what is special in it.
-
-    square: whether L = S in each.
-    """
+def related_cases(prop: Property, case: Case) -> Iterator[Case]:
+    """Yield a case of a property with other numbers, and cases of other sizes, some with what is special in it."""
+    square = case.inputs in ("self", "query_key", "query_value") or prop.domain.square
     for number in range(1, AGAIN):
         yield replace(case, seed=case.seed + number, values=case.values if number < AGAIN - 2 else "normal")
     for number, sizes in enumerate(_related_sizes(case), AGAIN):
@@ -124,11 +127,12 @@ def _plain_calls(session: Session) -> list[list[Evidence]]:
 
 
 def _call_thrice(session: Session, case: Case) -> None:
-    """Call an attention on three problems of the same shapes."""
+    """Call an attention on three problems of the same shapes, the second time with weights, the third in training."""
     problem = case.problem()
     session(problem)
-    for number in (100, 200):
-        session(replace(case, seed=case.seed + number).problem(weights=problem.weights))
+    other, last = (replace(case, seed=case.seed + number).problem(weights=problem.weights) for number in (100, 200))
+    session(other, need_weights=session.claims.returns_weights)
+    session(last, mode="train")
 
 
 def plain_cases(session: Session) -> Iterator[Case]:

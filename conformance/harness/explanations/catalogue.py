@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from itertools import combinations, product
 
 from mha.conformance.harness.explanations.calls import stale, tiles
 from mha.conformance.harness.explanations.explanation import Explanation, explain
@@ -47,12 +47,13 @@ def contexts_times(factor: float) -> Explanation:
     return explain("contexts_times", text, merge=merging(lambda x: x * factor))
 
 
-def _together(explanations: Iterable[Explanation]) -> Iterator[Explanation]:
+def _together(pairs: Iterable[tuple[Explanation, ...]]) -> Iterator[Explanation]:
     """Yield each two explanations that override other steps, as one."""
-    for one, other in combinations(explanations, 2):
+    for one, other in pairs:
         steps = [{k: v for k, v in vars(each.attention).items() if not k.startswith("__")} for each in (one, other)]
         if not steps[0].keys() & steps[1].keys():
-            yield explain(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", **steps[0], **steps[1])
+            family = f"{one.text}, and {other.family}" if other.family else ""
+            yield explain(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", family, **steps[0], **steps[1])
 
 
 # In groups, the simplest first: what a group explains needs no later one.
@@ -73,7 +74,7 @@ EXPLANATIONS: tuple[tuple[Explanation, ...], ...] = tuple(
     )
 )
 
-# Defects that often come together.
+# Defects that often come together. The first one comes with any other: as a convention, it may be no defect.
 COMMON = (
     "unscaled",
     "scaled_by_model",
@@ -94,4 +95,8 @@ COMMON = (
     "empty_uniform",
     "empty_nan",
 )
-PAIRS = tuple(_together(each for group in EXPLANATIONS for each in group if each.name in COMMON))
+ALL = {each.name: each for group in EXPLANATIONS for each in group}
+_OTHERS = [name for name in ALL if name not in COMMON]
+PAIRS = tuple(
+    _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product(COMMON[:1], _OTHERS)))
+)

@@ -27,6 +27,7 @@ def projections() -> Iterator[Explanation]:
         yield explain(f"transposed_w_{role}", text, linear=_only(role, _times_transposed))
     text = "the value is projected by W_k"
     yield explain("value_by_w_k", text, BY_W_K, linear=_by_w_of(v="k"))
+    yield explain("key_by_w_v", "the key is projected by W_v", linear=_by_w_of(k="v"))
     text = "the query is projected by W_k and the key by W_q"
     yield explain("swapped_w_q_w_k", text, linear=_by_w_of(q="k", k="q"))
     text = "the key, projected, stands in for the value"

@@ -1,0 +1,96 @@
+"""The diagnosis where outputs are right: which gradients are missing, or a multiple of what they should be.
+
+This is seen, not guessed: the same gradients must be so in the failing case and in cases of other sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import fit_sizes
+from mha.conformance.engine.evidence import LARGE, NAMES, RELATED, related_cases
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import Property
+from mha.implementations.torch_state import preserved
+from mha.spec import Implementation
+from mha.spec.bounds import Ball
+from mha.spec.problem import INPUTS
+
+# By how much a gradient may differ from a multiple of the right one, as a share of it.
+ALIKE = 1e-3
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a case: the names of those that are known, and by which factor each wrong one is wrong.
+
+    A factor is NaN where the gradient is no multiple of the right one.
+    """
+
+    names: set[str]
+    wrong: dict[str, float]
+
+
+def wrong_gradients(prop: Property, session: Session) -> str:
+    """Return in words which gradients are incorrect in a failing session, or "" if they are not so in a simple way."""
+    related = [*related_cases(prop, session.case)]
+    of_other_sizes, of_same_size = related[-len(RELATED) :], related[: len(RELATED)]
+    text = _seen(session, of_other_sizes)
+    if not text and max(getattr(session.case, name) for name in NAMES) > LARGE:
+        text = _seen(session, of_same_size)
+        return f"{text}, in calls of this size" if text else ""
+    return text
+
+
+def _seen(session: Session, others: Sequence[Case]) -> str:
+    """Return which gradients are incorrect in the case of a session, and alike in all others that have any."""
+    try:
+        with preserved():
+            first, *rest = (_gradients(session.implementation, case) for case in (session.case, *others))
+    except Exception:  # of the implementation, or of a case of other sizes that it does not take
+        return ""
+    wrong = {name: factor for each in rest for name, factor in each.wrong.items()}
+    factors = [factor for each in (first, *rest) for factor in each.wrong.values()]
+    if not first.wrong or not first.wrong.keys() <= wrong.keys():
+        return ""
+    if any(not abs(factor - factors[0]) <= ALIKE for factor in factors):
+        return ""
+    return _text(list(wrong), factors[0], set().union(*(each.names for each in rest)))
+
+
+def _gradients(implementation: Implementation, case: Case) -> Gradients:
+    """Compare the gradients of a case, but not those of inputs that are one tensor, which are sums."""
+    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, implementation.claims.sizes)
+    session = Session(implementation, replace(case, **sizes))
+    problem = session.case.problem()
+    upstream = session.upstream(problem)
+    reported, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
+    summed = {name for name in INPUTS if sum(getattr(problem, name) is getattr(problem, x) for x in INPUTS) > 1}
+    known = {name for name, ball in expected.items() if bool((ball.mid.abs() > ball.rad).any())} & reported.keys()
+    factors = {name: _factor(reported[name].tensor, expected[name]) for name in reported if name in known - summed}
+    return Gradients(known - summed, {name: factor for name, factor in factors.items() if factor != 1.0})
+
+
+def _factor(actual: Tensor, expected: Ball) -> float:
+    """Return how many times the expected gradient the actual one is: 1 within the bound, NaN if it is no multiple."""
+    right, radius, actual = expected.mid, expected.rad, actual.double()
+    if bool(((actual - right).abs() <= radius).logical_or(radius.isinf()).all()):
+        return 1.0
+    factor = float((actual * right).sum() / right.square().sum())
+    return factor if float((actual - factor * right).norm()) <= ALIKE * float(right.norm()) else math.nan
+
+
+def _text(wrong: Sequence[str], factor: float, every: Collection[str]) -> str:
+    if len(wrong) == len(every):
+        is_zero = "no gradient reaches any input or weight"
+        return is_zero if abs(factor) <= ALIKE else f"all gradients are {factor:.4g} times what they should be"
+    *most, last = [f"the {name}" if name in INPUTS else name for name in wrong]
+    names = f"{', '.join(most)} and {last}" if most else last
+    is_zero = f"no gradient reaches {names}"
+    return is_zero if abs(factor) <= ALIKE else f"the gradient of {names} is {factor:.4g} times what it should be"
