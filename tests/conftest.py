@@ -10,6 +10,9 @@ import pytest
 from mha.conformance import settings
 from mha.conformance.engine import judge
 
+# The tests use all cores by themselves, and change the judge of their own process.
+os.environ["MHA_JOBS"] = "1"
+
 
 @pytest.fixture
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:

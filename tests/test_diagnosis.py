@@ -37,6 +37,9 @@ SAMPLE = (
     "RepeatsItself",
     "Einops",
     "ScaleInSinglePrecision",
+    "NoGradInside",
+    "GradientTooLarge",
+    "WideHeadsDetached",
 )
 # Faults that the catalogue does not have, some of them close to one that it has.
 OUTSIDE = (
@@ -45,6 +48,7 @@ OUTSIDE = (
     "LaterKeysFavoured",
     "ScoresClamped",
     "RunningMaximumNotRescaled",
+    "WideContextCut",
 )
 
 

@@ -14,8 +14,8 @@ from reports_made import report, two_implementations, verdict
 from typer.testing import CliRunner
 
 from mha.conformance import Verdict
-from mha.conformance.cli import check
 from mha.conformance.cli.app import app
+from mha.conformance.engine.workers import Workers
 from mha.conformance.reports.files import LAST
 from mha.conformance.results import Report
 
@@ -257,7 +257,7 @@ def test_interrupted_check_keeps_its_verdicts(monkeypatch: pytest.MonkeyPatch) -
         yield verdict("FiniteFill", "SHP-1")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check, "judge_all", interrupted)
+    monkeypatch.setattr(Workers, "judge_all", interrupted)
     status, output = judge("--report", "run.md")
     assert status == 2
     assert "\n\nINCOMPLETE: " in output

@@ -42,6 +42,19 @@ Clauses = Annotated[
         autocompletion=complete_clause,
     ),
 ]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=0,
+        metavar="N",
+        envvar="MHA_JOBS",
+        show_envvar=False,
+        show_default=False,
+        help="Processes. Default: one a core; with --clause, one.",
+    ),
+]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -107,26 +120,24 @@ def check(  # noqa: PLR0913  the options of the command
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every verdict.")] = False,
     exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     max_time: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Stop after this time; 0: no limit.")] = 0,
+    jobs: Jobs = 0,
 ) -> None:
     """Check implementations against the contract.
 
     A plain module class needs no adapter: how to build and call it is inferred. The exit status is 0 if every
     implementation conforms, 1 if one does not, and 2 if something could not be checked.
     """
-    from mha.conformance.cli.check import CheckOptions, Stop, check_all
-    from mha.conformance.settings import DEFAULT_DTYPES, Settings
+    from mha.conformance.engine.workers import Workers, cores
 
-    with _errors_in_one_line():
+    with _errors_in_one_line(), Workers(jobs or (1 if clause else cores())) as workers:
+        from mha.conformance.cli.check import CheckOptions, Stop, check_all
+        from mha.conformance.settings import DEFAULT_DTYPES, Settings
+
         settings = Settings.of(profile, seed, clause or (), dtype or DEFAULT_DTYPES, device or "cpu", strict=strict)
-        to_file = json if json != "-" else ""
-        if to_file and not to_file.endswith(".json"):
-            raise ValueError(f"--json takes - or a file name that ends in .json, but was given {json!r}")
-        files = (*(report or ()), *([Path(to_file)] if to_file else []))
         stop = Stop(first=exitfirst, after=max_time)
-        stdout = sys.stdout if json == "-" else None
-        options = CheckOptions(waivers=waivers, reports=files, json=stdout, verbose=verbose, stop=stop)
-        with redirect_stdout(sys.stderr) if stdout else nullcontext():
-            status = check_all(targets, settings, options)
+        options = CheckOptions.of(waivers=waivers, reports=report or (), json=json, verbose=verbose, stop=stop)
+        with redirect_stdout(sys.stderr) if options.json else nullcontext():
+            status = check_all(targets, settings, options, workers)
     raise typer.Exit(status)
 
 

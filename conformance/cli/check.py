@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mha.conformance.engine.estimate import estimate
-from mha.conformance.engine.judge import judge_all
+from mha.conformance.engine.workers import Workers
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
@@ -114,12 +115,23 @@ class CheckOptions:
     verbose: bool = False
     stop: Stop = Stop()
 
+    @classmethod
+    def of(
+        cls, *, waivers: Path | None, reports: Collection[Path], json: str, verbose: bool, stop: Stop
+    ) -> CheckOptions:
+        """Return the options for what users write; json: a file, or - for the output. Raises ValueError."""
+        if json not in ("", "-") and not json.endswith(".json"):
+            raise ValueError(f"--json takes - or a file name that ends in .json, but was given {json!r}")
+        files = (*reports, Path(json)) if json.endswith(".json") else tuple(reports)
+        stdout = sys.stdout if json == "-" else None
+        return cls(waivers=waivers, reports=files, json=stdout, verbose=verbose, stop=stop)
+
 
 class Stopped(Exception):
     """The run ends before everything is judged, because an option says so."""
 
 
-def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions) -> int:
+def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions, workers: Workers) -> int:
     """Judge all targets, print each failure when it is found, write the reports, and return the exit status.
 
     An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
@@ -129,7 +141,7 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions)
     if options.waivers:
         settings = replace(settings, waivers=tuple(read_waivers(options.waivers, chosen)))
     printer, started = Printer(Console(highlight=False, stderr=options.json is not None)), now()
-    run, interrupted, changes = Run(printer, settings, options), False, torch_changes()
+    run, interrupted, changes = Run(printer, settings, options, workers), False, torch_changes()
     if changes:
         printer.folded(f"Note: {describe_changes(changes)}.")
     try:
@@ -159,22 +171,24 @@ def chosen_by(targets: Sequence[str], options: CheckOptions) -> dict[str, Resolv
     return by_name(resolved for target in targets for resolved in resolve(target))
 
 
-def announce(printer: Printer, resolved: Resolved, settings: Settings) -> None:
+def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int) -> None:
     """Print what was inferred about an implementation, and how it is judged."""
     name, inference = visible_name(resolved.implementation.name), resolved.inference
     if inference:
         printer.folded(f"{name}, as inferred from the class:")
         printer.paragraph(inference.report(printer.width))
     where = f"on {', '.join(settings.devices)} in {', '.join(settings.dtypes)}"
-    takes = f": {estimate([resolved.implementation.claims], settings)}" if printer.console.is_terminal else ""
+    takes = ""
+    if printer.console.is_terminal:
+        takes = f": {estimate([resolved.implementation.claims], settings, 1 / jobs)}"
     printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed}){takes}")
 
 
 class Run:
     """A run over several implementations. verdicts: those reached, none of which is lost where the run ends early."""
 
-    def __init__(self, printer: Printer, settings: Settings, options: CheckOptions) -> None:
-        self.printer, self.settings, self.options = printer, settings, options
+    def __init__(self, printer: Printer, settings: Settings, options: CheckOptions, workers: Workers) -> None:
+        self.printer, self.settings, self.options, self.workers = printer, settings, options, workers
         self.verdicts: list[Verdict] = []
         self.begun, self.left = monotonic(), 0
 
@@ -191,11 +205,11 @@ class Run:
 
     def judge(self, resolved: Resolved) -> None:
         """Judge one implementation, and print what is found; raises Stopped."""
-        announce(self.printer, resolved, self.settings)
+        announce(self.printer, resolved, self.settings, self.workers.jobs)
         own, settings, reason = list[Verdict](), self.settings, ""
         clauses = [*self.clauses, ""]
         with progress_bar(self.printer.console, clauses) as bar:
-            for verdict in judge_all(resolved, settings):
+            for verdict in self.workers.judge_all(resolved, settings):
                 own.append(verdict)
                 self.verdicts.append(verdict)
                 advance(bar, own, clauses[len(own)])

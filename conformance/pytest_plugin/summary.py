@@ -16,8 +16,7 @@ from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import WIDTH, brief, describe, summarise
-from mha.conformance.results import Rejections, Report, Verdict
-from mha.spec import CLAUSES
+from mha.conformance.results import Rejections, Report, Verdict, stopped
 
 ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
@@ -79,7 +78,8 @@ def _verdicts(reporter: Any) -> list[Verdict]:
         if carried and getattr(report, "when", None) == "call":
             verdicts += [_from_dict(value) for value in carried]
         elif not carried and getattr(report, "failed", False) and (item := ITEM.search(report.nodeid)):
-            verdicts.append(_stopped(report, *item.groups()))
+            implementation, device, dtype, clause = item.groups()
+            verdicts.append(stopped(implementation, clause, dtype, device, _reason(report)))
     return verdicts
 
 
@@ -125,16 +125,7 @@ def _from_dict(data: dict[str, Any]) -> Verdict:
     return Verdict(**data | {"rejections": rejections})
 
 
-def _stopped(report: Any, implementation: str, device: str, dtype: str, clause: str) -> Verdict:
-    """Return the verdict on an item that did not end, since its process crashed or it ran out of time."""
+def _reason(report: Any) -> str:
+    """Return why an item did not end: its process crashed, or it ran out of time."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    reason = " ".join(str(crash.message if crash else report.longrepr).split())[:300]
-    return Verdict(
-        implementation=implementation,
-        clause=clause,
-        level=CLAUSES[clause].level,
-        dtype=dtype,
-        device=device,
-        status="fail",
-        message=f"judging did not end: {reason}",
-    )
+    return " ".join(str(crash.message if crash else report.longrepr).split())[:300]
