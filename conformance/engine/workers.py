@@ -1,4 +1,4 @@
-"""Judging in several processes: each is spawned, judges a clause at a time, and fails only that clause if it dies.
+"""Judging in several processes: each judges a clause at a time, and fails only that clause if it dies.
 
 This module imports no torch: the processes start, and import it, while the command does.
 """
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,7 @@ def cores() -> int:
 class Worker:
     """A process that judges. is_ready: whether it has started. task: the number of what it judges, None if nothing."""
 
-    def __init__(self) -> None:
-        context = get_context("spawn")
+    def __init__(self, context: Any) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,), daemon=True)
         self.process.start()
@@ -71,10 +70,14 @@ class Workers:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.members: list[Worker] = []
+        # A process that has imported torch, and no code of users, is forked for each; elsewhere, each imports it.
+        self.context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+        if hasattr(self.context, "set_forkserver_preload"):
+            self.context.set_forkserver_preload(["mha.conformance.engine.judge"])
 
     def __enter__(self) -> Workers:
         """Start the processes."""
-        self.members = [Worker() for _ in range(self.jobs)] if self.jobs > 1 else []
+        self.members = [Worker(self.context) for _ in range(self.jobs)] if self.jobs > 1 else []
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -112,7 +115,7 @@ class Workers:
                 if worker.task is not None:  # it is the implementation that has ended it
                     device, dtype, clause = tasks[worker.task]
                     found[worker.task] = stopped(name, clause, dtype, device, worker.end())
-                    self.members.append(Worker())
+                    self.members.append(Worker(self.context))
                 continue
             if worker.task is not None:
                 found[worker.task] = answer
