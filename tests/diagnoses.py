@@ -42,6 +42,7 @@ EXPECTED: dict[str, str] = {
     "CausalFromTheRight": "the causal mask is aligned at the other end",
     "CausalMaskOfFirstCall": "the mask of the first call with the same shapes",
     "CausalOffByOne": OFF_BY_ONE,
+    "ColumnsInEights": "the columns of a head are read in eights",
     "DataInside": "no gradient reaches w_q, w_k and b_q",
     "DependsOnBatchSize": "the scores are 1.01 times",
     "DetachedKeys": "no gradient reaches",  # the key, where it is not another input too, and w_k
@@ -70,12 +71,14 @@ EXPECTED: dict[str, str] = {
     "HeadsReversed": "the heads are concatenated in reverse order",
     "HintOverridesMask": IGNORED,
     "InferenceMode": IGNORED,
+    "IntegerMaskAdded": "the boolean mask is added to the scores, as 1 where it is true",
     "JoinedByEither": "mask and causal flag are joined by `or`",
     "KeyAndValueSwapped": "key and value are exchanged",
     "LastKeyNeverMasked": "the last key cannot be masked",
     "Lukewarm": "the scores are 0.990099 times",
     "MaskAddedAfterSoftmax": AFTER_SOFTMAX,
     "MaskAfterSoftmax": AFTER_SOFTMAX,
+    "MaskGradientDropped": "no gradient reaches the mask",
     "MaskIgnored": IGNORED,
     "MaskOfFirstHead": "the mask of the first head counts for all",
     "MaskOfFirstItem": "the mask of the first item counts for all",
@@ -173,7 +176,8 @@ class Diagnosis:
         first = self.leading
         if first.diagnosis:
             return first.diagnosis not in self.wrong
-        return first.clause in self.clauses and (not CLAUSES[first.clause].general or " raised " in first.message)
+        said = " raised " in first.message or " has no " in first.message
+        return first.clause in self.clauses and (not CLAUSES[first.clause].general or said)
 
 
 def diagnosed(faults: Collection[Fault], beside: Collection[str] = BESIDE) -> Iterator[Diagnosis]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.engine.evidence import Evidence, collect
+from mha.conformance.engine.evidence import Evidence, answers, collect
 from mha.conformance.engine.wrong_gradients import wrong_gradients
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.explanations.catalogue import (
@@ -77,7 +77,7 @@ def diagnose(prop: Property, session: Session) -> str:
             return wrong_gradients(prop, session)
         with torch.inference_mode():
             causes = explain(evidence, session.claims) if evidence else []
-        return _text([cause for cause in causes if _would_fail(prop, session, cause)])
+        return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
 
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
@@ -156,17 +156,21 @@ def _is_whole(fits: Sequence[Fit]) -> bool:
     return all(fit.whole for fit in fits if fit.explains)
 
 
-def _text(causes: Sequence[Cause]) -> str:
-    """Return causes in words, those of their family if they are of one; "" where they differ in what they say.
-
-    Causes without a condition give the same answers here: which of two inputs that are one tensor is read, say. Then
-    the first one is named.
-    """
+def _text(causes: Sequence[Cause], session: Session) -> str:
+    """Return causes in words, those of their family if they are of one; "" if it may be either of several."""
     texts = list(dict.fromkeys(cause.text for cause in causes))
     families = {cause.explanation.family for cause in causes}
     if len(texts) > 1 and len(families) == 1 and "" not in families:
         return families.pop()
-    return texts[0] if len(texts) == 1 or (texts and all(cause.always for cause in causes)) else ""
+    return texts[0] if len(texts) == 1 or (texts and _are_one(causes, session)) else ""
+
+
+def _are_one(causes: Sequence[Cause], session: Session) -> bool:
+    """Return whether causes give the same answers in larger calls too, as where one input is key and value."""
+    first, *others = (answers(Defective(cause.explanation, session.claims), session) for cause in causes)
+    return all(cause.always for cause in causes) and all(
+        len(each) == len(first) and all(map(torch.allclose, each, first)) for each in others
+    )
 
 
 def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Explanation]:

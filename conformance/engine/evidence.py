@@ -32,6 +32,8 @@ PLAIN = Domain(
 )
 # Those of plain calls.
 PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6))
+# Those of calls to an explanation.
+WIDE = (2, 27, 3, 21, 77)
 # Sizes above this are special.
 LARGE = 8
 # How many cases of the same sizes have other numbers.
@@ -104,6 +106,7 @@ def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
         if size == 1:
             yield larger | {name: 1}
     yield larger | {name: size for name, size in own.items() if size > LARGE}
+    yield larger | {name: size * 3 // 2 for name, size in own.items() if size > LARGE}  # of another tile
     yield larger | {"S": larger["L"]}
     yield larger | {"n_heads": larger["B"]}
     for row in RELATED:
@@ -124,6 +127,14 @@ def _plain_calls(session: Session) -> list[list[Evidence]]:
         made = [_calls(_call_thrice, session, case) for case in plain_cases(session)]
         _plain[key] = session.implementation, made
     return _plain[key][1]
+
+
+def answers(implementation: Implementation, session: Session) -> list[Tensor]:
+    """Return what an implementation answers to calls with each claimed form of mask, larger than the plain ones."""
+    sizes: dict[str, Any] = dict(zip(NAMES, WIDE, strict=True))
+    cases = [replace(case, **sizes, dtype="float64") for case in plain_cases(session)]
+    calls = (_calls(_call_thrice, Session(implementation, case), case) for case in cases)
+    return [call.output for made in calls for call in made]
 
 
 def _call_thrice(session: Session, case: Case) -> None:

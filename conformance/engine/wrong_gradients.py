@@ -90,7 +90,7 @@ def _text(wrong: Sequence[str], factor: float, every: Collection[str]) -> str:
     if len(wrong) == len(every):
         is_zero = "no gradient reaches any input or weight"
         return is_zero if abs(factor) <= ALIKE else f"all gradients are {factor:.4g} times what they should be"
-    *most, last = [f"the {name}" if name in INPUTS else name for name in wrong]
+    *most, last = [f"the {name}" if name in (*INPUTS, "mask") else name for name in wrong]
     names = f"{', '.join(most)} and {last}" if most else last
     is_zero = f"no gradient reaches {names}"
     return is_zero if abs(factor) <= ALIKE else f"the gradient of {names} is {factor:.4g} times what it should be"

@@ -53,6 +53,11 @@ def _joined_by_or(self: TextbookAttention, mask: Tensor | None, is_causal: bool,
     return (allowed | causal if mask is not None and is_causal else allowed & causal), bias
 
 
+def _added(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    added = mask if mask is None else mask.to(scores)
+    return TextbookAttention.allow(self, added, is_causal, scores)
+
+
 def _float(change: Callable[[TextbookAttention, Tensor], Tensor]) -> Step:
     """Return `allow` with another float mask."""
 
@@ -77,6 +82,8 @@ def masks() -> Iterator[Explanation]:
     yield explain("last_key", "the last key cannot be masked", allow=_always(-1))
     yield explain("first_key", "the first key cannot be masked", allow=_always(0))
     yield explain("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
+    text = "the boolean mask is added to the scores, as 1 where it is true"
+    yield explain("added", text, allow=_added)
     text = "the float mask is read as a boolean one"
     yield explain("as_boolean", text, allow=_float(lambda self, mask: mask.bool()))
     text = "only the infinite entries of the float mask count"
