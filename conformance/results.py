@@ -51,8 +51,9 @@ class Verdict:
     shrinking. margin: the largest error/bound among them. rejections: for each known-bad answer, how many cases
     rejected it.
     case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
-    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found. script: a
-    stand-alone script that reproduces the failure. blocked_by: the clause or family that explains the failure; the
+    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found. steps: where
+    none is, which steps of the call are right, as far as they can be seen. script: a stand-alone script that reproduces
+    the failure. blocked_by: the clause or family that explains the failure; the
     status is "blocked" only if that is seen to fail too (see `settled`). seconds: how long it took.
 
     >>> where = {"dtype": "float32", "device": "cpu"}
@@ -75,6 +76,7 @@ class Verdict:
     violated: str = ""
     message: str = ""
     diagnosis: str = ""
+    steps: str = ""
     script: str | None = None
     blocked_by: str | None = None
     seconds: float = 0.0

@@ -80,8 +80,11 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(judge, "diagnose", lambda *_: "")
         without = check(implementations[name], **options)
         monkeypatch.undo()
-        plain = [replace(verdict, diagnosis="", seconds=0.0) for verdict in with_diagnosis.verdicts]
-        assert plain == [replace(verdict, seconds=0.0) for verdict in without.verdicts]
+        one, other = (
+            [replace(verdict, diagnosis="", steps="", seconds=0.0) for verdict in each.verdicts]
+            for each in (with_diagnosis, without)
+        )
+        assert one == other
 
 
 def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:

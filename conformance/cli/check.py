@@ -46,7 +46,7 @@ QUIET = ("pass", "not_claimed", "blocked")
 # What is coloured at a terminal, which repeats what the words say: a status and a label at the start of a line.
 COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()} | {
     "DOES NOT CONFORM": STYLES["✗"],
-    r"(?m)^(diagnosis|message|usual fix|case|sizes|blocked by|judged|clause|why|libraries|source)(?=  )": "cyan",
+    r"(?m)^(diagnosis|message|steps|usual fix|case|sizes|blocked by|judged|clause|why|libraries|source)(?=  )": "cyan",
 }
 
 

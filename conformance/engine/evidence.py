@@ -82,10 +82,10 @@ def collect(prop: Property, session: Session) -> list[list[Evidence]]:
     A session is a list of calls in order. The implementation is called again for all of them.
     """
     case = session.case
-    first = _calls(prop.function, session, case)
+    first = calls_of(prop.function, session, case)
     if not any(bool(call.wrong.any()) for call in first):
         return []
-    others = [_calls(prop.function, session, each) for each in related_cases(prop, case)]
+    others = [calls_of(prop.function, session, each) for each in related_cases(prop, case)]
     return [calls for calls in (first, *others, *_plain_calls(session)) if calls]
 
 
@@ -124,7 +124,7 @@ def _plain_calls(session: Session) -> list[list[Evidence]]:
     if key not in _plain:
         if len(_plain) == KEPT:
             del _plain[next(iter(_plain))]
-        made = [_calls(_call_thrice, session, case) for case in plain_cases(session)]
+        made = [calls_of(_call_thrice, session, case) for case in plain_cases(session)]
         _plain[key] = session.implementation, made
     return _plain[key][1]
 
@@ -133,7 +133,7 @@ def answers(implementation: Implementation, session: Session) -> list[Tensor]:
     """Return what an implementation answers to calls with each claimed form of mask, larger than the plain ones."""
     sizes: dict[str, Any] = dict(zip(NAMES, WIDE, strict=True))
     cases = [replace(case, **sizes, dtype="float64") for case in plain_cases(session)]
-    calls = (_calls(_call_thrice, Session(implementation, case), case) for case in cases)
+    calls = (calls_of(_call_thrice, Session(implementation, case), case) for case in cases)
     return [call.output for made in calls for call in made]
 
 
@@ -159,7 +159,7 @@ def plain_cases(session: Session) -> Iterator[Case]:
         yield domain.case(session.claims, session.case.dtype, session.case.device, row)
 
 
-def _calls(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
+def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
     """Run a property; return its plain calls in order."""
     claims = session.claims
     sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims.sizes)

@@ -13,6 +13,7 @@ import torch
 from mha.conformance.engine.diagnosis import diagnose
 from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
+from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.properties.registry import Property, properties
@@ -102,7 +103,8 @@ def judge(
             results = _results(implementation, clause, dtype, device, settings, valid)
             verdict = verdict_of(verdict, results, valid, strict=settings.strict, target=resolved.target)
             if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
-                verdict = replace(verdict, diagnosis=_diagnosis(results[-1]))
+                diagnosis, steps = _explained(results[-1])
+                verdict = replace(verdict, diagnosis=diagnosis, steps=steps)
     verdict = _with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
 
@@ -124,16 +126,17 @@ def _results(
     return results
 
 
-def _diagnosis(result: PropertyResult) -> str:
-    """Return the defect that explains the failure of a property; "" for a call that raised."""
+def _explained(result: PropertyResult) -> tuple[str, str]:
+    """Return the defect that explains the failure of a property, or else its first wrong step; nothing if it raised."""
     assert result.failure is not None
     session, violation = result.failure
     if isinstance(violation, CallRaised):
-        return ""
+        return "", ""
     try:
-        return diagnose(result.prop, session)
+        diagnosis = diagnose(result.prop, session)
+        return diagnosis, "" if diagnosis else first_wrong_step(result.prop, session)
     except Exception:  # the verdict stands without it
-        return ""
+        return "", ""
 
 
 def verdict_of(

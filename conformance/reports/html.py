@@ -173,6 +173,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "device": verdict.device,
         "message": visible(verdict.message),
         "diagnosis": visible(verdict.diagnosis),
+        "steps": visible(verdict.steps),
         "case": visible(verdict.case or ""),
         "examples": verdict.examples,
         "margin": f"{verdict.margin:.3g}" if verdict.margin else "",

@@ -106,6 +106,7 @@ def _finding(verdict: Verdict) -> dict[str, str]:
     return {
         "diagnosis": f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else "",
         "message": visible(verdict.message),
+        "steps": visible(verdict.steps),
         "usual fix": f"{first}{clause.fix}" if shown else "",
     }
 
