@@ -15,6 +15,7 @@ from mha.conformance.faults.base import implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.conformance.faults.softmax import Unscaled
 from mha.conformance.harness.explanations.catalogue import EXPLANATIONS, PAIRS
+from mha.conformance.harness.explanations.sources import SOURCES, seen_in
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
@@ -91,6 +92,14 @@ def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
     for name in ("Zeros", "NoValidation", "MaskCropped"):
         failed = check(implementations[name], "quick", clauses=["SHP-5", "SHP-6", "MSK-12"], dtypes=["float32"])
         assert {verdict.status for verdict in failed.verdicts} <= {"pass", "fail", "blocked"}
+
+
+def test_sources_are_of_faults_and_of_explanations() -> None:
+    known, texts = {fault.source for fault in FAULTS}, [each.text for group in EXPLANATIONS for each in group]
+    for text in SOURCES:
+        assert seen_in(text) in known
+        assert any(each.startswith(text) for each in texts)
+    assert seen_in("something else") == ""
 
 
 def test_explanations_have_names_of_their_own() -> None:

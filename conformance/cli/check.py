@@ -44,9 +44,10 @@ QUIET = ("pass", "not_claimed", "blocked")
 
 
 # What is coloured at a terminal, which repeats what the words say: a status and a label at the start of a line.
+LABELS = "diagnosis|seen in|message|steps|usual fix|case|sizes|blocked by|judged|clause|why|libraries|source"
 COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()} | {
     "DOES NOT CONFORM": STYLES["✗"],
-    r"(?m)^(diagnosis|message|steps|usual fix|case|sizes|blocked by|judged|clause|why|libraries|source)(?=  )": "cyan",
+    rf"(?m)^({LABELS})(?=  )": "cyan",
 }
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment
 
+from mha.conformance.harness.explanations.sources import seen_in
 from mha.conformance.reports.summary import (
     SIGNS,
     cause_of,
@@ -173,6 +174,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "device": verdict.device,
         "message": visible(verdict.message),
         "diagnosis": visible(verdict.diagnosis),
+        "seen_in": seen_in(verdict.diagnosis),
         "steps": visible(verdict.steps),
         "case": visible(verdict.case or ""),
         "examples": verdict.examples,

@@ -56,6 +56,7 @@ function show(button) {
     if (verdict.case) element("pre", verdict.case, part);
     list([
       ["diagnosis", verdict.diagnosis],
+      ["seen in", verdict.seen_in],
       ["steps", verdict.steps],
       ["cases tried", verdict.examples],
       ["largest error/bound", verdict.margin],

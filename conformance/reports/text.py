@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import IO
 
+from mha.conformance.harness.explanations.sources import seen_in
 from mha.conformance.reports.summary import (
     Tally,
     cause_of,
@@ -105,6 +106,7 @@ def _finding(verdict: Verdict) -> dict[str, str]:
     shown = verdict.status in ("fail", "waived") and not (clause.general and verdict.diagnosis)
     return {
         "diagnosis": f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else "",
+        "seen in": seen_in(verdict.diagnosis),
         "message": visible(verdict.message),
         "steps": visible(verdict.steps),
         "usual fix": f"{first}{clause.fix}" if shown else "",
