@@ -19,9 +19,11 @@ def pinned_contract(folder: Path) -> str:
     if file is None:
         return VERSIONS[-1]
     try:
-        text = file.read_text(encoding="utf-8")
-        tool = tomllib.loads(text).get("tool", {}) if "mha" in text else {}
+        text = file.read_text(encoding="utf-8", errors="replace")
+        tool = tomllib.loads(text).get("tool", {})
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) or "[tool.mha" not in text:  # of other tools, whose runs must not end here
+            return VERSIONS[-1]
         raise ValueError(f"{str(file)!r} cannot be read as TOML: {error}") from None
     table = tool.get("mha", {}) if isinstance(tool, dict) else {}
     contract = table.get("contract", VERSIONS[-1]) if isinstance(table, dict) and set(table) <= {"contract"} else None

@@ -248,19 +248,6 @@ def status_of(verdict: Verdict) -> str:
     return "unmet SHOULD" if optional else verdict.status.replace("_", " ")
 
 
-def stopped(implementation: str, clause: str, dtype: str, device: str, reason: str) -> Verdict:
-    """Return the verdict where judging did not end: the process crashed, or ran out of time."""
-    return Verdict(
-        implementation=implementation,
-        clause=clause,
-        level=CLAUSES[clause].level,
-        dtype=dtype,
-        device=device,
-        status="fail",
-        message=f"judging did not end: {reason}",
-    )
-
-
 def _in_a_line(verdict: Verdict) -> str:
     where = f"{verdict.clause} {verdict.implementation}, {verdict.dtype} on {verdict.device}"
     return f"{status_of(verdict)} {where}: {(verdict.diagnosis or verdict.message)!r:.200}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -47,6 +49,14 @@ PROFILES = {
     "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
     "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0),
 }
+
+
+class Task(NamedTuple):
+    """What one verdict is about, of an implementation."""
+
+    clause: str
+    dtype: str
+    device: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +130,12 @@ class Settings:
         known = VERSIONS[: VERSIONS.index(self.contract) + 1]
         chosen = self.clauses or [clause for clause in properties() if CLAUSES[clause].since in known]
         return tuple(clause for clause in properties() if clause in chosen)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What is judged of each implementation, in order."""
+        places = product(self.devices, self.dtypes)
+        return tuple(Task(clause, dtype, device) for device, dtype in places for clause in self.judged_clauses)
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""

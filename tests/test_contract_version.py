@@ -58,8 +58,9 @@ def test_clauses_that_came_later_are_judged_only_if_asked_for(tmp_path: Path, mo
     assert report.versions["contract"] == "0.1"
 
 
-def test_other_tools_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("tool = 1\n")
+@pytest.mark.parametrize("text", [b"tool = 1\n", b"# mha\n[tool", b"name = '\xe4'\n"])
+def test_other_tools_are_left_alone(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(text)
     assert pinned_contract(tmp_path) == VERSIONS[-1]
 
 

@@ -52,7 +52,7 @@ Jobs = Annotated[
         envvar="MHA_JOBS",
         show_envvar=False,
         show_default=False,
-        help="Processes. Default: one a core; with --clause, one.",
+        help="Processes. Default: one a core; one with --clause or --device.",
     ),
 ]
 
@@ -129,7 +129,8 @@ def check(  # noqa: PLR0913  the options of the command
     """
     from mha.conformance.engine.workers import Workers, cores
 
-    with _errors_in_one_line(), Workers(jobs or (1 if clause else cores())) as workers:
+    alone = clause or device  # few clauses, or a GPU to share
+    with _errors_in_one_line(), Workers(jobs or (1 if alone else cores())) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import DEFAULT_DTYPES, Settings
 

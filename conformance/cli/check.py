@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -145,11 +146,13 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     run, interrupted, changes = Run(printer, settings, options, workers), False, torch_changes()
     if changes:
         printer.folded(f"Note: {describe_changes(changes)}.")
+    workers.find(resolved.target for resolved in chosen.values())
     try:
         with heeding_interrupts():
             run.judge_all(chosen.values())
     except (KeyboardInterrupt, Stopped) as end:
         interrupted = True
+        run.verdicts += workers.unread
         printer.paragraph(f"INCOMPLETE: {str(end) or 'the run was stopped'}.")
     report = Report.of_run(
         settings,
@@ -196,7 +199,7 @@ class Run:
     @property
     def clauses(self) -> list[str]:
         """Those to be judged for each implementation, in order, again for each dtype and device."""
-        return [*self.settings.judged_clauses] * (len(self.settings.dtypes) * len(self.settings.devices))
+        return [task.clause for task in self.settings.tasks]
 
     def judge_all(self, chosen: Collection[Resolved]) -> None:
         """Judge implementations one after another; raises Stopped where an option ends that early."""
@@ -209,8 +212,9 @@ class Run:
         announce(self.printer, resolved, self.settings, self.workers.jobs)
         own, settings, reason = list[Verdict](), self.settings, ""
         clauses = [*self.clauses, ""]
-        with progress_bar(self.printer.console, clauses) as bar:
-            for verdict in self.workers.judge_all(resolved, settings):
+        verdicts = self.workers.judge_all(resolved, settings)
+        with progress_bar(self.printer.console, clauses) as bar, closing(verdicts):
+            for verdict in verdicts:
                 own.append(verdict)
                 self.verdicts.append(verdict)
                 advance(bar, own, clauses[len(own)])

@@ -67,7 +67,7 @@ def _of_size(name: str, shown: Sequence[int], hidden: Sequence[int]) -> str | No
     if min(shown) <= max(hidden):
         return None
     if min(shown) <= SMALL:
-        return f"where {name} > {max(hidden)}"
+        return f"where {name} >= {min(shown)}"
     return "in long sequences" if name in "SL" else f"where {name} is large"
 
 

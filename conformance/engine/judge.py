@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from time import perf_counter
 
 import torch
@@ -17,8 +16,8 @@ from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.properties.registry import Property, properties
-from mha.conformance.results import Rejections, Report, Verdict, now
-from mha.conformance.settings import DEFAULT_DTYPES, Settings
+from mha.conformance.results import Rejections, Report, Status, Verdict, now
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, Task
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
 from mha.implementations.discovery import as_resolved
@@ -71,8 +70,8 @@ def resolve_object(value: object) -> Resolved:
 
 def judge_all(resolved: Resolved, settings: Settings) -> Iterator[Verdict]:
     """Yield the verdicts on an implementation one after another."""
-    for device, dtype, clause in product(settings.devices, settings.dtypes, settings.judged_clauses):
-        yield judge(resolved, clause, dtype, device, settings)
+    for task in settings.tasks:
+        yield judge(resolved, *task, settings)
 
 
 def judge(
@@ -86,15 +85,7 @@ def judge(
     start = perf_counter()
     implementation = resolved.implementation
     waivers = waivers_for(settings.waivers_of(implementation), implementation.name, clause, dtype, device)
-    verdict = Verdict(
-        implementation=implementation.name,
-        clause=clause,
-        level=CLAUSES[clause].level,
-        required=settings.strict or CLAUSES[clause].level != "SHOULD",
-        dtype=dtype,
-        device=device,
-        status="pass",
-    )
+    verdict = _passed(implementation.name, Task(clause, dtype, device), settings)
     if reason := _unclaimed(implementation.claims, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
     else:
@@ -107,6 +98,24 @@ def judge(
                 verdict = replace(verdict, diagnosis=diagnosis, steps=steps)
     verdict = _with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
+
+
+def stopped(resolved: Resolved, task: Task, settings: Settings, reason: str, *, status: Status = "fail") -> Verdict:
+    """Return the verdict where judging did not end: the process crashed, or ran out of time."""
+    implementation = resolved.implementation
+    waivers = waivers_for(settings.waivers_of(implementation), implementation.name, *task)
+    message, whole = f"judging did not end: {reason}", next((x for x in waivers if not (x.expired or x.partial)), None)
+    if whole and status == "fail":
+        status, message = "waived", f"{message} [waived: {whole.reason}]"
+    verdict = replace(_passed(implementation.name, task, settings), status=status, message=message)
+    return _with_expired(verdict, waivers)
+
+
+def _passed(name: str, task: Task, settings: Settings) -> Verdict:
+    """Return the verdict before anything is run; name: of the implementation."""
+    level = CLAUSES[task.clause].level
+    required = settings.strict or level != "SHOULD"
+    return Verdict(implementation=name, level=level, required=required, status="pass", **task._asdict())
 
 
 def _results(

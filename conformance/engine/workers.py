@@ -1,66 +1,88 @@
-"""Judging in several processes: each judges a clause at a time, and fails only that clause if it dies.
+"""Judging in several processes: each judges a clause at a time, and fails only that clause if it crashes.
 
-This module imports no torch: the processes start, and import it, while the command does.
+A process is a Python of its own: it starts, and imports torch, while the command does. Tasks and verdicts are pickled
+to its standard input and from its standard output; what an implementation prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import product
-from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection, wait
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from subprocess import PIPE
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mha.conformance.results import Verdict, stopped
-
 if TYPE_CHECKING:
-    from mha.conformance.settings import Settings
+    from mha.conformance.results import Verdict
+    from mha.conformance.settings import Settings, Task
     from mha.implementations import Resolved
 
+    Answers = SimpleQueue[tuple["Worker", Any]]
+
 # More of them take more memory than they save time.
-MOST = 8
-# In seconds, for a process that is told to end.
-PATIENCE = 2.0
+MAX_WORKERS = 8
+# In seconds, for a process whose output has ended.
+EXIT_TIMEOUT = 2.0
+COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.engine.workers import work; work()")
 
 
 def cores() -> int:
     """Return how many processes are worth starting here."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, MOST)
+    return min(available, MAX_WORKERS)
 
 
 class Worker:
-    """A process that judges. is_ready: whether it has started. task: the number of what it judges, None if nothing."""
+    """A process that judges. is_ready: whether it has found the targets. task: the number of what it is judging."""
 
-    def __init__(self, context: Any) -> None:
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
+    def __init__(self, answers: Answers) -> None:
+        # A session of its own, which Ctrl-C does not reach: the command ends its processes.
+        self.process = subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
         self.is_ready = False
         self.task: int | None = None
+        self.listener = Thread(target=self._listen, args=(answers,), daemon=True)
+        self.listener.start()
+        self.send(sys.path)
 
-    def give(self, number: int, task: tuple[Any, ...]) -> None:
-        """Give an idle process something to judge."""
-        self.task = number
-        with suppress(OSError):  # of one that has died, which shows when its answer is read
-            self.connection.send(task)
+    def send(self, message: object) -> None:
+        """Send a message; if the process has died, the end of its output tells."""
+        assert self.process.stdin is not None
+        with _ignoring_sigpipe(), suppress(OSError):
+            pickle.dump(message, self.process.stdin)
+            self.process.stdin.flush()
 
-    def end(self) -> str:
-        """Wait for a process that has ended, or end it, and return how it ended."""
-        self.process.join(PATIENCE)
+    def _listen(self, answers: Answers) -> None:
+        """Put what the process says where the command reads it, and None at the end."""
+        assert self.process.stdout is not None
+        with suppress(EOFError, OSError, pickle.UnpicklingError):
+            while True:
+                answers.put((self, pickle.load(self.process.stdout)))
+        answers.put((self, None))
+
+    def end(self, patience: float = 0.0) -> int | None:
+        """End the process; return its exit status, None if it did not end by itself within `patience` seconds."""
+        status = None
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(patience)
         self.process.kill()
-        code = self.process.exitcode or 0
-        return f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process exited ({code})"
+        self.listener.join(EXIT_TIMEOUT)
+        with _ignoring_sigpipe(), suppress(OSError):
+            self.process.__exit__(None, None, None)  # closes its pipes, and waits for it
+        return status
 
 
 class Workers:
-    """Processes that judge, for as long as the block lasts; for one job, there are none.
+    """Processes that judge, for as long as the block lasts; with one job, and where none can start, there are none.
+
+    targets: what they judge. unread: verdicts that were reached, but not yielded before `judge_all` was closed.
 
     >>> with Workers(1) as workers:
     ...     workers.members
@@ -70,76 +92,117 @@ class Workers:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.members: list[Worker] = []
-        # A process that has imported torch, and no code of users, is forked for each; elsewhere, each imports it.
-        self.context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-        if hasattr(self.context, "set_forkserver_preload"):
-            self.context.set_forkserver_preload(["mha.conformance.engine.judge"])
+        self.targets: list[str] = []
+        self.unread: list[Verdict] = []
+        self.answers: Answers = SimpleQueue()
 
     def __enter__(self) -> Workers:
         """Start the processes."""
-        self.members = [Worker(self.context) for _ in range(self.jobs)] if self.jobs > 1 else []
+        for _ in range(self.jobs if self.jobs > 1 else 0):
+            self._start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """End the processes, whatever they are doing."""
         for worker in self.members:
-            worker.process.terminate()
-        for worker in self.members:
             worker.end()
 
-    def judge_all(self, resolved: Resolved, settings: Settings) -> Iterator[Verdict]:
-        """Yield the verdicts on an implementation, in the order in which one process reaches them."""
+    def find(self, targets: Iterable[str]) -> None:
+        """Let the processes import all that is judged, in order, as the command has done."""
+        self.targets = list(targets)
+        for worker in self.members:
+            worker.send(self.targets)
+
+    def judge_all(self, resolved: Resolved, settings: Settings) -> Generator[Verdict]:
+        """Yield the verdicts on one of the targets, in the order of the tasks."""
         from mha.conformance.engine.judge import judge
 
-        tasks = list(product(settings.devices, settings.dtypes, settings.judged_clauses))
-        waiting, found = deque(range(len(tasks))), dict[int, Verdict | None]()
-        for number, (device, dtype, clause) in enumerate(tasks):
-            while self.members and number not in found:
-                for worker in self.members:
-                    if worker.is_ready and worker.task is None and waiting:
-                        task = waiting.popleft()
-                        worker.give(task, (resolved.target, settings, *tasks[task]))
-                found |= self._answers(resolved.implementation.name, tasks)
-            # Without processes, or for what they cannot find.
-            yield found.pop(number, None) or judge(resolved, clause, dtype, device, settings)
-
-    def _answers(self, name: str, tasks: Sequence[tuple[str, str, str]]) -> dict[int, Verdict | None]:
-        """Wait for a process; return what was judged since, None for what was not found, by the number of the task."""
-        found: dict[int, Verdict | None] = {}
-        readable = wait([worker.connection for worker in self.members])
-        for worker in [worker for worker in self.members if worker.connection in readable]:
-            try:
-                answer = worker.connection.recv()
-            except (EOFError, OSError):
-                self.members.remove(worker)
-                if worker.task is not None:  # it is the implementation that has ended it
-                    device, dtype, clause = tasks[worker.task]
-                    found[worker.task] = stopped(name, clause, dtype, device, worker.end())
-                    self.members.append(Worker(self.context))
-                continue
-            if worker.task is not None:
-                found[worker.task] = answer
-            worker.is_ready, worker.task = True, None
-        return found
-
-
-def _work(connection: Connection) -> None:
-    """Judge what comes through the connection until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
-    from mha.conformance.engine.judge import judge
-    from mha.implementations import ImplementationError, resolve
-
-    known: dict[str, Resolved | None] = {}
-    connection.send("ready")
-    while True:
+        if not self.targets:
+            self.find([resolved.target])
+        waiting = deque(enumerate(settings.tasks))
+        found: dict[int, Verdict] = {}
         try:
-            target, settings, device, dtype, clause = connection.recv()
-        except EOFError:
+            for number, task in enumerate(settings.tasks):
+                while self.members and number not in found:
+                    for worker in self.members:
+                        if worker.is_ready and worker.task is None and waiting:
+                            worker.task, given = waiting.popleft()
+                            worker.send((resolved.target, given, settings))
+                    found |= self._answer(resolved, settings)
+                yield found.pop(number) if number in found else judge(resolved, *task, settings)
+        finally:
+            self.unread = list(found.values())
+
+    def _answer(self, resolved: Resolved, settings: Settings) -> dict[int, Verdict]:
+        """Wait for what a process says; return the verdict by its number, if it is one."""
+        worker, answer = self.answers.get()
+        judged, worker.task = worker.task, None
+        if answer is None:
+            self.members.remove(worker)
+            status = worker.end(EXIT_TIMEOUT)
+            if judged is None:  # it did not find the targets, or died of what none of them did
+                return {}
+            self._start()
+            answer = _crashed(resolved, settings.tasks[judged], settings, status)
+        worker.is_ready = True
+        return {} if judged is None else {judged: answer}
+
+    def _start(self) -> None:
+        with suppress(OSError):  # as many as can start
+            self.members.append(Worker(self.answers))
+            if self.targets:
+                self.members[-1].send(self.targets)
+
+
+def _crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:
+    """Return the verdict on what a process was judging when it ended; status: its exit status."""
+    from mha.conformance.engine.judge import stopped
+
+    if status is None:
+        return stopped(resolved, task, settings, "its process closed its output")
+    if status >= 0:
+        return stopped(resolved, task, settings, f"its process exited with status {status}")
+    with suppress(ValueError):  # a number without a name
+        name = signal.Signals(-status).name
+        if name == "SIGKILL":  # not by itself: as where memory runs out
+            return stopped(resolved, task, settings, "its process was killed; try --jobs 1", status="harness_error")
+        return stopped(resolved, task, settings, f"its process was ended by {name}")
+    return stopped(resolved, task, settings, f"its process was ended by signal {-status}")
+
+
+@contextmanager
+def _ignoring_sigpipe() -> Iterator[None]:
+    """Let writing to a process that has died raise an error, instead of ending the command."""
+    if not hasattr(signal, "SIGPIPE"):
+        yield
+        return
+    previous = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGPIPE, previous)
+
+
+def work() -> None:
+    """Judge what comes through standard input until it ends."""
+    tasks, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+    def say(answer: object) -> None:
+        pickle.dump(answer, answers)
+        answers.flush()
+
+    sys.path[:] = pickle.load(tasks)
+    from mha.conformance.engine.judge import judge
+    from mha.implementations import resolve
+
+    with suppress(EOFError, BrokenPipeError):
+        try:
+            known = {target: resolve(target)[0] for target in pickle.load(tasks)}
+        except ValueError:
             return
-        if target not in known:
-            try:
-                (known[target],) = resolve(target)
-            except (ImplementationError, ValueError):
-                known[target] = None
-        resolved = known[target]
-        connection.send(resolved and judge(resolved, clause, dtype, device, settings))
+        say("ready")
+        while True:
+            target, task, settings = pickle.load(tasks)
+            say(judge(known[target], task.clause, task.dtype, task.device, settings))

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import fit_sizes
-from mha.conformance.engine.evidence import LARGE, NAMES, RELATED, related_cases
+from mha.conformance.engine.evidence import NAMES, related_cases
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.implementations.torch_state import preserved
-from mha.spec import Implementation
+from mha.spec import Implementation, Problem
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
@@ -39,42 +39,45 @@ class Gradients:
 
 def wrong_gradients(prop: Property, session: Session) -> str:
     """Return in words which gradients are incorrect in a failing session, or "" if they are not so in a simple way."""
-    related = [*related_cases(prop, session.case)]
-    of_other_sizes, of_same_size = related[-len(RELATED) :], related[: len(RELATED)]
-    text = _seen(session, of_other_sizes)
-    if not text and max(getattr(session.case, name) for name in NAMES) > LARGE:
-        text = _seen(session, of_same_size)
-        return f"{text}, in calls of this size" if text else ""
-    return text
-
-
-def _seen(session: Session, others: Sequence[Case]) -> str:
-    """Return which gradients are incorrect in the case of a session, and alike in all others that have any."""
+    cases = (session.case, *related_cases(prop, session.case))
     try:
         with preserved():
-            first, *rest = (_gradients(session.implementation, case) for case in (session.case, *others))
+            first, *rest = (_gradients(session.implementation, case) for case in cases)
     except Exception:  # of the implementation, or of a case of other sizes that it does not take
         return ""
     wrong = {name: factor for each in rest for name, factor in each.wrong.items()}
-    factors = [factor for each in (first, *rest) for factor in each.wrong.values()]
-    if not first.wrong or not first.wrong.keys() <= wrong.keys():
+    if not first.wrong or not first.wrong.keys() <= wrong.keys() or not _are_alike(first, *rest):
         return ""
-    if any(not abs(factor - factors[0]) <= ALIKE for factor in factors):
-        return ""
-    return _text(list(wrong), factors[0], set().union(*(each.names for each in rest)))
+    text = _text(list(wrong), next(iter(wrong.values())), set().union(*(each.names for each in rest)))
+    always = all(each.names & wrong.keys() <= each.wrong.keys() for each in rest)
+    return text if always else f"{text}, in calls like this one"
+
+
+def _are_alike(*found: Gradients) -> bool:
+    """Return whether all that is wrong is wrong by the same factor."""
+    factors = [factor for each in found for factor in each.wrong.values()]
+    return all(abs(factor - factors[0]) <= ALIKE for factor in factors)
 
 
 def _gradients(implementation: Implementation, case: Case) -> Gradients:
-    """Compare the gradients of a case, but not those of inputs that are one tensor, which are sums."""
+    """Compare the gradients of a case."""
     sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, implementation.claims.sizes)
     session = Session(implementation, replace(case, **sizes))
     problem = session.case.problem()
     upstream = session.upstream(problem)
     reported, expected = session.gradients(problem, upstream), session.expected_gradients(problem, upstream)
-    summed = {name for name in INPUTS if sum(getattr(problem, name) is getattr(problem, x) for x in INPUTS) > 1}
     known = {name for name, ball in expected.items() if bool((ball.mid.abs() > ball.rad).any())} & reported.keys()
-    factors = {name: _factor(reported[name].tensor, expected[name]) for name in reported if name in known - summed}
-    return Gradients(known - summed, {name: factor for name, factor in factors.items() if factor != 1.0})
+    factors = {name: _factor(reported[name].tensor, expected[name]) for name in reported if name in known}
+    wrong = {name: factor for name, factor in factors.items() if factor != 1.0}
+    for name in _summed(problem) & wrong.keys():  # whose parts the weights tell apart, unless there is none
+        if not abs(wrong[name]) <= ALIKE:
+            del wrong[name]
+    return Gradients(known, wrong)
+
+
+def _summed(problem: Problem) -> set[str]:
+    """Return the names of inputs that are one tensor, whose gradient is a sum."""
+    return {name for name in INPUTS if sum(getattr(problem, name) is getattr(problem, other) for other in INPUTS) > 1}
 
 
 def _factor(actual: Tensor, expected: Ball) -> float:

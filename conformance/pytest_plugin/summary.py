@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from mha.conformance.engine.judge import stopped
 from mha.conformance.pytest_plugin.selection import Selection, selection
 from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import WIDTH, brief, describe, summarise
-from mha.conformance.results import Rejections, Report, Verdict, stopped
+from mha.conformance.results import Rejections, Report, Verdict
+from mha.conformance.settings import Task
 
 ITEM = re.compile(r"::contract\[(.+)-(cpu|cuda)-(\w+)-([A-Z]{3}-\d+)\]$")
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
@@ -30,7 +32,8 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     The status is 2 if a report cannot be written, the judge failed, nothing was judged, or a registered implementation
     is broken.
     """
-    chosen, verdicts = selection(session.config), _verdicts(reporter)
+    chosen = selection(session.config)
+    verdicts = _verdicts(reporter, chosen)
     report = _report(session, chosen, verdicts)
     _describe_failures(reporter, report)
     if verdicts:
@@ -70,7 +73,7 @@ def summary(config: pytest.Config) -> list[str]:
     return [*runner_annotations(report.verdicts), *chosen.header(), "", *drawn, "", *summaries]
 
 
-def _verdicts(reporter: Any) -> list[Verdict]:
+def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:
     """Return the verdicts on the items that were run, in this process or in workers of pytest-xdist."""
     verdicts = []
     for report in (report for reports in reporter.stats.values() for report in reports):
@@ -79,7 +82,8 @@ def _verdicts(reporter: Any) -> list[Verdict]:
             verdicts += [_from_dict(value) for value in carried]
         elif not carried and getattr(report, "failed", False) and (item := ITEM.search(report.nodeid)):
             implementation, device, dtype, clause = item.groups()
-            verdicts.append(stopped(implementation, clause, dtype, device, _reason(report)))
+            resolved, task = chosen.implementations[implementation], Task(clause, dtype, device)
+            verdicts.append(stopped(resolved, task, chosen.settings, _reason(report)))
     return verdicts
 
 

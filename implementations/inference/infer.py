@@ -77,9 +77,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
-    made = constructor.func if isinstance(constructor, partial) else constructor
-    if getattr(made, "forward", None) is nn.Module.forward:
-        raise ImplementationError(f"{label} does not define forward")
+    _require_forward(label, constructor.func if isinstance(constructor, partial) else constructor)
     arguments = constructor_arguments(label, constructor)
     try:
         with as_found():
@@ -88,6 +86,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         message = f"{type(error).__name__}: {one_line(error)}"
         hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}(...)"
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
+    _require_forward(label, module)
     empty = Candidate(constructor, {}, label)
     try:
         candidate = _found(empty, module, arguments)
@@ -103,6 +102,13 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
     declaration = declaration_of(written, candidate.options(), candidate.claims)
     return Inference(candidate.implementation(), tuple(rows), declaration)
+
+
+def _require_forward(label: str, made: object) -> None:
+    """Raise ImplementationError for a class, or a module, that does not say how it is called."""
+    forward = getattr(made, "forward", None)
+    if getattr(forward, "__func__", forward) is nn.Module.forward:
+        raise ImplementationError(f"{label} does not define forward")
 
 
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:

@@ -74,9 +74,11 @@ EXPLANATIONS: tuple[tuple[Explanation, ...], ...] = tuple(
     )
 )
 
-# Defects that often come together. The first one comes with any other: as a convention, it may be no defect.
+# As a convention, it may be no defect, and so comes with any other.
+CONVENTION = "unscaled"
+# Defects that often come together.
 COMMON = (
-    "unscaled",
+    CONVENTION,
     "scaled_by_model",
     "scaled_by_width",
     "no_b_q",
@@ -98,5 +100,5 @@ COMMON = (
 ALL = {each.name: each for group in EXPLANATIONS for each in group}
 _OTHERS = [name for name in ALL if name not in COMMON]
 PAIRS = tuple(
-    _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product(COMMON[:1], _OTHERS)))
+    _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product([CONVENTION], _OTHERS)))
 )
