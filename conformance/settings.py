@@ -20,6 +20,8 @@ from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 from mha.spec.clauses import VERSIONS
 
+# Of wrong classes and faults, these find most by the second: the first failure comes in a fifth of the time.
+FIRST = ("HED-1", "MSK-2", "CFG-1", "MSK-12", "SHP-6", "MSK-8")
 DEFAULT_DTYPES = ("float32", "float64")
 
 
@@ -133,9 +135,11 @@ class Settings:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What is judged of each implementation, in order."""
+        """What is judged of each implementation, in order: that of the contract, but if all of it is, `FIRST` first."""
+        first = FIRST if not self.clauses else ()
+        clauses = sorted(self.judged_clauses, key=lambda x: first.index(x) if x in first else len(first))
         places = product(self.devices, self.dtypes)
-        return tuple(Task(clause, dtype, device) for device, dtype in places for clause in self.judged_clauses)
+        return tuple(Task(clause, dtype, device) for device, dtype in places for clause in clauses)
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""

@@ -16,7 +16,7 @@ import pytest
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.engine.workers import Workers
 from mha.conformance.results import Report, Verdict
-from mha.conformance.settings import Settings
+from mha.conformance.settings import FIRST, Settings
 from mha.conformance.waivers import Waiver
 from mha.implementations import Resolved, resolve
 
@@ -46,6 +46,14 @@ implementation = Dying()
 
 def timeless(verdicts: list[Verdict]) -> list[Verdict]:
     return [replace(verdict, seconds=0.0) for verdict in verdicts]
+
+
+def test_what_finds_most_is_judged_first_unless_clauses_are_chosen() -> None:
+    every = Settings(dtypes=("float32", "float64"))
+    judged = [task.clause for task in every.tasks]
+    assert judged[:6] == list(FIRST)
+    assert sorted(judged) == sorted(2 * every.judged_clauses)
+    assert [task.clause for task in SETTINGS.tasks] == list(SETTINGS.clauses)
 
 
 def test_several_processes_reach_the_same_verdicts_in_the_same_order() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
@@ -22,8 +23,10 @@ from mha.spec import Implementation, Problem
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
-# By how much a gradient may differ from a multiple of the right one, as a share of it.
-ALIKE = 1e-3
+# By how much a gradient may differ from a multiple of the right one, as a share of it, or in roundings of the dtype.
+ALIKE, ROUNDINGS = 1e-4, 8
+# By how much factors may differ that are one.
+SAME = 2e-3
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def wrong_gradients(prop: Property, session: Session) -> str:
 def _are_alike(*found: Gradients) -> bool:
     """Return whether all that is wrong is wrong by the same factor."""
     factors = [factor for each in found for factor in each.wrong.values()]
-    return all(abs(factor - factors[0]) <= ALIKE for factor in factors)
+    return all(abs(factor - factors[0]) <= SAME for factor in factors)
 
 
 def _gradients(implementation: Implementation, case: Case) -> Gradients:
@@ -70,7 +73,7 @@ def _gradients(implementation: Implementation, case: Case) -> Gradients:
     factors = {name: _factor(reported[name].tensor, expected[name]) for name in reported if name in known}
     wrong = {name: factor for name, factor in factors.items() if factor != 1.0}
     for name in _summed(problem) & wrong.keys():  # whose parts the weights tell apart, unless there is none
-        if not abs(wrong[name]) <= ALIKE:
+        if not abs(wrong[name]) <= SAME:
             del wrong[name]
     return Gradients(known, wrong)
 
@@ -82,18 +85,19 @@ def _summed(problem: Problem) -> set[str]:
 
 def _factor(actual: Tensor, expected: Ball) -> float:
     """Return how many times the expected gradient the actual one is: 1 within the bound, NaN if it is no multiple."""
+    alike = max(ALIKE, ROUNDINGS * torch.finfo(actual.dtype).eps)
     right, radius, actual = expected.mid, expected.rad, actual.double()
     if bool(((actual - right).abs() <= radius).logical_or(radius.isinf()).all()):
         return 1.0
     factor = float((actual * right).sum() / right.square().sum())
-    return factor if float((actual - factor * right).norm()) <= ALIKE * float(right.norm()) else math.nan
+    return factor if float((actual - factor * right).norm()) <= alike * float(right.norm()) else math.nan
 
 
 def _text(wrong: Sequence[str], factor: float, every: Collection[str]) -> str:
     if len(wrong) == len(every):
         is_zero = "no gradient reaches any input or weight"
-        return is_zero if abs(factor) <= ALIKE else f"all gradients are {factor:.4g} times what they should be"
+        return is_zero if abs(factor) <= SAME else f"all gradients are {factor:.4g} times what they should be"
     *most, last = [f"the {name}" if name in (*INPUTS, "mask") else name for name in wrong]
     names = f"{', '.join(most)} and {last}" if most else last
     is_zero = f"no gradient reaches {names}"
-    return is_zero if abs(factor) <= ALIKE else f"the gradient of {names} is {factor:.4g} times what it should be"
+    return is_zero if abs(factor) <= SAME else f"the gradient of {names} is {factor:.4g} times what it should be"
