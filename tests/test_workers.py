@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from time import monotonic, sleep
 import pytest
 
 from mha.conformance.engine.judge import judge_all
-from mha.conformance.engine.workers import Workers
+from mha.conformance.engine.workers import Workers, crashed
 from mha.conformance.results import Report, Verdict
-from mha.conformance.settings import FIRST, Settings
+from mha.conformance.settings import FIRST, Settings, Task
 from mha.conformance.waivers import Waiver
 from mha.implementations import Resolved, resolve
 
@@ -63,20 +62,37 @@ def test_several_processes_reach_the_same_verdicts_in_the_same_order() -> None:
     assert timeless(verdicts) == timeless(list(judge_all(vectorized, SETTINGS)))
 
 
+def test_process_that_dies_fails_the_clause_at_hand(tmp_path: Path) -> None:
+    with Workers(2) as workers:
+        verdicts = list(workers.judge_all(dying(tmp_path, "os.kill(os.getpid(), 11)"), SETTINGS))
+    failed = {verdict.clause: verdict.message for verdict in verdicts if verdict.status == "fail"}
+    assert failed == {"SHP-5": "judging did not end: its process was ended by SIGSEGV"}
+    assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
+
+
 @pytest.mark.parametrize(
-    ("end", "reason"),
+    ("status", "reason"),
     [
-        ("os._exit(3)", "its process exited with status 3"),
-        ("os.kill(os.getpid(), 40)", "its process was ended by signal 40"),
-        ("os.kill(os.getpid(), 11)", "its process was ended by SIGSEGV"),
+        (None, "its process closed its output"),
+        (3, "its process exited with status 3"),
+        (-11, "its process was ended by SIGSEGV"),
+        (-40, "its process was ended by signal 40"),
     ],
 )
-def test_process_that_dies_fails_the_clause_at_hand(end: str, reason: str, tmp_path: Path) -> None:
-    with Workers(2) as workers:
-        verdicts = list(workers.judge_all(dying(tmp_path, end), SETTINGS))
-    failed = {verdict.clause: (verdict.message, verdict.conforms) for verdict in verdicts if verdict.status == "fail"}
-    assert failed == {"SHP-5": (f"judging did not end: {reason}", True)}  # a SHOULD
-    assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
+def test_verdict_on_a_crash_heeds_levels_and_waivers(status: int | None, reason: str) -> None:
+    (loop,), task = resolve("loop"), Task("SHP-5", "float32", "cpu")
+    failed = crashed(loop, task, SETTINGS, status)
+    assert (failed.status, failed.message) == ("fail", f"judging did not end: {reason}")
+    assert failed.conforms  # since SHP-5 is a SHOULD
+    assert not crashed(loop, task, replace(SETTINGS, strict=True), status).conforms
+    waiver = Waiver(implementation="loop", clause="SHP-5", reason="known")
+    assert crashed(loop, task, replace(SETTINGS, waivers=(waiver,)), status).status == "waived"
+
+
+def test_process_that_was_killed_is_not_blamed_on_the_implementation() -> None:
+    verdict = crashed(resolve("loop")[0], Task("SHP-5", "float32", "cpu"), SETTINGS, -9)
+    assert verdict.status == "harness_error"
+    assert verdict.message == "judging did not end: its process was killed; try --jobs 1"
 
 
 def test_what_other_processes_cannot_find_is_judged_in_this_one() -> None:
@@ -91,23 +107,6 @@ def dying(folder: Path, code: str) -> Resolved:
     file = folder / "dying.py"
     file.write_text(DYING.format(end=code))
     return resolve(f"{file}:implementation")[0]
-
-
-def test_process_that_was_killed_is_not_blamed_on_the_implementation(tmp_path: Path) -> None:
-    with Workers(2) as workers:
-        verdicts = list(workers.judge_all(dying(tmp_path, "os.kill(os.getpid(), 9)"), SETTINGS))
-    (verdict,) = (verdict for verdict in verdicts if verdict.clause == "SHP-5")
-    assert (verdict.status, verdict.message) == (
-        "harness_error",
-        "judging did not end: its process was killed; try --jobs 1",
-    )
-
-
-def test_crash_can_be_waived(tmp_path: Path) -> None:
-    waiver = Waiver(implementation="dying", clause="SHP-5", reason="known")
-    with Workers(2) as workers:
-        verdicts = list(workers.judge_all(dying(tmp_path, "os._exit(3)"), replace(SETTINGS, waivers=(waiver,))))
-    assert [verdict.status for verdict in verdicts if verdict.clause == "SHP-5"] == ["waived"]
 
 
 def test_implementation_may_start_processes_of_its_own_and_print(tmp_path: Path) -> None:
@@ -148,25 +147,30 @@ def test_verdicts_that_wait_for_their_turn_are_kept(tmp_path: Path) -> None:
     assert {verdict.clause for verdict in workers.unread} == {"SMX-1", "MSK-8"}
 
 
-def test_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_run_that_ends_early_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mha.conformance", "check", "minimal", "--jobs", "2", "-v"]
-    with Popen(command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT, text=True, process_group=0) as running:
+    with Popen(command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT, text=True) as running:
         assert running.stdout is not None
-        assert any(" CFG-1 " in line for line in running.stdout)
-        os.kill(running.pid, signal.SIGTERM)
+        assert any(" MSK-2 " in line for line in running.stdout)
+        started = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(started) == 2
+        running.send_signal(number)
         rest = running.stdout.read()
-    assert running.returncode == 2
-    assert "INCOMPLETE" in rest
     assert "Traceback" not in rest
-    end = monotonic() + 30
-    while _is_running(running.pid) and monotonic() < end:
+    if number == signal.SIGTERM:
+        assert running.returncode == 2
+        assert "INCOMPLETE" in rest
+    end = monotonic() + 60
+    while any(map(is_running, started)) and monotonic() < end:
         sleep(0.1)
-    assert not _is_running(running.pid)
+    assert not any(map(is_running, started))
 
 
-def _is_running(group: int) -> bool:
+def is_running(process: str) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has."""
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
         return False
-    return True

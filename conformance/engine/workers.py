@@ -62,7 +62,7 @@ class Worker:
     def _listen(self, answers: Answers) -> None:
         """Put what the process says where the command reads it, and None at the end."""
         assert self.process.stdout is not None
-        with suppress(EOFError, OSError, pickle.UnpicklingError):
+        with suppress(Exception):  # the end, or what is no verdict
             while True:
                 answers.put((self, pickle.load(self.process.stdout)))
         answers.put((self, None))
@@ -143,7 +143,7 @@ class Workers:
             if judged is None:  # it did not find the targets, or died of what none of them did
                 return {}
             self._start()
-            answer = _crashed(resolved, settings.tasks[judged], settings, status)
+            answer = crashed(resolved, settings.tasks[judged], settings, status)
         worker.is_ready = True
         return {} if judged is None else {judged: answer}
 
@@ -154,7 +154,7 @@ class Workers:
                 self.members[-1].send(self.targets)
 
 
-def _crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:
+def crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:
     """Return the verdict on what a process was judging when it ended; status: its exit status."""
     from mha.conformance.engine.judge import stopped
 
