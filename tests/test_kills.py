@@ -17,12 +17,20 @@ from mha.conformance.faults.baselines import CHECKS, caught_by
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.conformance.properties.registry import properties
 from mha.conformance.results import Verdict
+from mha.implementations.torch_state import settings
 
 
 def run(*arguments: str) -> tuple[int, str]:
     """Run `mha faults`; return its exit status and its output."""
     result = CliRunner().invoke(app, ["faults", *arguments])
     return result.exit_code, result.output
+
+
+def test_baselines_leave_global_state_as_it_was() -> None:
+    before = settings()
+    for name in ("SubnormalsFlushed", "DefaultDtypeChanged", "GradientModeChanged"):
+        caught_by(implementations[name], "float32")
+        assert settings() == before
 
 
 def test_matrix_of_two_faults_is_printed_and_written(tmp_path: Path) -> None:

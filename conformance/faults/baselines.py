@@ -21,6 +21,7 @@ from mha.conformance.cases.reference import plain_formula
 from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded
 from mha.implementations.torch_mha import implementation as torch_mha
+from mha.implementations.torch_state import preserved
 from mha.spec import Implementation, Problem
 
 GRID = tuple(
@@ -41,15 +42,11 @@ def caught_by(implementation: Implementation, dtype: str) -> tuple[str, ...]:
 
 def _passes(check: Callable[[Implementation, str], bool], implementation: Implementation, dtype: str) -> bool:
     """Return whether a check passes; whatever the implementation raises is a failure, and global state is restored."""
-    default_dtype, grad_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
-        with guarded("a baseline check"):
+        with preserved(), guarded("a baseline check"):
             return check(implementation, dtype)
     except (AdapterError, Violation):
         return False
-    finally:
-        torch.set_default_dtype(default_dtype)
-        torch.set_grad_enabled(grad_enabled)
 
 
 def allclose(implementation: Implementation, dtype: str) -> bool:
