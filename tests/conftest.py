@@ -18,12 +18,13 @@ os.environ["MHA_JOBS"] = "1"
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for no cause of failures, which costs much where many classes fail; tests/test_diagnosis.py does."""
     monkeypatch.setattr(judge, "diagnose", lambda *_: "")
+    monkeypatch.setattr(judge, "first_wrong_step", lambda *_: "")
 
 
 @pytest.fixture
 def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try a third of the cases of the quick profile on a correct class; `make lattice` tries them all."""
+    """Try a quarter of the cases of the quick profile on a correct class; `make lattice` tries them all."""
     if not os.environ.get("LATTICE"):
         quick = settings.PROFILES["quick"]
-        fewer = replace(quick, boundary=quick.boundary // 3, examples=quick.examples // 3)
+        fewer = replace(quick, boundary=quick.boundary // 4, examples=quick.examples // 4)
         monkeypatch.setitem(settings.PROFILES, "quick", fewer)

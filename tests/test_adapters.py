@@ -286,7 +286,7 @@ UNRESOLVED = {
     "test_adapters:no_claims": "its name is 'no_claims' and its claims are 3",
     "nonsense": "no implementation is registered as 'nonsense' .registered: .*loop",
     "no.such.module:thing": "cannot be imported: ModuleNotFoundError",
-    "mha.implementations.loop:nothing": "does not exist: the module defines .*implementation",
+    "mha.implementations.loop:nothing": "does not exist \\(the module defines .*implementation",
     "mha.spec:Config": "is a class, neither a torch.nn.Module class nor an implementation.*from_module",
     "test_adapters:MODULE": "is of type Correct, .*; name the class Correct instead",
     "mha.spec:CLAUSES": "is of type mappingproxy, neither a torch.nn.Module class nor an implementation",

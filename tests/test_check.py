@@ -234,7 +234,7 @@ FILES = {
     "broken": "1 / 0\n",
     "number": HEAD,
     "nothing": HEAD + "class Nothing(nn.Module):\n" + INIT.format(more="") + LAYERS.format(more="", count=4),
-    "needs": HEAD + "class Needs(nn.Module):\n" + INIT.format(more=", rank") + "    forward = None\n",
+    "needs": HEAD + "class Needs(nn.Module):\n" + INIT.format(more=", rank"),
     "raises": HEAD
     + "class Raises(nn.Module):\n"
     + INIT.format(more="")

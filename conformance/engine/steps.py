@@ -14,7 +14,8 @@ from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
-from mha.implementations.adapters.module import ModuleAttention
+from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
+from mha.implementations.discovery import Renamed
 from mha.implementations.torch_state import preserved
 from mha.spec import Claims
 
@@ -51,13 +52,17 @@ def first_wrong_step(prop: Property, session: Session) -> str:
     Seen are the layers of a module that is adapted by its parameters, and the weights that it returns. The
     implementation is called again.
     """
-    with threads(1), judging(session.implementation), preserved():
+    implementation = session.implementation
+    original = implementation.implementation if isinstance(implementation, Renamed) else implementation
+    if not isinstance(original, ModuleImplementation):
+        return ""
+    with threads(1), judging(implementation), preserved():
         call = next((call for call in calls_of(prop.function, session, session.case) if bool(call.wrong.any())), None)
         if call is None:
             return ""
         dtype, device = call.step.problem.query.dtype, session.case.device
-        attention = session.implementation.build(call.config, call.weights, dtype=dtype, device=device)
-        steps = list(_steps(attention, call, session.claims)) if isinstance(attention, ModuleAttention) else []
+        attention = original.build(call.config, call.weights, dtype=dtype, device=device)
+        steps = list(_steps(attention, call, session.claims))
     wrong = next((number for number, (_, is_right) in enumerate(steps) if not is_right), None)
     if wrong is None or len(steps) == 1:  # nothing but the output is seen
         return ""

@@ -77,7 +77,9 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     Raises ImplementationError, with what to declare, for what names, shapes and trial runs leave open.
     """
     label = label or str(getattr(constructor, "__name__", "module"))
-    _require_forward(label, constructor.func if isinstance(constructor, partial) else constructor)
+    made = constructor.func if isinstance(constructor, partial) else constructor
+    if getattr(made, "__init__", None) is nn.Module.__init__:  # whose parameters would mislead
+        _require_forward(label, made)
     arguments = constructor_arguments(label, constructor)
     try:
         with as_found():
