@@ -15,7 +15,7 @@ from mha.conformance.project import pinned_contract
 from mha.conformance.properties.registry import NO_LIMIT, properties
 from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
 from mha.implementations import Resolved
-from mha.implementations.discovery import Renamed, split_name
+from mha.implementations.discovery import original_of, split_name
 from mha.spec import CLAUSES, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 from mha.spec.clauses import VERSIONS
@@ -143,7 +143,7 @@ class Settings:
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
-        original = implementation.implementation if isinstance(implementation, Renamed) else implementation
+        original = original_of(implementation)
         of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == original.name]
         own = [replace(waiver, implementation=implementation.name) for waiver in of_ours if is_built_in(original)]
         return (*own, *self.waivers)

@@ -288,6 +288,11 @@ def _named(implementation: Implementation, name: str) -> Implementation:
     return implementation if implementation.name == name else Renamed(implementation, name)
 
 
+def original_of(implementation: Implementation) -> Implementation:
+    """Return an implementation under its own name."""
+    return implementation.implementation if isinstance(implementation, Renamed) else implementation
+
+
 @contextmanager
 def _default_warnings() -> Iterator[None]:
     """Let imported code warn, even in a run that turns warnings into errors."""

@@ -17,7 +17,7 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
-from mha.implementations.discovery import Renamed, split_name
+from mha.implementations.discovery import original_of, split_name
 from mha.spec import CLAUSES, Config, Implementation
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
@@ -144,7 +144,7 @@ def _dense(value: Tensor) -> str:
 
 def _import(implementation: Implementation, target: str) -> list[str]:
     """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
-    original = implementation.implementation if isinstance(implementation, Renamed) else implementation
+    original = original_of(implementation)
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if module is not None else []:
             if value is original and name not in ("__main__", "__mp_main__"):

@@ -15,7 +15,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
 from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
-from mha.implementations.discovery import Renamed
+from mha.implementations.discovery import original_of
 from mha.implementations.torch_state import preserved
 from mha.spec import Claims
 
@@ -52,11 +52,10 @@ def first_wrong_step(prop: Property, session: Session) -> str:
     Seen are the layers of a module that is adapted by its parameters, and the weights that it returns. The
     implementation is called again.
     """
-    implementation = session.implementation
-    original = implementation.implementation if isinstance(implementation, Renamed) else implementation
+    original = original_of(session.implementation)
     if not isinstance(original, ModuleImplementation):
         return ""
-    with threads(1), judging(implementation), preserved():
+    with threads(1), judging(session.implementation), preserved():
         call = next((call for call in calls_of(prop.function, session, session.case) if bool(call.wrong.any())), None)
         if call is None:
             return ""

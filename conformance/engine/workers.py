@@ -53,7 +53,7 @@ class Worker:
         self.send(sys.path)
 
     def send(self, message: object) -> None:
-        """Send a message; if the process has died, the end of its output tells."""
+        """Send a message; if the process has died, the end of its output shows it."""
         assert self.process.stdin is not None
         with _ignoring_sigpipe(), suppress(OSError):
             pickle.dump(message, self.process.stdin)

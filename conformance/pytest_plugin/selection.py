@@ -54,8 +54,7 @@ class Selection:
     def takes(self, items: int) -> str:
         """Return the line that says about how long it takes to judge so many of the items."""
         settings, claims = self.settings, [each.implementation.claims for each in self.implementations.values()]
-        every = len(claims) * len(settings.devices) * len(settings.dtypes) * len(settings.judged_clauses)
-        share = items / max(1, every)
+        share = items / max(1, len(claims) * len(settings.tasks))
         return f"estimate: {estimate(claims, settings, share)} on one core, if calls are as fast as the oracle's"
 
 
