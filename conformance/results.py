@@ -52,9 +52,10 @@ class Verdict:
     rejected it.
     case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
     status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found. steps: where
-    none is, which steps of the call are right, as far as they can be seen. script: a stand-alone script that reproduces
-    the failure. blocked_by: the clause or family that explains the failure; the
-    status is "blocked" only if that is seen to fail too (see `settled`). seconds: how long it took.
+    none is, which steps of the call are right, as far as they can be seen. arguments: of the last call, by the names
+    that the adapted module or kernel has for them. script: a stand-alone script that reproduces the failure.
+    blocked_by: the clause or family that explains the failure; the status is "blocked" only if that is seen to fail too
+    (see `settled`). seconds: how long it took.
 
     >>> where = {"dtype": "float32", "device": "cpu"}
     >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms
@@ -77,6 +78,7 @@ class Verdict:
     message: str = ""
     diagnosis: str = ""
     steps: str = ""
+    arguments: str = ""
     script: str | None = None
     blocked_by: str | None = None
     seconds: float = 0.0

@@ -36,6 +36,7 @@ class Profile:
     timeout: in seconds, of one clause under pytest-timeout, where no other is set; 0 for none.
     float64_every: in float64, one in so many of these cases is tried where float32 is judged in the same run: of the
         known faults, float32 finds what the others would (docs/bugfinding.md).
+    slow: whether properties are tried of which a single case takes many seconds.
     """
 
     boundary: int
@@ -44,10 +45,11 @@ class Profile:
     long_rows: int
     timeout: int
     float64_every: int = 1
+    slow: bool = True
 
 
 PROFILES = {
-    "quick": Profile(24, 10, 33, 512, 300),
+    "quick": Profile(24, 10, 33, 512, 300, slow=False),
     "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
     "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0),
 }
@@ -120,6 +122,11 @@ class Settings:
             strict=strict,
             contract=pinned_contract(Path()),
         )
+
+    def __str__(self) -> str:
+        """Return what repeats the cases of a run, and the version of the contract if it is not the newest."""
+        pinned = "" if self.contract == VERSIONS[-1] else f", contract {self.contract}"
+        return f"profile {self.profile}, seed {self.seed}{pinned}"
 
     @property
     def limits(self) -> Profile:

@@ -12,7 +12,8 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.cases.transforms import own_head_dim, passing_heads, with_config
 from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM, complete
-from mha.conformance.harness.known_bad import KnownBad
+from mha.conformance.harness.known_bad.answers import REJECTED
+from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.spec import Claims, Config, Sizes, oracle
 from mha.spec.claims import BIASES
@@ -26,7 +27,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("implementation", [complete, KnownBad("correct", CLAIMS)], ids=lambda each: each.name)
+@pytest.mark.parametrize("implementation", [complete, KnownBad(REJECTED["correct"], CLAIMS)], ids=lambda it: it.name)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_configuration_is_solved(config: str, implementation: Any) -> None:
     case = Case(n_heads=CONFIGS[config].n_heads, head_dim=3, B=2, L=3, S=5, mask="bias", seed=4)

@@ -48,8 +48,10 @@ def test_clauses_that_came_later_are_judged_only_if_asked_for(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert pinned_contract(Path()) == "0.2"
     assert {"MSK-3", "MSK-4"} <= set(of().judged_clauses)
+    assert str(of()) == "profile quick, seed 0"
     Path("pyproject.toml").write_text(PINNED)
     assert "MSK-4" not in of().judged_clauses
+    assert str(of()) == "profile quick, seed 0, contract 0.1"
     assert "MSK-3" in of().judged_clauses
     assert of("MSK-4").judged_clauses == ("MSK-4",)
     (tmp_path / "tests").mkdir()

@@ -13,7 +13,8 @@ from mha.conformance.cases.domain import CaseSpace, Domain
 from mha.conformance.engine.search import Budget, Search
 from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
-from mha.conformance.harness.known_bad import DEFECTS, KnownBad
+from mha.conformance.harness.known_bad.answers import REJECTED
+from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
 from mha.spec import CLAUSES, Claims, Implementation, Rounding, Sizes
@@ -39,6 +40,7 @@ WITHOUT_KNOWN_BAD = {
     "global_state_is_left_alone": "known-bad answers draw from their own generator",
     "compiled_agrees_with_eager": "a compilation takes seconds",
     "compiled_mask_agrees": "a compilation takes seconds",
+    "generated_code_agrees": "a compilation takes seconds",
     "exported_program_agrees": "an export takes seconds",
     "exported_mask_agrees": "an export takes seconds",
     "all_weight_gradients_are_reported": "known-bad answers have a gradient for every weight",
@@ -47,7 +49,7 @@ WITHOUT_KNOWN_BAD = {
 
 def test_every_property_has_known_bad_answers_to_reject() -> None:
     assert {prop.name for prop in MEMBERS if not prop.must_reject} == set(WITHOUT_KNOWN_BAD)
-    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(DEFECTS) - {"correct"}
+    assert {defect for prop in MEMBERS for defect in prop.must_reject} == set(REJECTED) - {"correct"}
     assert all(0.2 <= prop.min_rejection_rate <= 1 for prop in MEMBERS)
 
 
@@ -89,16 +91,16 @@ REJECTED_BY = {
 @pytest.mark.parametrize("claimed", [{"dropout": "output"}, {"dropout": "both", "scale": 1.0}], ids=str)
 def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
     claims = replace(CLAIMS, composes=(), extras=(), **claimed)
-    report = check(KnownBad("correct", claims), "quick", clauses=SAMPLE, dtypes=["float32"])
+    report = check(KnownBad(REJECTED["correct"], claims), "quick", clauses=SAMPLE, dtypes=["float32"])
     assert {verdict.status for verdict in report.verdicts} == {"pass"}, report.verdicts
 
 
 @pytest.mark.usefixtures("undiagnosed")
-@pytest.mark.parametrize("defect", [defect for defect in DEFECTS if defect != "correct"])
+@pytest.mark.parametrize("defect", [defect for defect in REJECTED if defect != "correct"])
 def test_known_bad_answer_does_not_conform(defect: str) -> None:
     clause, dtype = REJECTED_BY[defect]
     claims = replace(CLAIMS, composes=(), extras=())
-    report = check(KnownBad(defect, claims), "quick", clauses=[clause], dtypes=[dtype])
+    report = check(KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype])
     assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts
     assert not report.conforms
 

@@ -14,8 +14,8 @@ from mha.conformance.engine import judge
 from mha.conformance.faults.base import implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.conformance.faults.softmax import Unscaled
-from mha.conformance.harness.explanations.catalogue import EXPLANATIONS, PAIRS
-from mha.conformance.harness.explanations.sources import SOURCES, seen_in
+from mha.conformance.harness.known_bad.catalogue import NAMED, PAIRS
+from mha.conformance.harness.known_bad.sources import SOURCES, seen_in
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
@@ -94,16 +94,16 @@ def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
         assert {verdict.status for verdict in failed.verdicts} <= {"pass", "fail", "blocked"}
 
 
-def test_sources_are_of_faults_and_of_explanations() -> None:
-    known, texts = {fault.source for fault in FAULTS}, [each.text for group in EXPLANATIONS for each in group]
+def test_sources_are_of_faults_and_of_defects() -> None:
+    known, texts = {fault.source for fault in FAULTS}, [each.text for group in NAMED for each in group]
     for text in SOURCES:
         assert seen_in(text) in known
         assert any(each.startswith(text) for each in texts)
     assert seen_in("something else") == ""
 
 
-def test_explanations_have_names_of_their_own() -> None:
-    names = [each.name for group in (*EXPLANATIONS, PAIRS) for each in group]
+def test_defects_have_names_of_their_own() -> None:
+    names = [each.name for group in (*NAMED, PAIRS) for each in group]
     assert len(names) == len(set(names))
     assert set(EXPECTED) <= {fault.name for fault in FAULTS}
 

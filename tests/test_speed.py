@@ -101,6 +101,8 @@ def test_timing_faster_than_the_machine_is_an_error_of_measurement() -> None:
     timing = Timing(implementation="x", workload=SMALL, seconds=(1e-9,) * 6, ratios=(1.0,) * 6, rate=1e9)
     assert timing.is_impossible
     assert line(timing).endswith("FASTER THAN THE MACHINE: an error of measurement")
+    words = line(timing, in_table=False)
+    assert words.startswith("x: ms 0.00, ratio 1.00, 95% interval [1.00, 1.00], share ")
     assert "x !</th>" in timing_section([timing]).html
     assert not Timing(implementation="x", workload=SMALL, skip_reason="it does not claim masks").is_impossible
 

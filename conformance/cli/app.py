@@ -5,6 +5,7 @@ Help, `mha spec` and usage errors must not wait for torch.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -56,7 +57,14 @@ Jobs = Annotated[
     ),
 ]
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+# Click itself folds to no less than 50 columns.
+HELP_WIDTH = min(shutil.get_terminal_size().columns, 80) - 2
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"terminal_width": HELP_WIDTH},
+)
 
 
 def _print_version(given: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from mha.conformance.reports.compare import merge
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
-from mha.conformance.reports.text import visible, visible_name
+from mha.conformance.reports.text import fitted, visible, visible_name, width_of
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
 from mha.implementations import Resolved, resolve
@@ -127,7 +128,7 @@ def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> di
         if not report.conforms:
             command = visible(shlex.join(["mha", "check", resolved.target, "--dtype", dtype, "--device", device]))
             reason = f"it does not conform ({report.failing}); see {command}"
-            typer.echo(f"{visible_name(name)} is not timed: {reason}")
+            echo(f"{visible_name(name)} is not timed: {reason}")
     return reports
 
 
@@ -136,9 +137,9 @@ def judge_quickly(resolved: Resolved, dtype: str, device: str) -> Report:
     settings, name = Settings.of("quick", 0, (), dtype, device, strict=False), resolved.implementation.name
     place = place_of(resolved.target, settings)
     if kept := read_kept(place):
-        typer.echo(f"{visible_name(name)}: judged before with these sources and versions ({place})")
+        echo(f"{visible_name(name)}: judged before with these sources and versions ({place})")
         return kept
-    typer.echo(f"Judging {visible_name(name)} on {device} in {dtype} (profile quick)")
+    echo(f"Judging {visible_name(name)} on {device} in {dtype} (profile quick)")
     clauses, verdicts, started = [*settings.judged_clauses, ""], list[Verdict](), now()
     with progress_bar(Console(), clauses) as bar:
         for verdict in judge_all(resolved, settings):
@@ -153,11 +154,14 @@ def time_all(implementations: Sequence[Implementation], options: BenchOptions) -
     """Time each workload, and print a table for it."""
     timings: list[Timing] = []
     for workload in options.workloads() if implementations else ():
-        typer.echo(f"\n{workload.title}")
-        typer.echo(row("", HEADINGS))
+        echo(f"\n{workload.title}")
+        heading = row("", HEADINGS)
+        in_table = width_of(sys.stdout) >= len(heading)
+        if in_table:
+            typer.echo(heading)
         for timing in timings_of(implementations, workload, options.rounds):
             timings.append(timing)
-            typer.echo(line(timing))
+            echo(line(timing, in_table=in_table))
     return timings
 
 
@@ -173,13 +177,21 @@ def timings_of(implementations: Sequence[Implementation], workload: Workload, ro
     yield from compare(able, workload, rounds)
 
 
-def line(timing: Timing) -> str:
-    """Return the row of a table for a timing."""
+def echo(text: str) -> None:
+    """Print a line, folded to the width of a terminal."""
+    typer.echo(fitted(text, sys.stdout))
+
+
+def line(timing: Timing, *, in_table: bool = True) -> str:
+    """Return the row of a table for a timing, or the same in words, which a narrow terminal can fold."""
     name = visible_name(timing.implementation)
     if timing.skip_reason:
         return f"{name:{NAME_WIDTH}} not timed: {visible(timing.skip_reason)}"
     error = "  FASTER THAN THE MACHINE: an error of measurement" if timing.is_impossible else ""
-    return row(name, timing.cells) + error
+    if in_table:
+        return row(name, timing.cells) + error
+    cells = (f"{heading} {cell}" for heading, cell in zip(HEADINGS, timing.cells, strict=True))
+    return f"{name}: {', '.join(cells)}{error}"
 
 
 def row(name: str, cells: Sequence[str]) -> str:

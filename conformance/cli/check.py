@@ -44,8 +44,10 @@ from mha.spec.claims import DTYPES
 QUIET = ("pass", "not_claimed", "blocked")
 
 
+# In columns: a terminal that is narrower has no room for a bar.
+NARROW = 60
 # What is coloured at a terminal, which repeats what the words say: a status and a label at the start of a line.
-LABELS = "diagnosis|seen in|message|steps|usual fix|case|sizes|blocked by|judged|clause|why|libraries|source"
+LABELS = "diagnosis|seen in|message|steps|usual fix|case|sizes|last call|blocked by|judged|clause|why|libraries|source"
 COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()} | {
     "DOES NOT CONFORM": STYLES["✗"],
     rf"(?m)^({LABELS})(?=  )": "cyan",
@@ -185,7 +187,7 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
     takes = ""
     if printer.console.is_terminal:
         takes = f": {estimate([resolved.implementation.claims], settings, 1 / jobs)}"
-    printer.folded(f"Checking {name} {where} (profile {settings.profile}, seed {settings.seed}){takes}")
+    printer.folded(f"Checking {name} {where} ({settings}){takes}")
 
 
 class Run:
@@ -320,7 +322,7 @@ def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
     """
     columns = (
         TextColumn("{task.description:7}"),
-        BarColumn(),
+        *([BarColumn()] if console.width >= NARROW else []),
         MofNCompleteColumn(),
         TextColumn("{task.fields[counts]}"),
         TimeRemainingColumn(compact=True),

@@ -20,25 +20,26 @@ from mha.conformance.engine.conditions import condition
 from mha.conformance.engine.evidence import Evidence, answers, collect
 from mha.conformance.engine.wrong_gradients import wrong_gradients
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
-from mha.conformance.harness.explanations.catalogue import (
-    EXPLANATIONS,
+from mha.conformance.harness.integrity import judging
+from mha.conformance.harness.isolation import threads
+from mha.conformance.harness.known_bad.catalogue import (
+    NAMED,
     PAIRS,
     contexts_times,
     outputs_times,
     scores_times,
     sums_times,
 )
-from mha.conformance.harness.explanations.explanation import ExplainedAttention, Explanation
-from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.isolation import threads
+from mha.conformance.harness.known_bad.defect import Defect, KnownBad
 from mha.conformance.harness.session import Session
+from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
 from mha.implementations.pristine import as_our_own
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims, Config, Weights
+from mha.spec import Claims
 
-# Of one explanation: the modules that have been made of it, by the call's attention and the dtype.
-Made = dict[tuple[int, torch.dtype], ExplainedAttention]
+# Of one defect: the modules that have been made of it, by the call's attention and the dtype.
+Made = dict[tuple[int, torch.dtype], TextbookAttention]
 
 # How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
 # how much larger its difference from the right answer must be.
@@ -49,24 +50,11 @@ GROSS = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Cause:
-    """An explanation that holds, in words; always: whether it does so without a condition."""
+    """A defect that holds, in words; always: whether it does so without a condition."""
 
     text: str
-    explanation: Explanation
+    defect: Defect
     always: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Defective:
-    """An implementation with the defect of an explanation, and with the claims of the one that it stands in for."""
-
-    explanation: Explanation
-    claims: Claims
-    name: str = "defective"
-
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ExplainedAttention:
-        """Build it; no configuration is refused."""
-        return self.explanation.attention(self.claims, config, weights, torch.Generator()).to(device)
 
 
 def diagnose(prop: Property, session: Session) -> str:
@@ -86,7 +74,7 @@ def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
         return True
     try:
         with as_our_own():
-            prop.function(Session(Defective(cause.explanation, session.claims), session.case), session.case)
+            prop.function(Session(KnownBad(cause.defect, session.claims), session.case), session.case)
     except (Discard, CallRaised):
         return False
     except Violation:
@@ -96,7 +84,7 @@ def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How an explanation fits a call: whether it reproduces the answer, and whether only an incorrect one would.
+    """How a defect fits a call: whether it reproduces the answer, and whether only an incorrect one would.
 
     whole: whether it does so in every row, also in those that it leaves without a key.
     """
@@ -113,14 +101,14 @@ class Fit:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the answer is right, where the explanation has another one."""
+        """Whether the answer is right, where the defect has another one."""
         return not self.fits and not bool(self.call.wrong.any())
 
 
 def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
     """Return the simplest causes that the evidence shows, of which none is simpler than the others."""
     somewhere: list[Cause] = []
-    for group in EXPLANATIONS:
+    for group in NAMED:
         causes = candidates(group, evidence, claims)
         if any(cause.always for cause in causes):
             return causes
@@ -132,23 +120,21 @@ def _pairs(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause
     return [cause for cause in candidates(PAIRS, evidence, claims) if cause.always]
 
 
-def candidates(
-    explanations: Iterable[Explanation], evidence: Sequence[Sequence[Evidence]], claims: Claims
-) -> list[Cause]:
-    """Return the explanations that hold everywhere, or else those that hold under a condition.
+def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
+    """Return the defects that hold everywhere, or else those that hold under a condition.
 
     Those that say what every row is are preferred to those that leave some out.
     """
     found: dict[tuple[bool, bool], list[Cause]] = {}
-    for explanation in explanations:
-        fits = _fits_of(explanation, evidence, claims)
+    for defect in defects:
+        fits = _fits_of(defect, evidence, claims)
         if fits is None:
             continue
         showing = [fit.call.step for fit in fits if fit.explains]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
         if where is not None:
-            text = ", ".join(filter(None, (explanation.text, where)))
-            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, explanation, where == ""))
+            text = ", ".join(filter(None, (defect.text, where)))
+            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, defect, where == ""))
     return found[max(found)] if found else []
 
 
@@ -159,7 +145,7 @@ def _is_whole(fits: Sequence[Fit]) -> bool:
 def _text(causes: Sequence[Cause], session: Session) -> str:
     """Return causes in words, those of their family if they are of one; "" if it may be either of several."""
     texts = list(dict.fromkeys(cause.text for cause in causes))
-    families = {cause.explanation.family for cause in causes}
+    families = {cause.defect.family for cause in causes}
     if len(texts) > 1 and len(families) == 1 and "" not in families:
         return families.pop()
     return texts[0] if len(texts) == 1 or (texts and _are_one(causes, session)) else ""
@@ -167,14 +153,14 @@ def _text(causes: Sequence[Cause], session: Session) -> str:
 
 def _are_one(causes: Sequence[Cause], session: Session) -> bool:
     """Return whether causes give the same answers in larger calls too, as where one input is key and value."""
-    first, *others = (answers(Defective(cause.explanation, session.claims), session) for cause in causes)
+    first, *others = (answers(KnownBad(cause.defect, session.claims), session) for cause in causes)
     return all(cause.always for cause in causes) and all(
         len(each) == len(first) and all(map(torch.allclose, each, first)) for each in others
     )
 
 
-def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Explanation]:
-    """Yield explanations with a number that is fitted to the richest incorrect answer."""
+def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[Defect]:
+    """Yield defects with a number that is fitted to the richest incorrect answer."""
     wrong = [call for calls in evidence for call in calls if bool(call.wrong.all()) and _is_ordinary(call)]
     if not wrong:
         return
@@ -209,12 +195,12 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
     return (low + high) / 2
 
 
-def _fits_of(explanation: Explanation, evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Fit] | None:
-    """Return how an explanation fits each call; None as soon as one is neither right nor as explained."""
+def _fits_of(defect: Defect, evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Fit] | None:
+    """Return how a defect fits each call; None as soon as one is neither right nor as explained."""
     fits: list[Fit] = []
     explained = 0
     for calls in evidence:
-        own = _fits_in(explanation, calls, claims)
+        own = _fits_in(defect, calls, claims)
         if own is None:
             return None
         if not fits and not any(fit.explains for fit in own):
@@ -224,13 +210,13 @@ def _fits_of(explanation: Explanation, evidence: Sequence[Sequence[Evidence]], c
     return fits if explained >= min(3, len(evidence)) else None
 
 
-def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims) -> list[Fit] | None:
-    """Return how an explanation fits each call of a session; None if one is neither right nor as explained."""
+def _fits_in(defect: Defect, calls: Sequence[Evidence], claims: Claims) -> list[Fit] | None:
+    """Return how a defect fits each call of a session; None if one is neither right nor as explained."""
     made: Made = {}
     fits = []
     for call in calls:
         try:
-            fit = _fit(explanation, call, claims, made)
+            fit = _fit(defect, call, claims, made)
         except (RuntimeError, IndexError, ValueError, ArithmeticError):  # of shapes for which the defect means nothing
             fit = Fit(call, False, False)
         if not fit.fits and bool(call.wrong.any()):
@@ -239,12 +225,12 @@ def _fits_in(explanation: Explanation, calls: Sequence[Evidence], claims: Claims
     return fits
 
 
-def _fit(explanation: Explanation, call: Evidence, claims: Claims, made: Made) -> Fit:
+def _fit(defect: Defect, call: Evidence, claims: Claims, made: Made) -> Fit:
     """Compare a call with that of the defective formula, in float64 and in the dtype of the call.
 
     Where they differ, rows that the defect leaves without a key are left out: what those give is a matter of its own.
     """
-    exact, filled = _answer(explanation, call, claims, made, torch.float64)
+    exact, filled = _answer(defect, call, claims, made, torch.float64)
     known = call.right.rad.isfinite().all(-1)
     if exact.shape != call.output.shape:
         return Fit(call, False, False)
@@ -259,7 +245,7 @@ def _fit(explanation: Explanation, call: Evidence, claims: Claims, made: Made) -
         allowed = torch.finfo(dtype).eps / 2 * size
         if error > SLACK * allowed and not GROSS * size < error < math.inf:
             if rounded is None:
-                rounded = _answer(explanation, call, claims, made, single)[0]
+                rounded = _answer(defect, call, claims, made, single)[0]
             factor = torch.finfo(dtype).eps / torch.finfo(single).eps
             allowed = max(allowed, factor * min(_difference(rounded[rows], exact[rows]), size))
             if dtype == single:
@@ -272,7 +258,7 @@ def _fit(explanation: Explanation, call: Evidence, claims: Claims, made: Made) -
 
 
 def _answer(
-    explanation: Explanation,
+    defect: Defect,
     call: Evidence,
     claims: Claims,
     made: Made,
@@ -281,7 +267,7 @@ def _answer(
     """Return the answer of the defective formula in a dtype, in float64, and the rows (B, L) that keep a key."""
     key, problem = (call.step.build, dtype), call.step.problem
     if key not in made:
-        made[key] = explanation.attention(claims, call.config, call.weights.to(dtype), torch.Generator())
+        made[key] = defect.attention(claims, call.config, call.weights.to(dtype), torch.Generator())
     mask = problem.mask
     if mask is not None:
         mask = mask.cpu() if mask.dtype == torch.bool else mask.cpu().to(dtype)

@@ -32,7 +32,7 @@ PLAIN = Domain(
 )
 # Those of plain calls.
 PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6))
-# Those of calls to an explanation.
+# Those of calls to a defective formula.
 WIDE = (2, 27, 3, 21, 77)
 # Sizes above this are special.
 LARGE = 8

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
 import torch
 
+from mha.conformance.engine.arguments import arguments_of
 from mha.conformance.engine.diagnosis import diagnose
 from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
@@ -94,8 +96,7 @@ def judge(
             results = _results(implementation, clause, dtype, device, settings, valid)
             verdict = verdict_of(verdict, results, valid, strict=settings.strict, target=resolved.target)
             if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
-                diagnosis, steps = _explained(results[-1])
-                verdict = replace(verdict, diagnosis=diagnosis, steps=steps)
+                verdict = _explained(verdict, results[-1])
     verdict = _with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
 
@@ -135,17 +136,19 @@ def _results(
     return results
 
 
-def _explained(result: PropertyResult) -> tuple[str, str]:
-    """Return the defect that explains the failure of a property, or else its first wrong step; nothing if it raised."""
+def _explained(verdict: Verdict, result: PropertyResult) -> Verdict:
+    """Return a failure with its last call, and the defect that explains it, or else its first wrong step."""
     assert result.failure is not None
     session, violation = result.failure
+    with suppress(Exception):  # the verdict stands without it
+        verdict = replace(verdict, arguments=arguments_of(session))
     if isinstance(violation, CallRaised):
-        return "", ""
-    try:
+        return verdict
+    with suppress(Exception):
         diagnosis = diagnose(result.prop, session)
-        return diagnosis, "" if diagnosis else first_wrong_step(result.prop, session)
-    except Exception:  # the verdict stands without it
-        return "", ""
+        steps = "" if diagnosis else first_wrong_step(result.prop, session)
+        verdict = replace(verdict, diagnosis=diagnosis, steps=steps)
+    return verdict
 
 
 def verdict_of(

@@ -85,6 +85,8 @@ def run_property(
     if isinstance(domain, str):
         return PropertyResult(prop=prop, not_applicable=domain)
     limits = settings.limits
+    if prop.slow and not limits.slow:
+        return PropertyResult(prop=prop, not_applicable=f"is too slow for the profile {settings.profile}")
     longest = limits.long_rows if domain.scale == "long" else limits.longest
     space = CaseSpace(domain, implementation.claims, dtype, device, longest)
     both = dtype == "float64" and "float32" in settings.dtypes and "float32" in implementation.claims.dtypes

@@ -8,7 +8,8 @@ from math import comb
 
 from mha.conformance.cases.case import Case
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
-from mha.conformance.harness.known_bad import KnownBad
+from mha.conformance.harness.known_bad.answers import REJECTED
+from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
@@ -92,7 +93,7 @@ def rejects(prop: Property, claims: Claims, case: Case, defect: str) -> bool | N
     """Return whether a case rejects a known-bad answer; None where it does not apply to it."""
     try:
         with as_our_own():
-            prop.function(Session(KnownBad(defect, claims), case), case)
+            prop.function(Session(KnownBad(REJECTED[defect], claims), case), case)
     except (Discard, CallRaised):
         return None
     except Violation:

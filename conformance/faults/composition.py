@@ -59,6 +59,23 @@ class GraphBroken(Complete):
         return super().weigh(scores, allowed)
 
 
+@torch.library.custom_op("mha_faults::column_major", mutates_args=())
+def _column_major(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
+
+
+_column_major.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+_column_major.register_autograd(lambda _, gradient: gradient)
+
+
+@fault("CMP-1", caught_by="generated_code_agrees", script_shows=False, trigger="compiled, with generated code")
+class WrongStridesCompiled(Complete):
+    """A kernel of its own returns other strides than it declares to the compiler."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        return super().merge(_column_major(x))
+
+
 @fault("CMP-1", trigger="compiled, and dropout")
 class CompiledDrops(drops_in_evaluation(when=lambda module: torch.compiler.is_compiling())):
     """Compiled, dropout is active in evaluation too."""

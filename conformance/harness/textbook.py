@@ -16,7 +16,12 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 class TextbookAttention(nn.Module):
-    """Correct attention in steps, each of which a defect may override."""
+    """Correct attention in steps, each of which a defect may override.
+
+    allowed: what the masks of the last call allow, boolean (B, H, L, S).
+    """
+
+    allowed: Tensor
 
     def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
         super().__init__()
@@ -44,9 +49,10 @@ class TextbookAttention(nn.Module):
 
     def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Run the steps on inputs of a dtype that torch computes in."""
-        q, k, v = (self.project(x, role) for x, role in zip(inputs, "qkv", strict=True))
+        q, k, v = (self.project(x, role) for x, role in zip(self.take(*inputs), "qkv", strict=True))
         scores = self.score(q, k)
-        weights = self.weigh(scores, *self.allow(mask, is_causal, scores))
+        self.allowed, bias = self.allow(mask, is_causal, scores)
+        weights = self.weigh(scores, self.allowed, bias)
         output = self.combine(weights, v, inputs[0])
         return Output(output, weights.to(inputs[0]) if need_weights else None)
 
@@ -64,6 +70,10 @@ class TextbookAttention(nn.Module):
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}
+
+    def take(self, query: Tensor, key: Tensor, value: Tensor) -> Inputs:
+        """Return the inputs to attend to."""
+        return query, key, value
 
     def scale(self) -> float:
         """Return what the scores are multiplied by."""

@@ -32,8 +32,9 @@ from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import as_causal, expect_backward, expect_finite, expect_result, refuses
 from mha.spec import Problem, Weights, oracle
+from mha.spec.claims import DTYPES
 
-# A compilation takes seconds, so there is one case without mask and causal flag, and one with both. No two sizes are
+# A compilation takes a second, so there is one case without mask and causal flag, and one with both. No two sizes are
 # equal, and lengths are multiples of 4: at others, Inductor of torch 2.13 may assert an alignment of 16 bytes that a
 # part of a tensor does not have, which is not a fault of the attention.
 ONE_UNMASKED = Domain(
@@ -50,6 +51,8 @@ ONE_UNMASKED = Domain(
     max_length=8,
 )
 ONE_MASKED = replace(ONE_UNMASKED, masks=("items", "bias"), inputs=("self",))
+# The first of its cases has a mask, unless none is claimed.
+ONE_OF_ANY = replace(ONE_MASKED, masks=(*ONE_MASKED.masks, "none"))
 
 
 @contextmanager
@@ -65,16 +68,15 @@ def _generated_code_hidden() -> Iterator[None]:
         yield
 
 
-def _expect_compiled(session: Session, case: Case, generate: bool) -> None:
+def _expect_compiled(session: Session, case: Case, backend: str) -> None:
     """The compiled module gives the outputs of the plain one, and the gradients of the oracle.
 
-    generate: whether to generate code, if possible, which takes ten seconds; otherwise the graph is only captured.
+    backend: "inductor" generates code, which takes ten seconds; "aot_eager" only captures the graph.
     """
     problem = case.problem()
     if session.claims.dropout and case.mask != "none":  # none of it in evaluation
         problem = with_dropout(problem, 0.5)
     bound, base = session.expected(problem).output, session(problem).output
-    backend = "inductor" if generate and case.dtype != "float64" and _has_compiler(case.device) else "aot_eager"
     torch.compiler.reset()
     differentiable = session.claims.gradients and case.dtype in BOUNDED
 
@@ -110,13 +112,29 @@ def _has_compiler(device: str) -> bool:
 @property_of("CMP-1", ONE_UNMASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1)
 def compiled_agrees_with_eager(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, without masks."""
-    _expect_compiled(session, case, generate=not session.claims.masks)
+    _expect_compiled(session, case, "aot_eager")
 
 
 @property_of("CMP-1", ONE_MASKED, needs="composes=compile", requires="HED-1", must_reject=(), max_cases=1, number=2)
 def compiled_mask_agrees(session: Session, case: Case) -> None:
     """The module compiled by torch.compile agrees with eager, with a mask and a causal flag."""
-    _expect_compiled(session, as_causal(session.claims, case), generate=True)
+    _expect_compiled(session, as_causal(session.claims, case), "aot_eager")
+
+
+@property_of(
+    "CMP-1",
+    replace(ONE_OF_ANY, dtypes=tuple(dtype for dtype in DTYPES if dtype != "float64")),
+    needs="composes=compile",
+    requires="HED-1",
+    must_reject=(),
+    max_cases=1,
+    number=3,
+    slow=True,
+)
+def generated_code_agrees(session: Session, case: Case) -> None:
+    """The code that Inductor generates for the module agrees with eager."""
+    assume(_has_compiler(case.device), "the machine has no compiler for generated code")
+    _expect_compiled(session, as_causal(session.claims, case), "inductor")
 
 
 class _Positional(nn.Module):

@@ -36,6 +36,7 @@ class Property:
         `min_rejection_rate` of the cases.
     max_cases: the most boundary cases, and one more than the most random ones, of a property that takes long.
     may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3 allows.
+    slow: whether a case takes so long that the quick profile tries none.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Property:
     min_rejection_rate: float
     max_cases: int
     may_refuse: bool
+    slow: bool
 
     def within(self, claims: Claims, dtype: str) -> Domain | str:
         """Return the domain cut down to what is claimed, or why no case is left."""
@@ -95,6 +97,7 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
     min_rejection_rate: float = 0.5,
     max_cases: int = NO_LIMIT,
     may_refuse: bool = True,
+    slow: bool = False,
 ) -> Callable[[PropertyFunction], PropertyFunction]:
     """Register a function as a property of a clause; see `Property`."""
     assert clause in CLAUSES, f"the contract has no clause {clause}"
@@ -114,6 +117,7 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
             min_rejection_rate=min_rejection_rate,
             max_cases=max_cases,
             may_refuse=may_refuse,
+            slow=slow,
         )
         known = _registered.setdefault((clause, number), new)
         assert known.name == new.name, f"{clause} already has a property number {number}: {known.name}"

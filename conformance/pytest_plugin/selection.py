@@ -43,8 +43,7 @@ class Selection:
         strict = ", strict: a SHOULD counts as a MUST" if settings.strict else ""
         return [
             f"judging: {', '.join(self.implementations) or 'nothing'}",
-            f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; "
-            f"profile {settings.profile}, seed {settings.seed}{strict}",
+            f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; {settings}{strict}",
             f"with: {packages}",
             *([f"note: {describe_changes(self.torch_changes)}"] if self.torch_changes else []),
             *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment
 
-from mha.conformance.harness.explanations.sources import seen_in
+from mha.conformance.harness.known_bad.sources import seen_in
 from mha.conformance.reports.summary import (
     SIGNS,
     cause_of,
@@ -177,6 +177,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "seen_in": seen_in(verdict.diagnosis),
         "steps": visible(verdict.steps),
         "case": visible(verdict.case or ""),
+        "arguments": visible(verdict.arguments),
         "examples": verdict.examples,
         "margin": f"{verdict.margin:.3g}" if verdict.margin else "",
         "rejected": _rejected(verdict),

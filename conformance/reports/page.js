@@ -58,6 +58,7 @@ function show(button) {
       ["diagnosis", verdict.diagnosis],
       ["seen in", verdict.seen_in],
       ["steps", verdict.steps],
+      ["last call", verdict.arguments],
       ["cases tried", verdict.examples],
       ["largest error/bound", verdict.margin],
       ["known-bad answers rejected", verdict.rejected],

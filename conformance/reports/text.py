@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import IO
 
-from mha.conformance.harness.explanations.sources import seen_in
+from mha.conformance.harness.known_bad.sources import seen_in
 from mha.conformance.reports.summary import (
     Tally,
     cause_of,
@@ -84,6 +84,7 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
     tried = f"{verdict.examples} case{'s' * (verdict.examples != 1)} tried"
     rows = {
         "sizes": _sizes(verdict.case or ""),
+        "last call": visible(verdict.arguments),
         "blocked by": f"{verdict.blocked_by}, which fails too: start there" if blocked else "",
         "judged": f"{subject(verdict)}; {tried}",
         "clause": clause.statement,

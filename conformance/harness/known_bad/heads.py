@@ -8,39 +8,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.harness.explanations.explanation import Explanation, Step, explain
+from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
 
 BY_W_K = "the values are projected by W_k"
 
 
-def projections() -> Iterator[Explanation]:
+def projections() -> Iterator[Defect]:
     """Yield missing, transposed and exchanged projections, and exchanged inputs."""
     for role, what in zip("qvo", ("query", "value", "output"), strict=True):
         text = f"the bias of the {what} projection is missing"
-        yield explain(f"no_b_{role}", text, linear=_only(role, _without_bias))
-    yield explain("no_biases", "the biases are missing", linear=_without_bias)
+        yield defect(f"no_b_{role}", text, linear=_only(role, _without_bias))
+    yield defect("no_biases", "the biases are missing", linear=_without_bias)
     for role, what in zip("qkvo", ("query", "key", "value", "output"), strict=True):
         subject = "the output projection is missing" if role == "o" else f"the {what} is not projected"
-        yield explain(f"no_w_{role}", subject, linear=_only(role, lambda self, x, r: x))
+        yield defect(f"no_w_{role}", subject, linear=_only(role, lambda self, x, r: x))
         text = f"the matrix of the {what} projection is transposed"
-        yield explain(f"transposed_w_{role}", text, linear=_only(role, _times_transposed))
+        yield defect(f"transposed_w_{role}", text, linear=_only(role, _times_transposed))
     text = "the value is projected by W_k"
-    yield explain("value_by_w_k", text, BY_W_K, linear=_by_w_of(v="k"))
-    yield explain("key_by_w_v", "the key is projected by W_v", linear=_by_w_of(k="v"))
+    yield defect("value_by_w_k", text, BY_W_K, linear=_by_w_of(v="k"))
+    yield defect("key_by_w_v", "the key is projected by W_v", linear=_by_w_of(k="v"))
     text = "the query is projected by W_k and the key by W_q"
-    yield explain("swapped_w_q_w_k", text, linear=_by_w_of(q="k", k="q"))
+    yield defect("swapped_w_q_w_k", text, linear=_by_w_of(q="k", k="q"))
     text = "the key, projected, stands in for the value"
-    yield explain(
+    yield defect(
         "key_for_value",
         text,
         take=lambda self, q, k, v: (q, k, k),
         linear=_by_w_of(v="k"),
     )
-    yield explain("keys_as_values", "the key is passed for the value", take=lambda self, q, k, v: (q, k, k))
-    yield explain("values_as_keys", "the value is passed for the key", take=lambda self, q, k, v: (q, v, v))
-    yield explain("swapped_inputs", "key and value are exchanged", take=lambda self, q, k, v: (q, v, k))
-    yield explain("self", "the query is passed for key and value", take=lambda self, q, k, v: (q, q, q))
+    yield defect("keys_as_values", "the key is passed for the value", take=lambda self, q, k, v: (q, k, k))
+    yield defect("values_as_keys", "the value is passed for the key", take=lambda self, q, k, v: (q, v, v))
+    yield defect("swapped_inputs", "key and value are exchanged", take=lambda self, q, k, v: (q, v, k))
+    yield defect("self", "the query is passed for key and value", take=lambda self, q, k, v: (q, q, q))
 
 
 def _without_bias(self: TextbookAttention, x: Tensor, role: str) -> Tensor:
@@ -64,20 +64,20 @@ def _times_transposed(self: TextbookAttention, x: Tensor, role: str) -> Tensor:
     return F.linear(x, getattr(self, f"w_{role}").mT, getattr(self, f"b_{role}", None))
 
 
-def heads() -> Iterator[Explanation]:
+def heads() -> Iterator[Defect]:
     """Yield heads that are split or merged wrongly, or stand in for each other."""
     for roles, what in (("q", "queries"), ("k", "keys"), ("v", "values"), ("qk", "queries and keys"), ("qkv", "heads")):
         text = f"the {what} are split with the columns interleaved, as (d_k, n_heads)"
-        yield explain(f"interleaved_{roles}", text, split=_split_for(roles, _interleaved))
+        yield defect(f"interleaved_{roles}", text, split=_split_for(roles, _interleaved))
         text = f"the {what} are split by `view` alone, without the transpose"
-        yield explain(f"viewed_{roles}", text, split=_split_for(roles, _viewed))
+        yield defect(f"viewed_{roles}", text, split=_split_for(roles, _viewed))
     text = "the heads have their columns interleaved, as (d_k, n_heads)"
 
-    yield explain("interleaved", text, split=_split_for("qkv", _interleaved), merge=_merge_interleaved)
-    yield explain("merged_interleaved", "the heads are merged with the columns interleaved", merge=_merge_interleaved)
+    yield defect("interleaved", text, split=_split_for("qkv", _interleaved), merge=_merge_interleaved)
+    yield defect("merged_interleaved", "the heads are merged with the columns interleaved", merge=_merge_interleaved)
     text = "the heads are merged by `view` alone, without the transpose"
-    yield explain("merged_by_view", text, merge=_merge_viewed)
-    yield explain(
+    yield defect("merged_by_view", text, merge=_merge_viewed)
+    yield defect(
         "viewed",
         "the heads are split and merged by `view` alone, without the transpose",
         split=_split_for("qkv", _viewed),
@@ -89,15 +89,15 @@ def heads() -> Iterator[Explanation]:
         ("no_last_head", "the last head is left out", lambda x: torch.cat([x[:, :-1], 0 * x[:, -1:]], 1)),
         ("first_context", "the first head's context is used for all heads", lambda x: x[:, :1].expand_as(x)),
     ):
-        yield explain(f"heads_{name}", text, merge=merging(change))
+        yield defect(f"heads_{name}", text, merge=merging(change))
     text = "the first head's weights are used for all heads"
-    yield explain("first_weights", text, weights_of=_first_weights)
+    yield defect("first_weights", text, weigh=_first_weights)
     text = "the first head's scores are used for all heads"
-    yield explain("first_scores", text, score=_first_scores)
+    yield defect("first_scores", text, score=_first_scores)
     text = "the key/value heads are tiled (`repeat`) instead of repeated one by one (`repeat_interleave`)"
-    yield explain("tiled", text, repeat=lambda self, heads, times: heads.repeat(1, times, 1, 1))
+    yield defect("tiled", text, repeat=lambda self, heads, times: heads.repeat(1, times, 1, 1))
     text = "the first key/value head is used for all query heads"
-    yield explain(
+    yield defect(
         "first_group", text, repeat=lambda self, heads, times: heads[:, :1].expand(-1, heads.shape[1] * times, -1, -1)
     )
 

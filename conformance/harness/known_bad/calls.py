@@ -9,38 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.explanations.explanation import Explanation, Step, explain
+from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
 
 Allowed = tuple[Tensor, Tensor]
 TILES = (8, 16, 32, 64, 128)
-# What explanations that are hard to tell from each other have in common.
+# What defects that are hard to tell from each other have in common.
 TILE = "the keys after the last whole tile are left out"
 STALE = "something of an earlier call with the same shapes is used again"
 
 
-def tiles() -> Iterator[Explanation]:
+def tiles() -> Iterator[Defect]:
     """Yield keys, columns and masks that are left out, most of them at the edge of a tile."""
-    yield explain("no_last_key", "the last key is left out", allow=_with_keys(lambda S: range(max(S - 1, 1))))
-    yield explain("no_first_key", "the first key is left out", allow=_with_keys(lambda S: range(min(1, S - 1), S)))
+    yield defect("no_last_key", "the last key is left out", allow=_with_keys(lambda S: range(max(S - 1, 1))))
+    yield defect("no_first_key", "the first key is left out", allow=_with_keys(lambda S: range(min(1, S - 1), S)))
     for tile in TILES:
         text = f"the keys after the last whole tile of {tile} are left out"
-        yield explain(f"tile_{tile}", text, TILE, allow=_with_keys(partial(_whole_tiles, tile)))
+        yield defect(f"tile_{tile}", text, TILE, allow=_with_keys(partial(_whole_tiles, tile)))
         text = f"the key after the last whole tile of {tile} is left out"
-        yield explain(f"after_{tile}", text, TILE, allow=_with_keys(partial(_without_single, tile)))
+        yield defect(f"after_{tile}", text, TILE, allow=_with_keys(partial(_without_single, tile)))
         text = f"only the first {tile} keys count"
-        yield explain(f"first_{tile}", text, TILE, allow=_with_keys(partial(_first_of, tile)))
+        yield defect(f"first_{tile}", text, TILE, allow=_with_keys(partial(_first_of, tile)))
         text = f"the mask is applied to the first {tile} keys only"
-        yield explain(f"mask_of_{tile}", text, allow=_always_from(tile))
+        yield defect(f"mask_of_{tile}", text, allow=_always_from(tile))
     for width in (*TILES, 256):
         text = f"only the first {width} columns of a head enter the scores"
-        yield explain(f"columns_{width}", text, score=_columns(partial(min, width)))
+        yield defect(f"columns_{width}", text, score=_columns(partial(min, width)))
     text = "the columns of a head are read in eights, without the remainder, for the scores"
-    yield explain("columns_in_eights", text, score=_columns(lambda d: d // 8 * 8 or d))
+    yield defect("columns_in_eights", text, score=_columns(lambda d: d // 8 * 8 or d))
     text = "the last column of a head of odd width is left out of the scores"
-    yield explain("odd_column", text, score=_columns(lambda d: d // 2 * 2 or 1))
+    yield defect("odd_column", text, score=_columns(lambda d: d // 2 * 2 or 1))
     for factor, text in ((0.0, "is read as zero"), (2.0, "counts twice")):
-        yield explain(f"last_value_{factor:g}", f"the value of the last key {text}", project=_last_value(factor))
+        yield defect(f"last_value_{factor:g}", f"the value of the last key {text}", project=_last_value(factor))
 
 
 def _whole_tiles(tile: int, keys: int) -> range:
@@ -94,17 +94,17 @@ def _last_value(factor: float) -> Step:
     return project
 
 
-def stale() -> Iterator[Explanation]:
+def stale() -> Iterator[Defect]:
     """Yield what is kept from one call to the next."""
     for newest, which in ((False, "the first call"), (True, "the call before")):
         text = f"the mask of {which} with the same shapes is used again"
-        yield explain(f"stale_mask_{newest}", text, STALE, allow=_stale_mask(newest))
+        yield defect(f"stale_mask_{newest}", text, STALE, allow=_stale_mask(newest))
         text = f"the weights of {which} with the same shapes are used again"
-        yield explain(f"stale_weights_{newest}", text, STALE, weights_of=_stale_weights(newest))
+        yield defect(f"stale_weights_{newest}", text, STALE, weigh=_stale_weights(newest))
         text = f"the scores of {which} with the same shapes are used again"
-        yield explain(f"stale_scores_{newest}", text, STALE, score=_stale_scores(newest))
+        yield defect(f"stale_scores_{newest}", text, STALE, score=_stale_scores(newest))
         text = f"the output of {which} with the same shapes is returned again"
-        yield explain(f"stale_output_{newest}", text, STALE, combine=_stale_output(newest))
+        yield defect(f"stale_output_{newest}", text, STALE, combine=_stale_output(newest))
 
 
 def _kept(self: Any, key: Any, value: Any, newest: bool) -> Any:
@@ -128,10 +128,10 @@ def _stale_mask(newest: bool) -> Step:
 
 
 def _stale_weights(newest: bool) -> Step:
-    def weights_of(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Any:
+    def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Any:
         return _kept(self, scores.shape, TextbookAttention.weigh(self, scores, allowed, bias), newest)
 
-    return weights_of
+    return weigh
 
 
 def _stale_scores(newest: bool) -> Step:

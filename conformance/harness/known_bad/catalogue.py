@@ -1,63 +1,63 @@
-"""The catalogue of explanations, and those with a number that is fitted."""
+"""The defects that a diagnosis can name, and those with a number that is fitted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
-from mha.conformance.harness.explanations.calls import stale, tiles
-from mha.conformance.harness.explanations.explanation import Explanation, explain
-from mha.conformance.harness.explanations.heads import heads, merging, projections
-from mha.conformance.harness.explanations.masks import causal, empty_rows, masks
-from mha.conformance.harness.explanations.scores import outputs, precisions, scales, softmaxes
+from mha.conformance.harness.known_bad.calls import stale, tiles
+from mha.conformance.harness.known_bad.defect import Defect, defect
+from mha.conformance.harness.known_bad.heads import heads, merging, projections
+from mha.conformance.harness.known_bad.masks import causal, empty_rows, masks
+from mha.conformance.harness.known_bad.scores import outputs, precisions, scales, softmaxes
 from mha.conformance.harness.textbook import TextbookAttention
 
 
-def scores_times(factor: float) -> Explanation:
-    """Return the explanation that the scores are multiplied by a number."""
+def scores_times(factor: float) -> Defect:
+    """Return the defect that the scores are multiplied by a number."""
     text = f"the scores are {factor:.6g} times what they should be"
-    return explain("scores_times", text, scale=lambda self: factor * TextbookAttention.scale(self))
+    return defect("scores_times", text, scale=lambda self: factor * TextbookAttention.scale(self))
 
 
-def outputs_times(factor: float) -> Explanation:
-    """Return the explanation that the output is multiplied by a number."""
+def outputs_times(factor: float) -> Defect:
+    """Return the defect that the output is multiplied by a number."""
     text = f"the output is {factor:.6g} times what it should be"
-    return explain(
+    return defect(
         "outputs_times",
         text,
         combine=lambda self, weights, v, query: factor * TextbookAttention.combine(self, weights, v, query),
     )
 
 
-def sums_times(factor: float) -> Explanation:
-    """Return the explanation that scores and float mask together are multiplied by a number."""
+def sums_times(factor: float) -> Defect:
+    """Return the defect that scores and float mask together are multiplied by a number."""
     text = f"the scores are {factor:.6g} times what they should be"
-    return explain(
+    return defect(
         "sums_times",
         text,
-        weights_of=lambda self, scores, allowed, bias: TextbookAttention.weigh(
+        weigh=lambda self, scores, allowed, bias: TextbookAttention.weigh(
             self, factor * (scores + bias), allowed, 0 * bias
         ),
     )
 
 
-def contexts_times(factor: float) -> Explanation:
-    """Return the explanation that the weights are multiplied by a number."""
+def contexts_times(factor: float) -> Defect:
+    """Return the defect that the weights are multiplied by a number."""
     text = f"the weights are {factor:.6g} times what they should be"
-    return explain("contexts_times", text, merge=merging(lambda x: x * factor))
+    return defect("contexts_times", text, merge=merging(lambda x: x * factor))
 
 
-def _together(pairs: Iterable[tuple[Explanation, ...]]) -> Iterator[Explanation]:
-    """Yield each two explanations that override other steps, as one."""
+def _together(pairs: Iterable[tuple[Defect, ...]]) -> Iterator[Defect]:
+    """Yield each two defects that override other steps, as one."""
     for one, other in pairs:
         steps = [{k: v for k, v in vars(each.attention).items() if not k.startswith("__")} for each in (one, other)]
         if not steps[0].keys() & steps[1].keys():
             family = f"{one.text}, and {other.family}" if other.family else ""
-            yield explain(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", family, **steps[0], **steps[1])
+            yield defect(f"{one.name}+{other.name}", f"{one.text}, and {other.text}", family, **steps[0], **steps[1])
 
 
 # In groups, the simplest first: what a group explains needs no later one.
-EXPLANATIONS: tuple[tuple[Explanation, ...], ...] = tuple(
+NAMED: tuple[tuple[Defect, ...], ...] = tuple(
     tuple(group())
     for group in (
         scales,
@@ -97,7 +97,7 @@ COMMON = (
     "empty_uniform",
     "empty_nan",
 )
-ALL = {each.name: each for group in EXPLANATIONS for each in group}
+ALL = {each.name: each for group in NAMED for each in group}
 _OTHERS = [name for name in ALL if name not in COMMON]
 PAIRS = tuple(
     _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product([CONVENTION], _OTHERS)))

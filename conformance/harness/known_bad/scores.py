@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.harness.explanations.explanation import Explanation, Step, explain
+from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
 
-# What explanations that are hard to tell from each other have in common.
+# What defects that are hard to tell from each other have in common.
 TOO_HIGH = "masked scores get a finite number, which is not low enough"
 
 
-def _scale(name: str, text: str, factor: Callable[[TextbookAttention], float]) -> Explanation:
-    return explain(name, f"the scores are {text}", scale=factor)
+def _scale(name: str, text: str, factor: Callable[[TextbookAttention], float]) -> Defect:
+    return defect(name, f"the scores are {text}", scale=factor)
 
 
-def scales() -> Iterator[Explanation]:
+def scales() -> Iterator[Defect]:
     """Yield other scales."""
     yield _scale("unscaled", "not scaled", lambda self: 1.0)
     yield _scale("scaled", "scaled by 1/sqrt(d_k)", lambda self: self.config.head_dim**-0.5)
@@ -34,7 +34,7 @@ def scales() -> Iterator[Explanation]:
     yield _scale("scale_rounded", "scaled by 1/sqrt(d_k) rounded to float32", _rounded_scale)
     for axis, length in ((2, "L"), (3, "S")):
         text = f"the scores are scaled by 1/sqrt({length}), with {length} the length of a sequence"
-        yield explain(f"scaled_by_{length}", text, score=_scaled_by_length(axis))
+        yield defect(f"scaled_by_{length}", text, score=_scaled_by_length(axis))
 
 
 def _rounded_divisor(self: TextbookAttention) -> float:
@@ -53,40 +53,40 @@ def _scaled_by_length(axis: int) -> Step:
     return score
 
 
-def softmaxes() -> Iterator[Explanation]:
+def softmaxes() -> Iterator[Defect]:
     """Yield other axes, masks after the softmax, fills that are not low enough, and other denominators."""
     for name, axis in (("queries", -2), ("heads", 1), ("items", 0)):
         for fill in (-math.inf, math.nan, -1e9):
             text = f"the softmax runs over the {name}"
-            yield explain(f"over_{name}_{fill}", text, weights_of=_softmax_over(axis, fill))
+            yield defect(f"over_{name}_{fill}", text, weigh=_softmax_over(axis, fill))
     text = "masked weights are zeroed after the softmax, and the others not normalised again"
-    yield explain("after_softmax", text, weights_of=_after_softmax)
+    yield defect("after_softmax", text, weigh=_after_softmax)
     text = "masked scores are multiplied by 0 instead of excluded"
-    yield explain("times_mask", text, weights_of=_filled(0.0))
+    yield defect("times_mask", text, weigh=_filled(0.0))
     for fill in (-1e9, -1e5, -1e4, -1e3, -100.0, -20.0, -10.0, -1.0):
         text = f"masked scores are filled with {fill:g}, which is not low enough"
-        yield explain(f"filled_{fill:g}", text, TOO_HIGH, weights_of=_filled(fill))
+        yield defect(f"filled_{fill:g}", text, TOO_HIGH, weigh=_filled(fill))
         text = f"masked scores are lowered by {-fill:g}, which is not enough"
-        yield explain(f"lowered_{-fill:g}", text, TOO_HIGH, weights_of=_lowered(fill))
+        yield defect(f"lowered_{-fill:g}", text, TOO_HIGH, weigh=_lowered(fill))
     text = "the softmax does not subtract the maximum of the scores, and overflows"
-    yield explain("overflow", text, weights_of=_without_maximum)
-    yield explain("sink", "1 is added to the denominator of the softmax", weights_of=_with_sink)
-    yield explain(
+    yield defect("overflow", text, weigh=_without_maximum)
+    yield defect("sink", "1 is added to the denominator of the softmax", weigh=_with_sink)
+    yield defect(
         "mean", "queries and keys do not count: each context is the mean of the values", scale=lambda self: 0.0
     )
 
 
 def _softmax_over(axis: int, fill: float) -> Step:
-    """Return `weights_of` along another axis.
+    """Return `weigh` along another axis.
 
     fill: what masked scores get; NaN for -infinity, with a result of NaN where all are masked.
     """
 
-    def weights_of(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+    def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         weights = (scores + bias).masked_fill(~allowed, -math.inf if math.isnan(fill) else fill).softmax(axis)
         return weights.masked_fill(~allowed, 0.0) if fill == -math.inf else weights
 
-    return weights_of
+    return weigh
 
 
 def _after_softmax(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
@@ -111,31 +111,31 @@ def _with_sink(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: T
     return total.softmax(-1)[..., :-1]
 
 
-def precisions() -> Iterator[Explanation]:
+def precisions() -> Iterator[Defect]:
     """Yield steps in a lower precision."""
     for name in ("bfloat16", "float16", "float32"):
         dtype: torch.dtype = getattr(torch, name)
-        yield explain(f"scores_{name}", f"the scores are rounded to {name}", score=_scores_in(dtype))
-        yield explain(f"sums_{name}", f"the scores are rounded to {name}", weights_of=_sums_in(dtype))
-        yield explain(f"softmax_{name}", f"the softmax is computed in {name}", weights_of=_softmax_in(dtype))
+        yield defect(f"scores_{name}", f"the scores are rounded to {name}", score=_scores_in(dtype))
+        yield defect(f"sums_{name}", f"the scores are rounded to {name}", weigh=_sums_in(dtype))
+        yield defect(f"softmax_{name}", f"the softmax is computed in {name}", weigh=_softmax_in(dtype))
         text = f"the weights are rounded to {name}"
-        yield explain(f"weights_{name}", text, weights_of=_weights_in(dtype))
+        yield defect(f"weights_{name}", text, weigh=_weights_in(dtype))
 
 
-def outputs() -> Iterator[Explanation]:
+def outputs() -> Iterator[Defect]:
     """Yield outputs of zero, and with a residual."""
-    yield explain(
+    yield defect(
         "zeros",
         "the context is zero",
         combine=lambda self, weights, v, query: TextbookAttention.combine(self, weights * 0, v, query),
     )
-    yield explain(
+    yield defect(
         "zero",
         "the output is zero",
         combine=lambda self, weights, v, query: 0 * TextbookAttention.combine(self, weights, v, query),
     )
     text = "the query is added to the output, as in a residual connection"
-    yield explain(
+    yield defect(
         "residual",
         text,
         combine=lambda self, weights, v, query: query + TextbookAttention.combine(self, weights, v, query),

@@ -1,34 +1,18 @@
-"""Known-bad attention: the textbook's formula with one defect, which a property must reject to be worth anything."""
+"""The known-bad answers that a property must reject to be worth anything."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
-from mha.spec import Claims, Config, Output, Weights
+from mha.spec import Output
 from mha.spec.dtypes import computable
-
-
-@dataclass(eq=False)
-class KnownBad:
-    """An implementation with one of the `DEFECTS`, and with the claims of the one that it stands in for.
-
-    generator: shared by all that it builds, so that no two of their draws are equal.
-    """
-
-    name: str
-    claims: Claims
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
-
-    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> TextbookAttention:
-        """Build it; no configuration is refused."""
-        return DEFECTS[self.name](self.claims, config, weights, self.generator)
 
 
 class MadeUp(TextbookAttention):
@@ -144,19 +128,22 @@ class RandomGradientScale(TextbookAttention):
 
 
 # By the names under which reports count how often each was rejected.
-DEFECTS: Mapping[str, type[TextbookAttention]] = {
-    "zeros": Zeros,
-    "noise": Noise,
-    "mean": Mean,
-    "unmasked": Unmasked,
-    "unscaled": Unscaled,
-    "single_precision": SinglePrecision,
-    "detached": DetachedKeys,
-    "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
-    "never_refuses": NeverRefuses,
-    "nan_gradients": NanGradients,
-    "random_gradient_scale": RandomGradientScale,
-    "correct": TextbookAttention,
+REJECTED: Mapping[str, Defect] = {
+    name: Defect(name, (attention.__doc__ or "").splitlines()[0], attention)
+    for name, attention in {
+        "zeros": Zeros,
+        "noise": Noise,
+        "mean": Mean,
+        "unmasked": Unmasked,
+        "unscaled": Unscaled,
+        "single_precision": SinglePrecision,
+        "detached": DetachedKeys,
+        "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
+        "never_refuses": NeverRefuses,
+        "nan_gradients": NanGradients,
+        "random_gradient_scale": RandomGradientScale,
+        "correct": TextbookAttention,
+    }.items()
 }
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.explanations.explanation import Explanation, Step, explain
+from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.spec import causal_mask
 
@@ -68,30 +68,30 @@ def _float(change: Callable[[TextbookAttention, Tensor], Tensor]) -> Step:
     return allow
 
 
-def masks() -> Iterator[Explanation]:
+def masks() -> Iterator[Defect]:
     """Yield masks that are ignored, read in another way, or taken from elsewhere."""
-    yield explain("unmasked", "the mask is ignored", allow=_with_mask(lambda mask: None))
-    yield explain(
+    yield defect("unmasked", "the mask is ignored", allow=_with_mask(lambda mask: None))
+    yield defect(
         "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
     )
     for axis, name in enumerate(("item", "head", "query")):
         text = f"the mask of the first {name} counts for all"
-        yield explain(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
-    yield explain("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
-    yield explain("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
-    yield explain("last_key", "the last key cannot be masked", allow=_always(-1))
-    yield explain("first_key", "the first key cannot be masked", allow=_always(0))
-    yield explain("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
+        yield defect(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
+    yield defect("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
+    yield defect("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
+    yield defect("last_key", "the last key cannot be masked", allow=_always(-1))
+    yield defect("first_key", "the first key cannot be masked", allow=_always(0))
+    yield defect("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
     text = "the boolean mask is added to the scores, as 1 where it is true"
-    yield explain("added", text, allow=_added)
+    yield defect("added", text, allow=_added)
     text = "the float mask is read as a boolean one"
-    yield explain("as_boolean", text, allow=_float(lambda self, mask: mask.bool()))
+    yield defect("as_boolean", text, allow=_float(lambda self, mask: mask.bool()))
     text = "only the infinite entries of the float mask count"
-    yield explain("finite", text, allow=_float(lambda self, mask: mask.masked_fill(mask != -math.inf, 0.0)))
+    yield defect("finite", text, allow=_float(lambda self, mask: mask.masked_fill(mask != -math.inf, 0.0)))
     text = "the float mask is added before the scores are scaled"
-    yield explain("mask_scaled", text, allow=_float(lambda self, mask: mask * self.scale()))
+    yield defect("mask_scaled", text, allow=_float(lambda self, mask: mask * self.scale()))
     text = "the float mask is subtracted"
-    yield explain("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
+    yield defect("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
 
 
 def _first_along(axis: int, mask: Tensor) -> Tensor:
@@ -114,20 +114,18 @@ def _not(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else mask
 
 
-def causal() -> Iterator[Explanation]:
+def causal() -> Iterator[Defect]:
     """Yield causal masks that are ignored or lie elsewhere."""
-    yield explain(
+    yield defect(
         "not_causal", "the causal flag is ignored", allow=_with_causal(lambda self, L, S: torch.ones(L, S).bool())
     )
     shifts = {1: "a query sees one key too many", -1: "a query does not see the key at its own position"}
     for offset, text in shifts.items():
-        yield explain(
-            f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset))
-        )
+        yield defect(f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset)))
     text = "the causal mask is aligned at the other end"
-    yield explain("alignment", text, allow=_with_causal(_other_alignment))
+    yield defect("alignment", text, allow=_with_causal(_other_alignment))
     text = "the causal mask is turned round: a query sees the keys after it"
-    yield explain("anticausal", text, allow=_with_causal(lambda self, L, S: torch.ones(L, S).triu().bool()))
+    yield defect("anticausal", text, allow=_with_causal(lambda self, L, S: torch.ones(L, S).triu().bool()))
 
 
 def _shifted(offset: int) -> Callable[[TextbookAttention, int, int], Tensor]:
@@ -142,7 +140,7 @@ def _other_alignment(self: TextbookAttention, queries: int, keys: int) -> Tensor
     return causal_mask(queries, keys, "bottom_right" if self.claims.causal == "top_left" else "top_left")
 
 
-def empty_rows() -> Iterator[Explanation]:
+def empty_rows() -> Iterator[Defect]:
     """Yield what a row without a key may give."""
     for policy, text in (
         ("uniform", "attends to all keys equally, as with a finite fill"),
@@ -150,17 +148,17 @@ def empty_rows() -> Iterator[Explanation]:
         ("zeros", "gets zeros"),
     ):
         text = f"a query without an allowed key {text}"
-        yield explain(f"empty_{policy}", text, weights_of=_empty_as(policy))
+        yield defect(f"empty_{policy}", text, weigh=_empty_as(policy))
     text = "a query without an allowed key attends as if nothing were masked"
-    yield explain("empty_unmasked", text, weights_of=_empty_as("unmasked"))
+    yield defect("empty_unmasked", text, weigh=_empty_as("unmasked"))
 
 
 def _empty_as(policy: str) -> Step:
-    def weights_of(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+    def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         empty = ~allowed.any(-1, keepdim=True)
         weights = (scores + bias).masked_fill(~(allowed | empty), -math.inf).softmax(-1)
         if policy == "unmasked":
             return weights
         return weights.masked_fill(empty, {"uniform": 1 / scores.shape[-1], "nan": math.nan, "zeros": 0.0}[policy])
 
-    return weights_of
+    return weigh

@@ -1,1 +1,0 @@
-"""Explanations of incorrect answers: the textbook's formula with one plain defect, to compare an answer with."""

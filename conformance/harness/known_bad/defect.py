@@ -1,0 +1,51 @@
+"""What a defect is, and the implementation that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mha.conformance.harness.textbook import TextbookAttention
+from mha.spec import Claims, Config, Weights
+
+# A method of `TextbookAttention`.
+Step = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A defect in words, and the attention that has it; family: the words for all that it is hard to tell from."""
+
+    name: str
+    text: str
+    attention: type[TextbookAttention]
+    family: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class KnownBad:
+    """An implementation with a defect, and with the claims of the one that it stands in for.
+
+    generator: shared by all that it builds, so that no two of their draws are equal.
+    """
+
+    defect: Defect
+    claims: Claims
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
+
+    @property
+    def name(self) -> str:
+        """The name of the defect."""
+        return self.defect.name
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> TextbookAttention:
+        """Build it; no configuration is refused."""
+        return self.defect.attention(self.claims, config, weights, self.generator).to(device)
+
+
+def defect(name: str, text: str, family: str = "", **steps: Any) -> Defect:
+    """Return a defect; steps: the methods and attributes that it overrides."""
+    return Defect(name, text, type(name, (TextbookAttention,), {"__doc__": text, **steps}), family)
