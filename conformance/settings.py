@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from mha.conformance.cases.boundary import NO_LIMIT
 from mha.conformance.project import pinned_contract
-from mha.conformance.properties.registry import NO_LIMIT, properties
+from mha.conformance.properties.registry import properties
 from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
 from mha.implementations import Resolved
 from mha.implementations.discovery import original_of, split_name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import astuple, fields, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from functools import lru_cache
-from itertools import combinations, product
-from math import prod
+from itertools import combinations, islice, product
+from math import ceil, prod
 from typing import Any
 
 from allpairspy import AllPairs
@@ -16,15 +16,18 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import SIZES, TILE_EDGES, CaseSpace, Domain
 
 Levels = tuple[tuple[str, tuple[Any, ...]], ...]
+NO_LIMIT = 1 << 16
 
 
-def boundary_cases(space: CaseSpace) -> list[Case]:
+def boundary_cases(space: CaseSpace, most: int = NO_LIMIT, every: int = 1) -> list[Case]:
     """Return cases that cover every two levels of any two fields, sorted by size, then by the values of the fields.
 
     The lengths beside tile edges take turns as the one level that stands for them all.
+    most, every: keep at most so many, and one in so many, of the cases: those that cover most.
     """
     domain, levels = space.domain, space.domain.levels(space.longest)
-    rows = pairwise_rows(tuple(levels.items()), domain.volume)
+    rows = pairwise_rows(tuple(levels.items()), domain.volume, most)
+    rows = rows[: ceil(len(rows) / every)]
     turns = {name: deque(domain.tile_edges(space.longest)) for name in ("L", "S")}
     cases = [space.case({**_with_tile_edges(domain, dict(row), turns), "seed": seed}) for seed, row in enumerate(rows)]
     return sorted(cases, key=_order)
@@ -33,49 +36,6 @@ def boundary_cases(space: CaseSpace) -> list[Case]:
 def _order(case: Case) -> tuple[Any, ...]:
     """Return the volume of a case and its fields; biases as text, since some are flags and some are names."""
     return case.B * case.n_heads * case.head_dim * case.L * case.S, astuple(replace(case, bias=str(case.bias)))
-
-
-def varied(cases: list[Case], most: int) -> list[Case]:
-    """Return at most `most` of the cases, in their order.
-
-    They are chosen one by one: the case with the most levels that no chosen case has, then with the most pairs of
-    levels, then the first.
-    """
-    if len(cases) <= most:
-        return cases
-    names = [field.name for field in fields(Case) if field.name != "seed"]
-    rows = [[(name, getattr(case, name)) for name in names] for case in cases]
-    levels = _Novelty(rows)
-    pairs = _Novelty(combinations(row, 2) for row in rows)
-    chosen, left = list[int](), list(range(len(cases)))
-    while len(chosen) < most:
-        best = max(left, key=lambda index: (levels.count[index], pairs.count[index]))
-        levels.choose(best)
-        pairs.choose(best)
-        chosen.append(best)
-        left.remove(best)
-    return [cases[index] for index in sorted(chosen)]
-
-
-class _Novelty:
-    """How many features (levels, or pairs of levels) of each row no chosen row has.
-
-    features: of each row, each once. count: by the index of the row.
-    """
-
-    def __init__(self, features: Iterable[Iterable[Hashable]]) -> None:
-        self.features = [list(row) for row in features]
-        self.count = [len(row) for row in self.features]
-        self.rows_with = defaultdict[Hashable, list[int]](list)
-        for index, row in enumerate(self.features):
-            for feature in row:
-                self.rows_with[feature].append(index)
-
-    def choose(self, index: int) -> None:
-        """Choose a row: none of its features is new any more."""
-        for feature in self.features[index]:
-            for other in self.rows_with.pop(feature, ()):
-                self.count[other] -= 1
 
 
 def _with_tile_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
@@ -91,16 +51,18 @@ def _with_tile_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque
 
 
 @lru_cache(maxsize=1 << 12)
-def pairwise_rows(levels: Levels, volume: float) -> list[tuple[tuple[str, Any], ...]]:
-    """Return rows of (field, level) that cover every two levels of any two fields.
+def pairwise_rows(levels: Levels, volume: float, most: int = NO_LIMIT) -> list[tuple[tuple[str, Any], ...]]:
+    """Return rows of (field, level) that cover every two levels of any two fields, those first that cover most.
 
-    levels: of each field, the sizes first. volume: the largest product of the sizes of a row.
+    levels: of each field, the sizes first. volume: the largest product of the sizes of a row. most: rows at most.
     """
     names, columns = zip(*levels, strict=True)
     sizes = sum(name in SIZES for name in names)
     combined = AllPairs([list(column) for column in columns], filter_func=lambda row: prod(row[:sizes]) <= volume)
-    rows = [dict(zip(names, row, strict=True)) for row in combined]
-    return [tuple(row.items()) for row in (*rows, *_rows_of_missing_pairs(levels, volume, rows))]
+    rows = [dict(zip(names, row, strict=True)) for row in islice(combined, most)]
+    if len(rows) < most:
+        rows += _rows_of_missing_pairs(levels, volume, rows)
+    return [tuple(row.items()) for row in rows[:most]]
 
 
 def _rows_of_missing_pairs(levels: Levels, volume: float, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,14 +6,13 @@ import traceback
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
 import hypothesis
 from hypothesis import Phase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from mha.conformance.cases.boundary import boundary_cases, varied
+from mha.conformance.cases.boundary import boundary_cases
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
@@ -244,8 +243,7 @@ class Search:
             self.note = FLAKY
 
     def _boundary(self) -> list[Case]:
-        cases = boundary_cases(self.space)
-        cases = varied(cases, ceil(min(self.budget.boundary, len(cases)) / self.budget.every))
+        cases = boundary_cases(self.space, self.budget.boundary, self.budget.every)
         if self.prop.clause in BASIC:  # so that what blocks other clauses is a failure of its own
             space = self.space
             cases = [*plain_cases(space.claims, space.dtype, space.device), *cases]

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from pkgutil import iter_modules
 
+from mha.conformance.cases.boundary import NO_LIMIT
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.harness.session import Session
 from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]
-NO_LIMIT = 1 << 16
 # A property that needs one of these builds what no property of another family has tried before it.
 VARIANTS = ("extras", "grouped_query", "kv_widths", "own_head_dim", "decodes", "composes")
 _registered: dict[tuple[str, int], Property] = {}
