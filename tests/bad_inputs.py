@@ -46,6 +46,10 @@ class OneLayer(nn.Module):
 class Other:
     pass
 
+def packed(qkv, dropout_p=0.0, softmax_scale=None, causal=False):
+    return qkv
+
+
 def of_one(text):
     return text
 
@@ -116,6 +120,10 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a class that is no module": (("check", "mine.py:Other"), "is a class, neither a torch.nn.Module class nor"),
     "a function of one argument": (("check", "mine.py:of_one"), "of_one takes (text); a kernel takes query, key and"),
+    "a kernel of packed inputs": (
+        ("check", "mine.py:packed"),
+        "packed takes qkv as one tensor; judge a function that packs it, with the layout that it takes: def attention(",
+    ),
     "a module that is built": (("check", "mine.py:built"), "name the class Linear instead, because it is built in man"),
     "a number": (("check", "mine.py:number"), "'mine.py:number' is of type int, neither a torch.nn.Module class nor"),
     "two of one name": (("check", "loop=sdpa", "loop"), "two implementations are named 'loop'; name one differently"),

@@ -67,9 +67,19 @@ def _rows(candidate: Candidate) -> list[Row]:
     ]
 
 
+# What a kernel of packed inputs is given, by its required parameters.
+PACKED = {("qkv",): "torch.stack((q, k, v), 2)", ("q", "kv"): "q, torch.stack((k, v), 2)"}
+
+
 def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
     """Raise ImplementationError for a function that cannot take query, key and value."""
     parameters = inspect.signature(kernel).parameters.values()
+    required = tuple(each.name for each in parameters if each.default is each.empty)
+    if packed := PACKED.get(required):
+        raise ImplementationError(
+            f"{label} takes {required[-1]} as one tensor; judge a function that packs it, with the layout that it "
+            f"takes: def attention(q, k, v): return {label}({packed})"
+        )
     if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         raise ImplementationError(
             f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query, key and value of "
