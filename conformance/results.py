@@ -153,23 +153,23 @@ class Report:
 
     def __repr__(self) -> str:
         """Return the outcome for each implementation, with its counts, and a line for each failure."""
-        lines = []
+        lines = [line for first, rest in self._outcomes() for line in (first, *(f"    {_in_a_line(v)}" for v in rest))]
+        return "\n".join(lines) or "nothing was judged"
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook, where a failure opens to its case and script."""
+        parts = [part for first, rest in self._outcomes() for part in (f"<p>{escape(first)}</p>", *map(_opening, rest))]
+        return "\n".join(parts) or "nothing was judged"
+
+    def _outcomes(self) -> Iterator[tuple[str, list[Verdict]]]:
+        """Yield the outcome of each implementation in a line, and the verdicts to list below it."""
         for name, own in self.by_implementation.items():
             statuses = [status_of(verdict) for verdict in own]
             counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
             conforms = all(verdict.conforms for verdict in own) and not self.incomplete
             outcome = "conforms" if conforms else "does not conform"
             outcome = "could not be judged" if "harness error" in statuses else outcome
-            lines.append(f"{name}: {outcome} ({counts})")
-            lines += [f"    {_in_a_line(verdict)}" for verdict in own if verdict.status not in ("pass", "not_claimed")]
-        return "\n".join(lines) or "nothing was judged"
-
-    def _repr_html_(self) -> str:
-        """Return the same for a notebook, where a failure opens to its case and script."""
-        failures = [verdict for verdict in self.verdicts if verdict.script]
-        opened = [(_in_a_line(v), "\n\n".join(filter(None, (v.message, v.case, v.script)))) for v in failures]
-        details = (f"<details><summary>{escape(a)}</summary><pre>{escape(b)}</pre></details>" for a, b in opened)
-        return f"<pre>{escape(repr(self))}</pre>{''.join(details)}"
+            yield f"{name}: {outcome} ({counts})", [v for v in own if v.status not in ("pass", "not_claimed")]
 
     @property
     def conforms(self) -> bool:
@@ -252,7 +252,17 @@ def status_of(verdict: Verdict) -> str:
 
 def _in_a_line(verdict: Verdict) -> str:
     where = f"{verdict.clause} {verdict.implementation}, {verdict.dtype} on {verdict.device}"
-    return f"{status_of(verdict)} {where}: {(verdict.diagnosis or verdict.message)!r:.200}"
+    text = repr(verdict.diagnosis or verdict.message)[1:-1]  # so that nothing in it ends the line
+    return f"{status_of(verdict)} {where}: {text:.200}"
+
+
+def _opening(verdict: Verdict) -> str:
+    """Return a verdict in a line of HTML, which opens to its message, case and script if it has a script."""
+    line = escape(_in_a_line(verdict))
+    if not verdict.script:
+        return f"<div>{line}</div>"
+    details = "\n\n".join(filter(None, (verdict.message, verdict.case, verdict.script)))
+    return f"<details><summary>{line}</summary><pre>{escape(details)}</pre></details>"
 
 
 def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
