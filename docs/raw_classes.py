@@ -6,6 +6,7 @@ the packages can be imported without them. `python docs/raw_classes.py NAME ...`
 """
 
 import inspect
+import os
 import sys
 import types
 import warnings
@@ -164,4 +165,5 @@ def main(only: list[str], *, judged: bool) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("KERAS_BACKEND", "torch")
     main([word for word in sys.argv[1:] if word != "--infer"], judged="--infer" not in sys.argv)

@@ -71,7 +71,7 @@ def test_the_root_cause_comes_first_in_a_summary(wrong_shape: Report) -> None:
     first, *rest = summarise(reversed(wrong_shape.verdicts))
     assert "ExtraDimension: DOES NOT CONFORM in answers" in first
     assert "fail SHP-1 (float32 cpu): output_" in rest[0]
-    assert re.search(r"\n? *blocked by SHP-1 \(.+, which a plain call fails\): STA-2, DRP-1, GRD-1, ", rest[-3])
+    assert re.search(r"\n? *blocked by SHP-1 \(.+, which fails too\): STA-2, DRP-1, GRD-1, ", rest[-3])
     assert rest[-2] == "    not judged: blocked by SHP-1 (7)"
     assert rest[-1] == "    answers 0 of 3; refusals 1 of 1"
 
@@ -103,3 +103,20 @@ def test_a_basic_clause_can_be_waived() -> None:
     implementation = faults.implementation_of(ExtraDimension)
     report = check(implementation, clauses=["SHP-1"], dtypes=["float32"], waivers=[waiver])
     assert [verdict.status for verdict in report.verdicts] == ["waived"]
+
+
+class Views(faults.Complete):
+    """The queries are viewed, which raises unless they are contiguous."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        return super().attend(query.view(-1).view(query.shape), *rest)
+
+
+def test_inputs_that_must_be_contiguous_fail_the_clause_about_it_and_block_the_others() -> None:
+    report = judged(Views, ["SHP-1", "SHP-7", "MSK-2", "NUM-1", "GRD-1"])
+    verdicts = {verdict.clause: (verdict.status, verdict.blocked_by) for verdict in report.verdicts}
+    assert verdicts.pop("SHP-7") == ("fail", None)
+    assert set(verdicts.values()) == {("blocked", "SHP-7")}
+    assert report.verdicts[0].message.endswith(" [it passes where the same inputs are contiguous]")
+    (alone,) = judged(Views, ["NUM-1"]).verdicts
+    assert (alone.status, alone.blocked_by) == ("fail", "SHP-7")

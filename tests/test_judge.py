@@ -313,10 +313,10 @@ def test_not_implemented_is_refused(error: Exception, status: str) -> None:
 
 
 def test_a_failed_precondition_explains_a_failure() -> None:
-    precondition = FailedPrecondition("HED-1", "output_2[0] is 1, but should be 2")
+    precondition = FailedPrecondition("HED-1", "a plain call fails HED-1: output_2[0] is 1, but should be 2")
     verdict = verdict_of(untested(), [failed(Violation("off"), blocked_by=precondition)], [])
     assert (verdict.status, verdict.blocked_by) == ("fail", "HED-1")
-    assert verdict.message == f"off [a plain call fails HED-1: {precondition.message}]"
+    assert verdict.message == f"off [{precondition.message}]"
     assert verdict.case == "Case(L=2)"
     assert not verdict.conforms
 

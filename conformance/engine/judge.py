@@ -211,7 +211,7 @@ def _failed(
     if waivers:
         verdict = replace(verdict, message=f"{verdict.message} [not covered by its waiver: {waivers[0].reason}]")
     if root := result.blocked_by:
-        message = f"{verdict.message} [a plain call fails {root.clause}: {root.message}]"
+        message = f"{verdict.message} [{root.message}]"
         return replace(verdict, blocked_by=root.clause, message=message)
     if violation.family and violation.family != CLAUSES[prop.clause].family and not prop.builds_a_variant:
         return replace(verdict, blocked_by=violation.family)

@@ -1,4 +1,4 @@
-"""The basic clauses: where a plain call fails, the clauses that build on it mean nothing, and are blocked."""
+"""What blocks a clause: a plain call that fails, and a failure that the memory layout of the inputs alone makes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import NamedTuple
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CLAIMED_INPUTS, fit_sizes, sorted_biases
 from mha.conformance.harness.assertions import expect_close
-from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.implementations.torch_state import preserved
 from mha.spec import Claims, Implementation
 
 BASIC = ("SHP-1", "HED-1")
+# Layouts that are contiguous already, or that a contiguous copy has other numbers than.
+SAME_NUMBERS_LOST = ("contiguous", "expanded", "repeated")
 
 
 class FailedPrecondition(NamedTuple):
-    """A basic clause that fails, and the message of the failure."""
+    """A clause that explains why another one fails, and how that is known."""
 
     clause: str
     message: str
@@ -61,6 +63,19 @@ def _try(implementation: Implementation, dtype: str, device: str) -> FailedPreco
         except Violation as violation:
             message = f"{violation.message}, in the plain case {case!r}"
             if isinstance(violation, CallRaised) or violation.family == "SHP":
-                return FailedPrecondition("SHP-1", message)
-            return None if violation.family else FailedPrecondition("HED-1", message)
+                return FailedPrecondition("SHP-1", f"a plain call fails SHP-1: {message}")
+            return None if violation.family else FailedPrecondition("HED-1", f"a plain call fails HED-1: {message}")
     return None
+
+
+def failed_layout(implementation: Implementation, prop: Property, case: Case) -> FailedPrecondition | None:
+    """Return SHP-7 where a property that fails in a case passes if the same inputs are contiguous."""
+    if prop.clause == "SHP-7" or case.layout in SAME_NUMBERS_LOST:
+        return None
+    contiguous = replace(case, layout="contiguous")
+    try:
+        with preserved():
+            prop.function(Session(implementation, contiguous), contiguous)
+    except (Discard, Violation):
+        return None
+    return FailedPrecondition("SHP-7", "it passes where the same inputs are contiguous")

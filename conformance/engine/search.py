@@ -16,7 +16,13 @@ from mha.conformance.cases.boundary import boundary_cases
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
-from mha.conformance.engine.preconditions import BASIC, FailedPrecondition, failed_precondition, plain_cases
+from mha.conformance.engine.preconditions import (
+    BASIC,
+    FailedPrecondition,
+    failed_layout,
+    failed_precondition,
+    plain_cases,
+)
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.global_state import observe_first_call
@@ -182,6 +188,7 @@ class Search:
             if self._worth_shrinking():
                 simpler = simpler_cases(self.space, failing)
                 self.draw(simpler, min(SHRINKING, 4 * self.prop.max_cases), shrink=True)
+                self._find_block()
             return
         if self.budget.examples and not self.fully_waived:
             self.draw(drawn_cases(self.space), self.budget.examples, shrink=False)
@@ -193,6 +200,7 @@ class Search:
             first = self.failure
             self.draw(drawn_cases(self.space), self.budget.examples, shrink=True)
             self.note = FLAKY if self.failure is first else self.note
+            self._find_block()
 
     def attempt(self, case: Case) -> None:
         """Try one case; a violation is kept with its session and raised, unless it is allowed or waived."""
@@ -261,12 +269,18 @@ class Search:
         return None
 
     def _worth_shrinking(self) -> bool:
-        """Look for a failed precondition; a failure that it explains is not shrunk, nor one that every call shows."""
+        """Return whether nothing else explains a failure, and not every call shows it."""
+        self._find_block()
         assert self.failure is not None
-        space = self.space
-        self.blocked_by = failed_precondition(self.implementation, self.prop, space.dtype, space.device)
         every_call = self.failure[1].family and len(self.cases) == 1
         return self.blocked_by is None and not every_call
+
+    def _find_block(self) -> None:
+        """Look for what explains the failure."""
+        assert self.failure is not None
+        implementation, prop, case = self.implementation, self.prop, self.failure[0].case
+        plain = failed_precondition(implementation, prop, case.dtype, case.device)
+        self.blocked_by = plain or failed_layout(implementation, prop, case)
 
 
 def is_allowed_refusal(prop: Property, case: Case, violation: Violation) -> bool:

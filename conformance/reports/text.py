@@ -182,7 +182,7 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
         if verdict.status == "blocked":
             grouped.setdefault(verdict.blocked_by or "", []).append(verdict.clause)
     for cause, clauses in grouped.items():
-        why = f"{CLAUSES[cause].title}, which a plain call fails" if cause in CLAUSES else FAMILY_FAILS
+        why = f"{CLAUSES[cause].title}, which fails too" if cause in CLAUSES else FAMILY_FAILS
         yield f"blocked by {cause} ({why}): {', '.join(dict.fromkeys(clauses))}"
 
 
