@@ -6,6 +6,7 @@ to its standard input and from its standard output; what an implementation print
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -203,6 +204,7 @@ def work() -> None:
         except ValueError:
             return
         say("ready")
+        gc.freeze()  # what is loaded stays, and is not searched for garbage again
         while True:
             target, task, settings = pickle.load(tasks)
             say(judge(known[target], task.clause, task.dtype, task.device, settings))
