@@ -70,7 +70,7 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         css=_resource("page.css"),
         script=_resource("page.js"),
         data=_in_script(json.dumps(data)),
-        report=_in_script(report.to_json()),
+        report=_in_script(json.dumps(json.loads(report.to_json()))),  # in one line, as the page is long
     )
 
 

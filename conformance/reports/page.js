@@ -162,7 +162,8 @@ document.getElementById("search").addEventListener("input", search);
 for (const button of document.querySelectorAll("th > button")) {
   button.addEventListener("click", () => sort(button.parentElement));
 }
-const json = new Blob([document.getElementById("report").textContent], { type: "application/json" });
+const report = JSON.stringify(JSON.parse(document.getElementById("report").textContent), null, 2);
+const json = new Blob([report], { type: "application/json" });
 document.getElementById("download").href = URL.createObjectURL(json);
 addEventListener("hashchange", openAddressed);
 document.getElementById("filter").addEventListener("change", (event) => {
