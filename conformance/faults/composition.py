@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import drops_in_evaluation, mask_ignored, scores_scaled
 from mha.conformance.faults.fault import fault
 
@@ -61,14 +62,20 @@ class GraphBroken(Complete):
 
 @torch.library.custom_op("mha_faults::column_major", mutates_args=())
 def _column_major(x: Tensor) -> Tensor:
-    return x.mT.contiguous().mT
+    return x.mT.clone(memory_format=torch.contiguous_format).mT
 
 
 _column_major.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
 _column_major.register_autograd(lambda _, gradient: gradient)
 
 
-@fault("CMP-1", caught_by="generated_code_agrees", script_shows=False, trigger="compiled, with generated code")
+@fault(
+    "CMP-1",
+    caught_by="generated_code_agrees",
+    claims=replace(CLAIMS, composes={"compile"}),
+    script_shows=False,
+    trigger="compiled, with generated code",
+)
 class WrongStridesCompiled(Complete):
     """A kernel of its own returns other strides than it declares to the compiler."""
 
