@@ -37,7 +37,7 @@ class Profile:
     timeout: in seconds, of one clause under pytest-timeout, where no other is set; 0 for none.
     float64_every: in float64, one in so many of these cases is tried where float32 is judged in the same run: of the
         known faults, float32 finds what the others would (docs/bugfinding.md).
-    slow: whether properties are tried of which a single case takes many seconds.
+    slow: whether properties whose single case takes many seconds are tried.
     """
 
     boundary: int

@@ -122,7 +122,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a function of one argument": (("check", "mine.py:of_one"), "of_one takes (text); a kernel takes query, key and"),
     "a kernel of packed inputs": (
         ("check", "mine.py:packed"),
-        "packed takes qkv as one tensor; judge a function that packs it, with the layout that it takes: def attention(",
+        "packed takes qkv as one tensor; declare a function that packs it, and judge that: implementation = from_ker",
     ),
     "a module that is built": (("check", "mine.py:built"), "name the class Linear instead, because it is built in man"),
     "a number": (("check", "mine.py:number"), "'mine.py:number' is of type int, neither a torch.nn.Module class nor"),

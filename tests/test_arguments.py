@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +53,19 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_
     return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
 
 
+def variadic(*args: Any, **kwargs: Any) -> Tensor:
+    return scaled_dot_product_attention(*args, is_causal=kwargs["is_causal"])
+
+
+def call(target: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    return target(query, key, value, is_causal=options["is_causal"], hook=object())
+
+
 CASES = {
+    "variadic": (
+        from_kernel(variadic, call=call, mask=None, claims=Claims(masks=(), causal="top_left", returns_weights=False)),
+        Case(n_heads=2, head_dim=6, causal=True),
+    ),
     "module": (module, Case(B=2, L=3, S=4, mask="padding", inputs="memory")),
     "kernel": (
         from_kernel(kernel, claims=Claims(causal="top_left", returns_weights=False, masks={"bool", "float"})),
@@ -61,6 +74,7 @@ CASES = {
     "protocol": (KnownBad(REJECTED["correct"], CLAIMS), Case()),
 }
 EXPECTED = {
+    "variadic": "args[0] (1, 2, 1, 6), args[1] (1, 2, 1, 6), args[2] (1, 2, 1, 6), is_causal True, hook object",
     "module": "x (3, 2, 1), context (4, 2, 1), attention_mask (2, 4) bool",
     "kernel": "q (2, 2, 3, 5), k (2, 2, 4, 5), v (2, 2, 4, 5), attn_mask (2, 2, 3, 4), is_causal True",
     "protocol": "",
@@ -84,3 +98,14 @@ def test_failure_has_its_last_call() -> None:
 def test_construction_that_fails_has_no_call() -> None:
     (verdict,) = check(module, "quick", clauses="CFG-2", dtypes="float32").verdicts
     assert (verdict.status, verdict.arguments) == ("fail", "")
+
+
+def test_arguments_are_those_of_the_attention_that_was_called() -> None:
+    implementation, case = CASES["kernel"]
+    session, problem = Session(implementation, case), case.problem()
+    other = replace(case, n_heads=4, head_dim=3).problem()
+    session.build(other.config, other.weights)
+    session(problem, via=session.built(problem))
+    session.build(other.config, other.weights)
+    session(problem)
+    assert arguments_of(session) == EXPECTED["kernel"]

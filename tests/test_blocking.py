@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from mha.conformance import Report, Waiver, check
@@ -110,6 +111,33 @@ class Views(faults.Complete):
 
     def attend(self, query: Tensor, *rest: Any) -> Output:
         return super().attend(query.view(-1).view(query.shape), *rest)
+
+
+class _HalvesStrided(torch.autograd.Function):
+    """The inputs, and half of their gradients if they are not contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.factor = 1.0 if x.is_contiguous() else 0.5
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return ctx.factor * gradient
+
+
+class HalfGradientsOfStrided(faults.Complete):
+    """Outputs are right in any layout, and gradients of contiguous inputs alone."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        return super().attend(_HalvesStrided.apply(query), *rest)
+
+
+def test_what_is_wrong_in_gradients_alone_is_not_blamed_on_outputs() -> None:
+    layout, gradient = judged(HalfGradientsOfStrided, ["SHP-7", "GRD-1"]).verdicts
+    assert layout.status == "pass"
+    assert (gradient.status, gradient.blocked_by) == ("fail", None)
+    assert "B=3" not in str(gradient.case)
 
 
 def test_inputs_that_must_be_contiguous_fail_the_clause_about_it_and_block_the_others() -> None:

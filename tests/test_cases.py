@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import combinations, product
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mha.conformance.cases.boundary import boundary_cases, pairwise_rows
+from mha.conformance.cases.boundary import boundary_cases, pairwise_rows, varied
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, MOST_VALUES, SIZES, TILE_EDGES, CaseSpace, Domain
 from mha.conformance.cases.layouts import LAYOUTS, lay_out, leaf_of
@@ -333,17 +333,35 @@ def test_values_are_finite_in_the_dtype(values: str, dtype: str) -> None:
     assert {str(tensor.dtype) for tensor in tensors} == {f"torch.{dtype}"}
 
 
-def test_a_few_boundary_cases_have_every_level_and_most_pairs() -> None:
+def test_a_few_varied_cases_have_every_level() -> None:
     domain = Domain(scale="wide", masks=("none", "padding", "bias"), causal=(False, True))
-    space = space_of(domain, 260)
-    cases, few = boundary_cases(space), boundary_cases(space, 12)
-    assert len(few) == 12
-    assert few == [case for case in cases if case in few]
-    for field in ("head_dim", "n_heads", "B", "mask", "causal"):
+    cases = boundary_cases(space_of(domain, 260))
+    few = varied(cases, 6)
+    assert len(few) == 6
+    assert [case for case in cases if case in few] == few
+    for field in ("head_dim", "n_heads", "B", "L", "mask", "causal"):
         assert {getattr(case, field) for case in few} == {getattr(case, field) for case in cases}, field
-    levels = tuple(domain.levels(260).items())
-    rows = [pairwise_rows(levels, domain.volume, most) for most in (12, len(cases) // 2, len(cases))]
-    fewest, half, whole = (len({pair for row in each for pair in combinations(row, 2)}) for each in rows)
-    assert fewest > 0.4 * whole
-    assert half > 0.85 * whole
-    assert len(boundary_cases(space, every=2)) == math.ceil(len(cases) / 2)
+    assert varied(cases, len(cases)) == cases
+
+
+def test_varied_cases_are_chosen_by_new_levels_then_two_news_then_order() -> None:
+    first = Case(L=1, S=1, B=1)
+    two_new, nothing_new = replace(first, L=2, S=2), replace(first, seed=1)
+    two_other = replace(first, L=3, S=3)
+    cases = [first, nothing_new, two_new, replace(first, L=2), two_other]
+    # All levels of the first are new. Then two cases have two new levels each, of which the earlier one is chosen.
+    assert varied(cases, 1) == [first]
+    assert varied(cases, 2) == [first, two_new]
+    assert varied(cases, 3) == [first, two_new, two_other]
+    # The other two have no new level, but one of them has new pairs.
+    assert varied(cases, 4) == [first, two_new, replace(first, L=2), two_other]
+
+
+def test_fewer_rows_are_made_where_fewer_cases_are_tried() -> None:
+    domain = Domain(scale="wide", masks=("none", *BOOLEAN), causal=(False, True), layouts=ALL_LAYOUTS)
+    space = space_of(domain, 33)
+    whole, made = boundary_cases(space), boundary_cases(space, 24)
+    assert len(whole) > len(made) == 48
+    few, best = varied(made, 24), varied(whole, 24)
+    for field in ("head_dim", "n_heads", "B", "L", "S", "mask", "causal", "layout"):
+        assert {getattr(case, field) for case in few} == {getattr(case, field) for case in best}, field

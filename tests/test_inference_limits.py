@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from mha.conformance import check
 from mha.conformance.faults import registry
-from mha.implementations import from_module
+from mha.implementations import ImplementationError, from_kernel, from_module
 from mha.implementations.inference.infer import Inference, infer
+from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims
 from plain import refusal_of
 
@@ -282,3 +285,23 @@ def test_mask_of_an_unknown_formula_is_found_by_what_it_hides() -> None:
     assert evidence["formula"] == "assumed: it explains the output only where all scores are equal"
     (verdict,) = check(result.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
+
+
+def qkv_packed(qkv: Tensor, dropout_p: float = 0.0, **_: Any) -> Tensor:
+    heads = (x.transpose(1, 2) for x in qkv.unbind(2))
+    return scaled_dot_product_attention(*heads, dropout_p=dropout_p).transpose(1, 2)
+
+
+def kv_packed(q: Tensor, kv: Tensor) -> Tensor:
+    heads = (x.transpose(1, 2) for x in (q, *kv.unbind(2)))
+    return scaled_dot_product_attention(*heads).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kernel", [qkv_packed, kv_packed], ids=lambda kernel: kernel.__name__)
+def test_advice_for_a_kernel_of_packed_inputs_works(kernel: Callable[..., Tensor]) -> None:
+    with pytest.raises(ImplementationError, match="as one tensor; declare") as refusal:
+        infer_kernel(kernel)
+    names: dict[str, Any] = {"torch": torch, "from_kernel": from_kernel, "Claims": Claims, kernel.__name__: kernel}
+    exec(str(refusal.value).partition("judge that: ")[2], names)
+    (verdict,) = check(names["implementation"], "quick", clauses="NUM-1", dtypes="float32").verdicts
+    assert verdict.status == "pass", verdict.message

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import astuple, replace
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import astuple, fields, replace
 from functools import lru_cache
 from itertools import combinations, islice, product
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 from allpairspy import AllPairs
@@ -17,17 +17,18 @@ from mha.conformance.cases.domain import SIZES, TILE_EDGES, CaseSpace, Domain
 
 Levels = tuple[tuple[str, tuple[Any, ...]], ...]
 NO_LIMIT = 1 << 16
+# So many rows are made in any case, which leaves every tile edge its turn.
+LEAST = 48
 
 
-def boundary_cases(space: CaseSpace, most: int = NO_LIMIT, every: int = 1) -> list[Case]:
+def boundary_cases(space: CaseSpace, most: int = NO_LIMIT) -> list[Case]:
     """Return cases that cover every two levels of any two fields, sorted by size, then by the values of the fields.
 
     The lengths beside tile edges take turns as the one level that stands for them all.
-    most, every: keep at most so many, and one in so many, of the cases: those that cover most.
+    most: how many of them are tried. There may be more, but no more than hold nearly all that so many can cover.
     """
     domain, levels = space.domain, space.domain.levels(space.longest)
-    rows = pairwise_rows(tuple(levels.items()), domain.volume, most)
-    rows = rows[: ceil(len(rows) / every)]
+    rows = pairwise_rows(tuple(levels.items()), domain.volume, max(LEAST, 2 * most))
     turns = {name: deque(domain.tile_edges(space.longest)) for name in ("L", "S")}
     cases = [space.case({**_with_tile_edges(domain, dict(row), turns), "seed": seed}) for seed, row in enumerate(rows)]
     return sorted(cases, key=_order)
@@ -36,6 +37,49 @@ def boundary_cases(space: CaseSpace, most: int = NO_LIMIT, every: int = 1) -> li
 def _order(case: Case) -> tuple[Any, ...]:
     """Return the volume of a case and its fields; biases as text, since some are flags and some are names."""
     return case.B * case.n_heads * case.head_dim * case.L * case.S, astuple(replace(case, bias=str(case.bias)))
+
+
+def varied(cases: list[Case], most: int) -> list[Case]:
+    """Return at most `most` of the cases, in their order.
+
+    They are chosen one by one: the case with the most levels that no chosen case has, then with the most pairs of
+    levels, then the first.
+    """
+    if len(cases) <= most:
+        return cases
+    names = [field.name for field in fields(Case) if field.name != "seed"]
+    rows = [[(name, getattr(case, name)) for name in names] for case in cases]
+    levels = _Novelty(rows)
+    pairs = _Novelty(combinations(row, 2) for row in rows)
+    chosen, left = list[int](), list(range(len(cases)))
+    while len(chosen) < most:
+        best = max(left, key=lambda index: (levels.count[index], pairs.count[index]))
+        levels.choose(best)
+        pairs.choose(best)
+        chosen.append(best)
+        left.remove(best)
+    return [cases[index] for index in sorted(chosen)]
+
+
+class _Novelty:
+    """How many features (levels, or pairs of levels) of each row no chosen row has.
+
+    features: of each row, each once. count: by the index of the row.
+    """
+
+    def __init__(self, features: Iterable[Iterable[Hashable]]) -> None:
+        self.features = [list(row) for row in features]
+        self.count = [len(row) for row in self.features]
+        self.rows_with = defaultdict[Hashable, list[int]](list)
+        for index, row in enumerate(self.features):
+            for feature in row:
+                self.rows_with[feature].append(index)
+
+    def choose(self, index: int) -> None:
+        """Choose a row: none of its features is new any more."""
+        for feature in self.features[index]:
+            for other in self.rows_with.pop(feature, ()):
+                self.count[other] -= 1
 
 
 def _with_tile_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:

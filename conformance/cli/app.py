@@ -57,8 +57,8 @@ Jobs = Annotated[
     ),
 ]
 
-# Click itself folds to no less than 50 columns.
-HELP_WIDTH = min(shutil.get_terminal_size().columns, 80) - 2
+# Click itself folds to no less than 50 columns; in fewer than these, there is nothing to read.
+HELP_WIDTH = max(20, min(shutil.get_terminal_size().columns, 80) - 2)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -185,13 +185,14 @@ def echo(text: str) -> None:
 def line(timing: Timing, *, in_table: bool = True) -> str:
     """Return the row of a table for a timing, or the same in words, which a narrow terminal can fold."""
     name = visible_name(timing.implementation)
+    label = f"{name:{NAME_WIDTH}}" if in_table else f"{name}:"
     if timing.skip_reason:
-        return f"{name:{NAME_WIDTH}} not timed: {visible(timing.skip_reason)}"
-    error = "  FASTER THAN THE MACHINE: an error of measurement" if timing.is_impossible else ""
+        return f"{label} not timed: {visible(timing.skip_reason)}"
+    error = "\n    FASTER THAN THE MACHINE: an error of measurement" if timing.is_impossible else ""
     if in_table:
         return row(name, timing.cells) + error
     cells = (f"{heading} {cell}" for heading, cell in zip(HEADINGS, timing.cells, strict=True))
-    return f"{name}: {', '.join(cells)}{error}"
+    return f"{label} {', '.join(cells)}{error}"
 
 
 def row(name: str, cells: Sequence[str]) -> str:

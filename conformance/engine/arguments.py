@@ -9,19 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.recording import BuildStep, CallStep
+from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
 from mha.implementations.discovery import original_of
 from mha.implementations.torch_state import preserved
 
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 class _ReachedError(Exception):
-    """The user's code was reached; arguments: by its own names."""
+    """The user's code was reached; arguments: with its own names, in order."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: list[tuple[str, Any]]) -> None:
         super().__init__()
         self.arguments = arguments
 
@@ -32,15 +35,14 @@ def arguments_of(session: Session) -> str:
     Empty for an implementation of another kind, and where the last step was no call. The module is built again.
     """
     original, step = original_of(session.implementation), session.steps[-1]
-    build = next((each for each in reversed(session.steps) if isinstance(each, BuildStep)), None)
-    adapted = isinstance(original, ModuleImplementation | KernelImplementation)
-    if not adapted or not isinstance(step, CallStep) or build is None:
+    if not isinstance(original, ModuleImplementation | KernelImplementation) or not isinstance(step, CallStep):
         return ""
     problem, dtype = step.problem, getattr(torch, session.case.dtype)
     inputs = problem.query, problem.key, problem.value
     options = {"mask": problem.mask, "is_causal": problem.is_causal, "need_weights": step.need_weights}
     with judging(session.implementation), preserved(), torch.no_grad():
-        attention: Any = original.build(build.config, build.weights, dtype=dtype, device=session.case.device)
+        attention: Any = original.build(problem.config, problem.weights, dtype=dtype, device=session.case.device)
+        attention.train(MODES[step.mode].training)
         if isinstance(attention, ModuleAttention):
             attention.module.forward = _recording(attention.module.forward)
         else:
@@ -49,23 +51,24 @@ def arguments_of(session: Session) -> str:
         try:
             attention(*inputs, **options)
         except _ReachedError as reached:
-            given = {name: x for name, x in reached.arguments.items() if x is not None}
-            return ", ".join(f"{name} {_brief(x, dtype)}" for name, x in given.items())
+            return ", ".join(f"{name} {_brief(x, dtype)}" for name, x in reached.arguments if x is not None)
     return ""
 
 
 def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that raises `_ReachedError` with the arguments by the names of another one."""
-    signature = inspect.signature(function)
+    parameters = inspect.signature(function).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind in BY_POSITION]
 
     def reached(*args: Any, **named: Any) -> Any:
-        raise _ReachedError(dict(signature.bind(*args, **named).arguments))
+        rest = (f"args[{number}]" for number in range(len(args)))
+        raise _ReachedError([*zip((*names, *rest), args, strict=False), *named.items()])
 
     return reached
 
 
 def _brief(x: Any, dtype: torch.dtype) -> str:
-    """Return the shape of a tensor, with its dtype if it is another one, and anything else as it is."""
-    if not isinstance(x, Tensor):
-        return f"{x!r:.80}"
-    return str(tuple(x.shape)) + (f" {x.dtype}".replace(" torch.", " ") if x.dtype != dtype else "")
+    """Return the shape of a tensor, with its dtype if it is another one, a number or word as it is, or else a type."""
+    if isinstance(x, Tensor):
+        return str(tuple(x.shape)) + (f" {x.dtype}".replace(" torch.", " ") if x.dtype != dtype else "")
+    return f"{x!r:.80}" if isinstance(x, bool | int | float | str) else type(x).__name__

@@ -24,7 +24,7 @@ from mha.implementations.torch_state import preserved
 from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
 from mha.spec.bounds import Ball
 
-# Sizes of related cases. None of them repeats within a case, so that no two explanations coincide.
+# Sizes of related cases. None of them repeats within a case, so that no two defects coincide.
 NAMES = ("n_heads", "head_dim", "B", "L", "S")
 RELATED = ((2, 3, 4, 5, 7), (3, 4, 2, 6, 5), (3, 2, 2, 5, 29), (2, 3, 2, 13, 45))
 PLAIN = Domain(

@@ -237,7 +237,7 @@ def _stale(
     """Return why a waiver is no longer needed; empty if each of them is."""
     if waivers and not verdict.examples:
         return f"nothing is judged: {_reasons(results)}; delete its waiver: {waivers[0].reason}"
-    if any(not waiver.partial for waiver in waived):
+    if any(not waiver.partial for waiver in waived) or any(result.prop.slow and not result.cases for result in results):
         return ""
     for waiver in waivers:
         if waiver not in waived and _matches(waiver, results):

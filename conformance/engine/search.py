@@ -6,13 +6,14 @@ import traceback
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import hypothesis
 from hypothesis import Phase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from mha.conformance.cases.boundary import boundary_cases
+from mha.conformance.cases.boundary import boundary_cases, varied
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
@@ -51,9 +52,9 @@ class PropertyResult:
 
     not_applicable: why no case applies; then nothing else is set. cases: those tried, without discarded ones.
     discard_reason: why a case was discarded. failure: the simplest failure found, which no waiver covers.
-    cases_to_failure: how many cases it took. note: what to add to its message. blocked_by: the precondition that fails,
-    so that the failure means nothing. waived: the first failure that each waiver covers. fully_waived: whether a waiver
-    covers whatever else would be found. margin: the largest error/bound. rejections: of known-bad answers.
+    cases_to_failure: how many cases it took. note: what to add to its message. blocked_by: what explains the failure.
+    waived: the first failure that each waiver covers. fully_waived: whether a waiver covers whatever else would be
+    found. margin: the largest error/bound. rejections: of known-bad answers.
     harness_error: why the property cannot be trusted.
     """
 
@@ -91,7 +92,7 @@ def run_property(
         return PropertyResult(prop=prop, not_applicable=domain)
     limits = settings.limits
     if prop.slow and not limits.slow:
-        return PropertyResult(prop=prop, not_applicable=f"is too slow for the profile {settings.profile}")
+        return PropertyResult(prop=prop, not_applicable=f"{prop.name} is too slow for the profile {settings.profile}")
     longest = limits.long_rows if domain.scale == "long" else limits.longest
     space = CaseSpace(domain, implementation.claims, dtype, device, longest)
     both = dtype == "float64" and "float32" in settings.dtypes and "float32" in implementation.claims.dtypes
@@ -251,7 +252,8 @@ class Search:
             self.note = FLAKY
 
     def _boundary(self) -> list[Case]:
-        cases = boundary_cases(self.space, self.budget.boundary, self.budget.every)
+        cases = boundary_cases(self.space, self.budget.boundary)
+        cases = varied(cases, ceil(min(self.budget.boundary, len(cases)) / self.budget.every))
         if self.prop.clause in BASIC:  # so that what blocks other clauses is a failure of its own
             space = self.space
             cases = [*plain_cases(space.claims, space.dtype, space.device), *cases]

@@ -67,18 +67,24 @@ def _rows(candidate: Candidate) -> list[Row]:
     ]
 
 
-# What a kernel of packed inputs is given, by its required parameters.
-PACKED = {("qkv",): "torch.stack((q, k, v), 2)", ("q", "kv"): "q, torch.stack((k, v), 2)"}
+# What a kernel of packed inputs is given, and not claimed, by its required parameters.
+PACKED = {
+    ("qkv",): ("torch.stack((q, k, v), 2)", "masks=(), causal=None, returns_weights=False, cross_attention=False"),
+    ("q", "kv"): ("q, torch.stack((k, v), 2)", "masks=(), causal=None, returns_weights=False"),
+}
 
 
 def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
     """Raise ImplementationError for a function that cannot take query, key and value."""
     parameters = inspect.signature(kernel).parameters.values()
-    required = tuple(each.name for each in parameters if each.default is each.empty)
-    if packed := PACKED.get(required):
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = tuple(each.name for each in parameters if each.default is each.empty and each.kind not in variadic)
+    if required in PACKED:
+        packed, claims = PACKED[required]
         raise ImplementationError(
-            f"{label} takes {required[-1]} as one tensor; judge a function that packs it, with the layout that it "
-            f"takes: def attention(q, k, v): return {label}({packed})"
+            f"{label} takes {required[-1]} as one tensor; declare a function that packs it, and judge that: "
+            f"implementation = from_kernel(lambda q, k, v: {label}({packed}), layout='b l h d', mask=None, "
+            f"claims=Claims({claims}))"
         )
     if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         raise ImplementationError(
