@@ -238,6 +238,6 @@ def test_predicates_compare_the_fields_of_a_case(text: str, holds: bool) -> None
 
 def test_waiver_is_not_stale_where_the_property_that_fails_is_too_slow_to_try() -> None:
     waiver = Waiver(implementation="WrongStridesCompiled", clause="CMP-1", reason="known")
-    fault = faults.implementations["WrongStridesCompiled"]
+    fault = registry.implementations["WrongStridesCompiled"]
     (verdict,) = check(fault, "quick", clauses="CMP-1", dtypes="float32", waivers=[waiver]).verdicts
     assert verdict.status == "pass", verdict.message
