@@ -1,0 +1,288 @@
+"""The rounding graph of attention: the exact forward pass, with each place where an implementation may store a number.
+
+The places, from `Rounding`: projected queries, keys and values, before and after the bias, and scaled; scores, as the
+product, scaled, and with a float mask; differences, exponentials and sums of the softmax; weights; contexts; and the
+output, before and after its bias. A key/value head is one place, however many query heads share it. What it is for:
+`mha.spec.directed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.spec.bounds import units_of
+from mha.spec.claims import Claims
+from mha.spec.core import normaliser_error, row_max
+from mha.spec.dtypes import traits_of
+from mha.spec.problem import Problem
+
+# Bits of a float64 that are ignored where numbers are compared: the oracle's own rounding.
+IGNORED_BITS = 14
+
+
+@dataclass(slots=True)
+class Place:
+    """The numbers at one place of the formula, and all that may be wrong with them.
+
+    size, square, repeated: the sums over all stores of |x|, x^2 and n x^2. own: s. moves: for each store, fl(x) - x in
+    each form that may be the one.
+    """
+
+    size: Tensor | float = 0.0
+    square: Tensor | float = 0.0
+    repeated: Tensor | float = 0.0
+    own: Tensor | float = 0.0
+    moves: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundingGraph:
+    """The exact forward pass of one problem in float64, with the places where an implementation may round.
+
+    output: y*, (B, L, D). weights: p, (B, H, L, S). scores: tau q.k, without a mask, (B, H, L, S). query: (B, H, L,
+    d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads. context: o, (B, H, L, d_k). w_o:
+    (D, H * d_k). known: boolean (B, L, 1), the rows with a key in every head; the others follow a policy, and no
+    direction has a part in them. variance: W^2, (B, H, L, S). places: by name, as in `gradients`. kv_heads: how many
+    key/value heads there are. tau: the scale. tau_error: its relative error, if it is stored. store: u_s.
+    S counts extra keys.
+    """
+
+    output: Tensor
+    weights: Tensor
+    scores: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    context: Tensor
+    w_o: Tensor
+    known: Tensor
+    variance: Tensor
+    places: Mapping[str, Place]
+    kv_heads: int
+    tau: float
+    tau_error: float
+    store: float
+
+    def gradients(self, w: Tensor) -> dict[str, Tensor]:
+        """Return d<w, y*> / dx for the numbers x of each place: the backward pass of attention, in closed form."""
+        heads, p = self.context.shape[1], self.weights
+        # g_o = w W_o;  c_j = g_o.v_j;  g_s = p_j (c_j - g_o.o);  g_q = tau sum_j g_s k_j
+        g_o = (w @ self.w_o).unflatten(-1, (heads, -1)).transpose(1, 2)
+        c, mean = (g_o @ self.value.mT).masked_fill(p == 0, 0.0), (g_o * self.context).sum(-1, keepdim=True)
+        exponential = (c - mean).masked_fill(p == 0, 0.0)
+        g_s = p * exponential
+        shared = (self.kv_heads, heads // self.kv_heads)
+        return {
+            "query": self.tau * g_s @ self.key,
+            "key": (self.tau * g_s.mT @ self.query).unflatten(1, shared).sum(2),
+            "value": (p.mT @ g_o).unflatten(1, shared).sum(2),
+            "score": g_s,
+            "exponential": exponential,
+            "sum": mean,
+            "weight": c,
+            "context": g_o,
+            "output": w,
+        }
+
+
+def rounding_graph(problem: Problem, claims: Claims) -> RoundingGraph:
+    """Return the graph of a problem; raise ValueError for a dtype that is not narrower than its accumulator.
+
+    >>> from mha.spec import Config, Weights
+    >>> config, x = Config(d_model=8, n_heads=2), torch.ones(2, 5, 8).bfloat16()
+    >>> rounding_graph(Problem(config, Weights.random(config, 0, x.dtype), x, x, x), Claims()).output.shape
+    torch.Size([2, 5, 8])
+    """
+    if not traits_of(problem.query.dtype).half:
+        raise ValueError(f"a rounding graph is for half precision, not for {problem.query.dtype}")
+    return _Maker(problem, claims).graph()
+
+
+class _Maker:
+    """Solves a problem in float64, and notes each place where a number may be stored, from `Rounding` and the dtype."""
+
+    def __init__(self, problem: Problem, claims: Claims) -> None:
+        self.problem, self.claims, self.rounding = problem, claims, claims.rounding
+        self.dtype, self.config = problem.query.dtype, problem.config
+        self.units, self.tau = units_of(self.dtype), claims.scale_for(problem.config.head_dim)
+        self.places: dict[str, Place] = defaultdict(Place)
+        self.largest = torch.zeros(())  # the largest magnitude of a row's scores, (B, H, L)
+
+    def graph(self) -> RoundingGraph:
+        """Solve the problem, from the projections to the output."""
+        extra, repeats = self.config.extra_keys, self.config.n_heads // self.config.kv_heads
+        query, (key, bare_key), (value, _) = self._query(), self._pair("key"), self._pair("value")
+        k, bare, v = (x.repeat_interleave(repeats, 1) for x in (key, bare_key, value))
+        allowed = F.pad(self.problem.allowed(self.claims.causal), (0, extra), value=True)
+        scores = self._scores(query, (k, bare))
+        p = self._softmax(scores, self._mask(scores, allowed), allowed)
+        context = self._context(p, v, allowed)
+        output, _ = self._linear("output", context.transpose(1, 2).flatten(2), "o")
+        return RoundingGraph(
+            output=output,
+            weights=p,
+            scores=scores,
+            value=v,
+            context=context,
+            w_o=self.problem.weights.w_o.detach().double(),
+            known=allowed.any(-1).all(1).unsqueeze(-1),
+            tau=self.tau,
+            tau_error=self._tau_error(),
+            query=query,
+            key=k,
+            kv_heads=self.config.kv_heads,
+            places=dict(self.places),
+            variance=self._variance(query, k, repeats).masked_fill(~allowed, 0.0),
+            store=self.units.store,
+        )
+
+    def _stored(self, name: str, copies: Tensor, *forms: tuple[Tensor, float | Tensor]) -> None:
+        """Note a store of x in one of several forms, each with its factor: x is the number of the place times that."""
+        place, units = self.places[name], self.units
+        least = 2 * torch.finfo(self.dtype).tiny
+        sizes = [(x / factor).abs() for x, factor in forms]
+        size = torch.stack(sizes).amax(0)
+        # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
+        eta = units.subnormal + units.flush
+        lost = [(eta * (x.abs() < least) / factor).abs() for x, factor in forms]
+        place.size, place.square = place.size + size, place.square + size.square()
+        place.repeated = place.repeated + copies * size.square()
+        place.own = place.own + torch.stack(lost).amax(0)
+        place.moves.append(tuple((x.to(self.dtype).double() - x) / factor for x, factor in forms))
+
+    def _linear(self, name: str, x: Tensor, role: str, grow: int = 0) -> tuple[Tensor, Tensor]:
+        """Return x W^T + b and x W^T, stored before and after the bias; in heads, if not "o".
+
+        grow: how many rows of zeros to append, for extra keys.
+        """
+        given = self.problem.weights
+        matrix, bias = getattr(given, f"w_{role}").detach().double(), getattr(given, f"b_{role}")
+
+        def arrange(y: Tensor) -> Tensor:
+            if role == "o":
+                return y
+            return F.pad(y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2), (0, 0, 0, grow))
+
+        x = x.detach().double()
+        product, size = x @ matrix.T, x.abs() @ matrix.abs().T
+        shift = torch.zeros(len(matrix), dtype=x.dtype, device=x.device) if bias is None else bias.detach().double()
+        y, bare = arrange(product + shift), arrange(product)
+        copies = _copies(bare)
+        self._stored(name, copies, (bare, 1.0))
+        if bias is not None:
+            self._stored(name, copies, (y, 1.0))
+        self.places[name].own += self.units.gamma(matrix.shape[1] + 1) * arrange(size + shift.abs())
+        return y, bare
+
+    def _query(self) -> Tensor:
+        query, _ = self._linear("query", self.problem.query, "q")
+        self._scaled("query", query)
+        return query
+
+    def _pair(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the keys or values with the extra ones, and the same without their bias if that may be left out."""
+        config, given = self.config, self.problem.weights
+        y, bare = self._linear(name, getattr(self.problem, name), name[0], config.extra_keys)
+        if config.extra_keys:
+            own = y.shape[2] - config.extra_keys
+            if config.bias_kv:
+                extra: Tensor = getattr(given, f"extra_{name[0]}")
+                y[:, :, own] = extra.detach().double().unflatten(0, (-1, config.head_dim))
+            bare = y
+        if name == "key":
+            self._scaled(name, y, bare)
+        return y, bare
+
+    def _scaled(self, name: str, *forms: Tensor) -> None:
+        """Note that queries or keys are stored once scaled, by the scale or by its root."""
+        if self.rounding.scaling_roundings:
+            factors = (self.tau, math.sqrt(abs(self.tau)))
+            self._stored(name, _copies(forms[0]), *((factor * x, factor) for x in forms for factor in factors))
+
+    def _scores(self, query: Tensor, keys: tuple[Tensor, Tensor]) -> Tensor:
+        """Return tau q.k; both the product and the scaled product may be stored."""
+        both = [self.tau * query @ key.mT for key in keys]
+        if self.rounding.scores_stored:
+            copies, scaled = _copies(both[0]), [(s, 1.0) for s in both]
+            self._stored("score", copies, *scaled, *((s / self.tau, 1 / self.tau) for s in both))
+            self._stored("score", copies, *scaled)
+        size = torch.stack([query.abs() @ key.abs().mT for key in keys]).amax(0)
+        self.places["score"].own += self.units.gamma(query.shape[-1] + 4) * abs(self.tau) * size
+        self.largest = torch.stack(both).abs().amax((0, -1)) if both[0].shape[-1] else both[0].sum(-1)
+        return both[0]
+
+    def _mask(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Return the scores with the mask, -infinity where it forbids; of an empty row, any serve."""
+        mask = self.problem.mask
+        if mask is not None and mask.dtype != torch.bool:
+            bias = F.pad(mask.double().expand(self.problem.shape), (0, self.config.extra_keys))
+            bias = bias.masked_fill(~allowed, 0.0)
+            scores, self.largest = scores + bias, self.largest + row_max(bias.abs())
+            self.places["score"].own += self.units.accumulate * (scores.abs() + 2 * bias.abs())
+            if self.rounding.scores_stored:
+                stored = bias.to(self.dtype).double() != bias
+                self._stored("score", _copies(bias), (bias.where(stored, 0.0), 1.0))
+                self._stored("score", _copies(scores), (scores, 1.0))
+        return scores.masked_fill(~allowed, -math.inf).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+    def _softmax(self, scores: Tensor, masked: Tensor, allowed: Tensor) -> Tensor:
+        """Return the weights p; see `mha.spec.core` for what a softmax may be wrong by."""
+        rounding, u_a = self.rounding, self.units.accumulate
+        gap = (row_max(masked).unsqueeze(-1) - masked).masked_fill(~allowed, 0.0)
+        e = (-gap).exp().masked_fill(~allowed, 0.0)
+        total = e.sum(-1, keepdim=True).clamp(min=1.0)
+        p = e / total
+        self.places["score"].own += 3 * u_a * gap + (rounding.exp_error + 4) * u_a
+        # The largest exponential of a row is 1 and the weight of an only key is 1, without rounding.
+        copies = torch.where(e == 1, _copies(p), torch.maximum(_copies(p), _copies(e)))
+        if rounding.softmax_stored:
+            self._stored("score", copies, (-gap, 1.0))
+            self._stored("exponential", copies, (e.where(e != 1, 0.0), total))
+            self._stored("sum", _copies(total), (total, total))
+        if rounding.scores_stored:
+            others = p != 1
+            self._stored("weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total))
+        return p
+
+    def _context(self, p: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+        """Return the contexts o."""
+        context, place = p @ value, self.places["context"]
+        gamma = self.units.gammas(allowed.sum(-1, keepdim=True).clamp(min=1).double())
+        if self.rounding.log_normaliser:
+            gamma = gamma + normaliser_error(self.largest, value.shape[2], self.units.accumulate)
+        # (2 gamma(n) + 4 u_a) sum_j p_j |v_j|
+        place.own += (2 * gamma + 4 * self.units.accumulate) * (p @ value.abs())
+        self._stored("context", _copies(context), (context, 1.0))
+        return context
+
+    def _variance(self, query: Tensor, key: Tensor, repeats: int) -> Tensor:
+        """Return W^2, (B, H, L, S): what each store does to a log-weight, squared, and summed over all of them.
+
+        Not the square of all of them together: independent errors add up so, and a score is a sum of many.
+        """
+        of_query, of_key = (torch.as_tensor(self.places[name].square) for name in ("query", "key"))
+        of_scores = of_query @ key.square().mT + query.square() @ of_key.repeat_interleave(repeats, 1).mT
+        stored = self.places["score"].square + (2.0 if self.rounding.softmax_stored else 0.0)
+        return self.units.store**2 * (self.tau**2 * of_scores + stored)
+
+    def _tau_error(self) -> float:
+        """Return the relative error of a scale, or of a divisor, that is stored in the dtype."""
+        if not self.rounding.scaling_roundings:
+            return 0.0
+        scale = torch.tensor([self.tau, 1 / self.tau], dtype=torch.float64)
+        return float((scale.to(self.dtype).double() / scale - 1).abs().max())
+
+
+def _copies(x: Tensor) -> Tensor:
+    """Return how many of the numbers are equal to each one but for the sign, the oracle's rounding aside."""
+    digits = x.abs().flatten().view(torch.int64) >> IGNORED_BITS
+    _, place, counts = digits.unique(return_inverse=True, return_counts=True)
+    number: Tensor = counts[place]
+    return number.view(x.shape)
