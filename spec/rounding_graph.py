@@ -48,10 +48,10 @@ class RoundingGraph:
 
     output: y*, (B, L, D). weights: p, (B, H, L, S). scores: tau q.k, without a mask, (B, H, L, S). query: (B, H, L,
     d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads. context: o, (B, H, L, d_k). w_o:
-    (D, H * d_k). known: boolean (B, L, 1), the rows with a key in every head; the others follow a policy, and no
-    direction has a part in them. variance: W^2, (B, H, L, S). places: by name, as in `gradients`. kv_heads: how many
-    key/value heads there are. tau: the scale. tau_error: its relative error, if it is stored. store: u_s.
-    S counts extra keys.
+    (D, H * d_k). allowed: boolean (B, H, L, S). known: boolean (B, L, 1), the rows with a key in every head; the others
+    follow a policy, and no direction has a part in them. variance: W^2, (B, H, L, S). places: by name, as in
+    `gradients`. kv_heads: how many key/value heads there are. tau: the scale. tau_error: its relative error, if it is
+    stored. store: u_s. S counts extra keys.
     """
 
     output: Tensor
@@ -62,6 +62,7 @@ class RoundingGraph:
     value: Tensor
     context: Tensor
     w_o: Tensor
+    allowed: Tensor
     known: Tensor
     variance: Tensor
     places: Mapping[str, Place]
@@ -69,6 +70,10 @@ class RoundingGraph:
     tau: float
     tau_error: float
     store: float
+
+    def output_of(self, contexts: Tensor) -> Tensor:
+        """Return what contexts (B, H, L, d_k) add to the output: W_o times them, (B, L, D)."""
+        return contexts.transpose(1, 2).flatten(2) @ self.w_o.T
 
     def gradients(self, w: Tensor) -> dict[str, Tensor]:
         """Return d<w, y*> / dx for the numbers x of each place: the backward pass of attention, in closed form."""
@@ -132,6 +137,7 @@ class _Maker:
             value=v,
             context=context,
             w_o=self.problem.weights.w_o.detach().double(),
+            allowed=allowed,
             known=allowed.any(-1).all(1).unsqueeze(-1),
             tau=self.tau,
             tau_error=self._tau_error(),

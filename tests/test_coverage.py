@@ -78,6 +78,7 @@ REJECTED_BY = {
     "mean": ("HED-1", "float32"),
     "unmasked": ("MSK-1", "float32"),
     "unscaled": ("SMX-2", "float32"),
+    "one_percent": ("NUM-7", "bfloat16"),
     "single_precision": ("NUM-2", "float64"),
     "never_refuses": ("SHP-6", "float32"),
     "nan_gradients": ("GRD-1", "float32"),

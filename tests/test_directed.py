@@ -237,7 +237,7 @@ CORRECT |= {cls.__name__: implementation_of(cls) for cls in (Complete, variants.
 
 @cache
 def hostile(seed: int, rounding: Rounding, own: bool) -> tuple[Problem, RoundingGraph, list[tuple[Tensor, Allowance]]]:
-    """A hostile problem, its graph, and its directions, each with its allowance; own: in self-attention without mask."""
+    """A hostile problem, its graph, and directions with their allowances; own: in self-attention without a mask."""
     problem = hostile_problem(random.Random(seed), seed)
     if own:
         problem = problem.change(key=problem.query, value=problem.query, mask=None)

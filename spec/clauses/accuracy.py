@@ -157,4 +157,38 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         general=True,
     ),
+    Clause(
+        id="NUM-7",
+        level="MUST",
+        title="Half-precision errors do not add up to a defect",
+        statement=(
+            "In bfloat16 and float16, the error of the output, projected on what a small defect would do to it "
+            "(another scale, a lost key, weights that do not sum to 1, a masked key that leaks), is no larger than "
+            "independent roundings explain."
+        ),
+        why=(
+            "Most kernels run in half precision alone, where the bound on each element leaves room for a scale that is "
+            "30% off. Roundings do not conspire over thousands of elements; a defect does, and a model trained with it "
+            "fits this kernel alone."
+        ),
+        source=(
+            "Higham and Mary 2019 (independent roundings grow as sqrt(n) u); Hoeffding 1963: a false alarm has a "
+            "probability of at most 3e-14 under that model; Arm's TOSA conformance tests bound the bias of the error "
+            "of a product"
+        ),
+        differs=(
+            "FlashAttention's own tests allow twice the largest error of plain code, which a scale that is 1% off "
+            "passes in bfloat16. Where an implementation rounds, `Claims(rounding=...)` says; one that truncates "
+            "instead of rounding to nearest is outside the model, and fails."
+        ),
+        violation=(
+            "`scores * 0.178` for 1/sqrt(32) = 0.17678: each bfloat16 output is within the bound, but together they "
+            "are as if the scores were 0.7% too large."
+        ),
+        fix=(
+            "The message says of which defect there is how much. Look there first: the scale and constants near it, an "
+            "epsilon in the denominator, the first masked and the last allowed key, a cast that truncates."
+        ),
+        general=True,
+    ),
 )

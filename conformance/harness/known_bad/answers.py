@@ -72,6 +72,14 @@ class Unscaled(TextbookAttention):
         return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
 
 
+class OnePercent(TextbookAttention):
+    """The scores are 1% too large."""
+
+    def scale(self) -> float:
+        """Scale by 1% too much."""
+        return 1.01 * super().scale()
+
+
 class SinglePrecision(TextbookAttention):
     """Softmax and context are computed in float32, whatever the dtype."""
 
@@ -136,6 +144,7 @@ REJECTED: Mapping[str, Defect] = {
         "mean": Mean,
         "unmasked": Unmasked,
         "unscaled": Unscaled,
+        "one_percent": OnePercent,
         "single_precision": SinglePrecision,
         "detached": DetachedKeys,
         "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,

@@ -1,0 +1,178 @@
+"""NUM-7: in half precision, the error of a whole output, projected on what small defects would do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, HALF, Domain
+from mha.conformance.cases.masks import FEW
+from mha.conformance.harness.assertions import assume, expect
+from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
+from mha.spec.directed import Allowance, allowance, projection
+from mha.spec.rounding_graph import RoundingGraph, rounding_graph
+
+# Values that spread over many units in the last place, and so many rows and heads that a defect of 1% outweighs
+# rounding; see `mha.spec.directed` for the model.
+MANY_ROWS = Domain(
+    dtypes=HALF,
+    scale="wide",
+    masks=("none", *FEW),
+    causal=BOTH,
+    values=("normal",),
+    layouts=DENSE,
+    inputs=("cross", "self"),
+    sizes={"n_heads": (4, 8), "head_dim": (32, 16), "B": (4, 2), "L": (33, 65), "S": (33, 65)},
+)
+# The lengths of a case with many keys.
+FEW_ROWS, MANY_KEYS = 40, 600
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """What a small defect does to the output.
+
+    change: (B, L, D), of the whole defect, or for each unit of a parameter. more, less: what the output is as if, for
+    a positive and a negative share, with {} for how much.
+    """
+
+    change: Tensor
+    more: str
+    less: str
+
+
+@property_of(
+    "NUM-7",
+    MANY_ROWS,
+    requires="HED-1",
+    must_reject=("one_percent", "mean", "zeros"),
+    max_cases=10,
+)
+def errors_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error of the output better than rounding does."""
+    _expect_rounding_alone(session, case)
+
+
+@property_of(
+    "NUM-7",
+    replace(MANY_ROWS, masks=("none",), causal=(False,), inputs=("cross",)),
+    requires="HED-1",
+    must_reject=("mean", "zeros"),
+    max_cases=3,
+    number=2,
+)
+def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error of the output better than rounding does, for 600 keys."""
+    queries = FEW_ROWS if case.inputs == "cross" else MANY_KEYS
+    _expect_rounding_alone(session, replace(case, B=1, n_heads=4, head_dim=16, L=queries, S=MANY_KEYS))
+
+
+@dataclass(frozen=True, eq=False)
+class _Tested:
+    """A direction, what rounding may do along it, and <w, y - y*>."""
+
+    direction: Direction
+    part: Allowance
+    projected: float
+
+    @property
+    def ratio(self) -> float:
+        """The error over what rounding explains."""
+        return abs(self.projected) / self.part.threshold
+
+
+def _expect_rounding_alone(session: Session, case: Case) -> None:
+    """Expect the error of the output along each direction to be one that rounding explains."""
+    problem = case.problem()
+    output, graph = session(problem).output, rounding_graph(problem, session.claims)
+    finite = bool((output.tensor.isfinite() | ~graph.known).all())
+    expect(finite, f"{output.code} is not finite in a row that has keys")
+    tested = [
+        _Tested(direction, allowance(graph, direction.change), projection(graph, output.tensor, direction.change))
+        for direction in _directions(graph, case)
+    ]
+    informative = [test for test in tested if test.part.is_informative]
+    assume(bool(informative), "rounding alone could hide each defect that is looked for")
+    ratio = max(test.ratio for test in informative)
+    expect(ratio <= 1, _message(output, _explanation(graph, informative)))
+    output.note_margin(ratio)
+
+
+def _explanation(graph: RoundingGraph, tested: list[_Tested]) -> _Tested:
+    """Return the first direction without whose share all others would pass, else the one with the largest ratio."""
+    for one in (test for test in tested if test.ratio > 1):
+        change = one.direction.change.masked_fill(~graph.known, 0.0)
+        share = one.projected / one.part.size
+        left = [test.projected - share * float((test.direction.change * change).sum()) for test in tested]
+        if all(abs(rest) <= test.part.threshold for rest, test in zip(left, tested, strict=True)):
+            return one
+    return max(tested, key=lambda test: test.ratio)
+
+
+def _message(output: RecordedTensor, found: _Tested) -> str:
+    """Return how much of which defect there is, with its interval."""
+    share, least, most = found.part.share(found.projected)
+    text = found.direction.more
+    if share < 0:
+        share, least, most, text = -share, -most, -least, found.direction.less
+    size = f"{_percent(share)} ({_percent(least)} to {_percent(most)})"
+    explained = _percent(found.part.threshold / found.part.size)
+    return f"{output.code} is as if {text.format(size)}; rounding explains {explained} at most"
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, with two digits after the point if it is small."""
+    return f"{100 * share:.2f}%" if abs(share) < 0.1 else f"{100 * share:.3g}%"
+
+
+def _directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
+    """Yield what defects do to the output: derivatives first, then whole defects, then a random direction."""
+    p, s, v, o, allowed = graph.weights, graph.scores, graph.value, graph.context, graph.allowed
+    # d o / d log tau = sum_j p_j (s_j - sum_l p_l s_l) v_j
+    scale = (p * (s - (p * s).sum(-1, keepdim=True))) @ v
+    yield Direction(graph.output_of(scale), "the scores were {} too large", "the scores were {} too small")
+    yield Direction(graph.output_of(o), "the weights were {} too large", "the weights were {} too small")
+    constant = v.mean((0, 2), keepdim=True).expand_as(o)
+    yield Direction(
+        graph.output_of(constant), "{} of the mean value were added", "{} of the mean value were subtracted"
+    )
+    yield from _keys(graph)
+    mean = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1)).to(v) @ v - o
+    yield Direction(
+        graph.output_of(mean),
+        "{} of each weight were spread evenly over the keys",
+        "{} of each weight were taken evenly from the keys",
+    )
+    signs = torch.randint(0, 2, graph.output.shape, generator=case.generator).to(graph.output) * 2 - 1
+    drawn = signs * graph.output.abs().mean()
+    yield Direction(drawn, "{} of an output of random signs were added", "{} of an output of random signs were taken")
+
+
+def _keys(graph: RoundingGraph) -> Iterator[Direction]:
+    """Yield the direction of the last allowed key lost, and of the first masked key read, where there are any."""
+    p, s, v, o, allowed = graph.weights, graph.scores, graph.value, graph.context, graph.allowed
+    place = torch.arange(allowed.shape[-1], device=allowed.device)
+    last = ((place * allowed).amax(-1, keepdim=True) == place) & allowed
+    # Without key j, o moves by -p_j (v_j - o) / (1 - p_j); a row's only key cannot be lost.
+    lost = (p * last).sum(-1, keepdim=True)
+    lost = lost.masked_fill(allowed.sum(-1, keepdim=True) < 2, 0.0)
+    change = -lost / (1 - lost) * ((last.to(v) @ v) - o)
+    yield Direction(
+        graph.output_of(change),
+        "{} of the last allowed key were lost",
+        "the last allowed key counted {} more",
+    )
+    hidden = ~allowed
+    if bool(hidden.any()):
+        first = (torch.where(hidden, place, len(place)).amin(-1, keepdim=True) == place) & hidden
+        # With key j, o moves by r (v_j - o) / (1 + r), for r = exp(s_j - log sum exp(s)).
+        top = s.masked_fill(hidden, -torch.inf).logsumexp(-1, keepdim=True)
+        read = ((s - top).exp() * first).sum(-1, keepdim=True).nan_to_num(nan=0.0, posinf=0.0)
+        change = read / (1 + read) * ((first.to(v) @ v) - o)
+        yield Direction(graph.output_of(change), "{} of a masked key were read", "{} of a masked key were subtracted")
