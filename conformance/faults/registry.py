@@ -29,6 +29,7 @@ MODULES = (
     "composition",
     "configuration",
     "decoding",
+    "directed",
     "dropout",
     "gradients",
     "heads",
