@@ -22,8 +22,8 @@ exceeded with a probability of at most 2 exp(-lambda^2 / 2), 3e-14 for lambda = 
 `com` stands for those that do not, such as averages of values with a common offset. It fails for dtypes that truncate.
 
 What is equal on paper may be stored in one of several forms: a score before or after its scaling, with or without the
-key's bias; a weight before or after the division. Each term takes the largest of them. The forms that `mha.spec.core`
-assumes not to occur are left out here too.
+key's bias; a weight before or after the division, and before or after the sum. Each term takes the largest of them. The
+forms that `mha.spec.core` assumes not to occur are left out here too.
 
 Sources: Hoeffding 1963, theorem 2; Higham and Mary 2019, A new approach to probabilistic rounding error analysis.
 """
@@ -97,21 +97,23 @@ def allowance(graph: RoundingGraph, direction: Tensor) -> Allowance:
     """
     w = direction.double().masked_fill(~graph.known, 0.0)
     gradients, variance = graph.gradients(w), graph.variance
+    g_s = gradients["score"][0]
     sd = worst = systematic = common = 0.0
     for name, place in graph.places.items():
-        g = gradients[name]
-        sd += float((g.square() * place.repeated).sum())
-        worst += float((g.abs() * place.size).sum())
-        systematic += float((g.abs() * place.own).sum())
-        common += sum(max(abs(float((g * move).sum())) for move in forms) for forms in place.moves)
+        forms = gradients[name]
+        sd += max(float((g.square() * place.repeated).sum()) for g in forms)
+        worst += max(float((g.abs() * place.size).sum()) for g in forms)
+        systematic += max(float((g.abs() * place.own).sum()) for g in forms)
+        for moves in place.moves:
+            common += max(abs(float((g * move).sum())) for g in forms for move in moves)
     # A scale is one number: its error moves all scores at once.
-    systematic += graph.tau_error * abs(float((gradients["score"] * graph.scores).sum()))
+    systematic += graph.tau_error * abs(float((g_s * graph.scores).sum()))
     return Allowance(
         size=float(w.square().sum()),
         sd=graph.store * math.sqrt(sd),
         worst=graph.store * worst,
         systematic=systematic,
         common=common,
-        second_order=float((gradients["score"].abs() * variance).sum()),
+        second_order=float((g_s.abs() * variance).sum()),
         deviation=math.sqrt(float(variance.max())) if variance.numel() else 0.0,
     )

@@ -75,8 +75,11 @@ class RoundingGraph:
         """Return what contexts (B, H, L, d_k) add to the output: W_o times them, (B, L, D)."""
         return contexts.transpose(1, 2).flatten(2) @ self.w_o.T
 
-    def gradients(self, w: Tensor) -> dict[str, Tensor]:
-        """Return d<w, y*> / dx for the numbers x of each place: the backward pass of attention, in closed form."""
+    def gradients(self, w: Tensor) -> dict[str, tuple[Tensor, ...]]:
+        """Return d<w, y*> / dx for the numbers x of each place, by name: the backward pass, in closed form.
+
+        A stored weight has two: where the sum of a row is of the stored numbers, it counts as v_j - o, else as v_j.
+        """
         heads, p = self.context.shape[1], self.weights
         # g_o = w W_o;  c_j = g_o.v_j;  g_s = p_j (c_j - g_o.o);  g_q = tau sum_j g_s k_j
         g_o = (w @ self.w_o).unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -85,15 +88,15 @@ class RoundingGraph:
         g_s = p * exponential
         shared = (self.kv_heads, heads // self.kv_heads)
         return {
-            "query": self.tau * g_s @ self.key,
-            "key": (self.tau * g_s.mT @ self.query).unflatten(1, shared).sum(2),
-            "value": (p.mT @ g_o).unflatten(1, shared).sum(2),
-            "score": g_s,
-            "exponential": exponential,
-            "sum": mean,
-            "weight": c,
-            "context": g_o,
-            "output": w,
+            "query": (self.tau * g_s @ self.key,),
+            "key": ((self.tau * g_s.mT @ self.query).unflatten(1, shared).sum(2),),
+            "value": ((p.mT @ g_o).unflatten(1, shared).sum(2),),
+            "score": (g_s,),
+            "exponential": (exponential,),
+            "sum": (mean,),
+            "weight": (c, exponential),
+            "context": (g_o,),
+            "output": (w,),
         }
 
 
@@ -251,7 +254,7 @@ class _Maker:
         if rounding.softmax_stored:
             self._stored("score", copies, (-gap, 1.0))
             self._stored("exponential", copies, (e.where(e != 1, 0.0), total))
-            self._stored("sum", _copies(total), (total, total))
+            self._stored("sum", _copies(total), (total.where(total != 1, 0.0), total))
         if rounding.scores_stored:
             others = p != 1
             self._stored("weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total))
