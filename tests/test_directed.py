@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,8 +17,10 @@ from random_problems import built, one_thread
 from torch import Tensor
 
 import variants
+from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.faults.base import Complete, implementation_of
+from mha.conformance.faults.directed import CastsTruncate, LateValuesLost, ScaleOffInHalf
 from mha.implementations import resolve
 from mha.spec import Claims, Config, Problem, Rounding, Weights, oracle
 from mha.spec.bounds import Units, units_of
@@ -374,3 +377,26 @@ def test_wide_dtypes_have_no_graph() -> None:
 def test_threshold_is_never_more_than_the_worst_case() -> None:
     part = Allowance(size=4.0, sd=1.0, worst=2.0, systematic=0.5, common=0.25, second_order=0.125, deviation=0.0)
     assert part.threshold == 2.875 < LAMBDA
+
+
+@pytest.mark.usefixtures("undiagnosed")
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (ScaleOffInHalf, r"the scores were (0\.9|1\.[01])\d% \(.*\) too large; rounding explains 0\.\d\d% at most"),
+        (CastsTruncate, r"the weights were 0\.[56]\d% \(.*\) too small; rounding explains 0\.\d\d% at most"),
+        (LateValuesLost, r"1[456](\.\d)?% \(.*\) of the mean value were subtracted"),
+    ],
+)
+def test_message_says_how_much_of_which_defect_there_is(fault: type[Complete], message: str) -> None:
+    report = check(implementation_of(fault), "quick", clauses=["NUM-7"], dtypes=["bfloat16"])
+    assert re.search(message, report.verdicts[0].message)
+
+
+def test_a_row_that_is_not_finite_fails() -> None:
+    class NanRow(Complete):
+        def merge(self, x: Tensor) -> Tensor:
+            return super().merge(x) * torch.where(torch.arange(x.shape[2]) == 3, math.nan, 1.0).to(x)[:, None]
+
+    report = check(implementation_of(NanRow), "quick", clauses=["NUM-7"], dtypes=["bfloat16"])
+    assert not report.conforms
