@@ -342,14 +342,10 @@ def test_large_scores_say_nothing(values: str) -> None:
     assert not allowance(graph, of_scale(graph)).is_informative
 
 
-def test_directions_that_rounding_could_hide_say_nothing() -> None:
-    problem = Case(n_heads=1, head_dim=2, L=2, S=2, dtype="bfloat16").problem()
+def test_small_directions_and_overflow_say_nothing() -> None:
+    problem = Case(n_heads=1, head_dim=16, B=2, L=9, S=9, dtype="float16").problem()
     graph = rounding_graph(problem, Claims())
     assert not allowance(graph, 1e-3 * single(graph, 0)).is_informative
-
-
-def test_overflow_says_nothing() -> None:
-    problem = Case(n_heads=1, head_dim=16, B=2, L=9, S=9, dtype="float16").problem()
     graph = rounding_graph(problem.change(query=2000 * problem.query, key=2000 * problem.key), Claims())
     assert not allowance(graph, graph.output).is_informative
 
