@@ -182,8 +182,8 @@ CLAUSES: tuple[Clause, ...] = (
             "instead of rounding to nearest is outside the model, and fails."
         ),
         violation=(
-            "`scores * 0.178` for 1/sqrt(32) = 0.17678: each bfloat16 output is within the bound, but together they "
-            "are as if the scores were 0.7% too large."
+            "`scores * 0.18` for 1/sqrt(32) = 0.17678: each bfloat16 output is within the bound, but together they are "
+            "as if the scores were 1.8% too large."
         ),
         fix=(
             "The message says of which defect there is how much. Look there first: the scale and constants near it, an "
