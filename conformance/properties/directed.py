@@ -89,6 +89,9 @@ class _Tested:
 
 def _expect_rounding_alone(session: Session, case: Case) -> None:
     """Expect the error of the output along each direction to be one that rounding explains."""
+    assume(
+        case.device == "cpu", "a GPU may store partial sums in half precision, which the rounding graph does not have"
+    )
     problem = case.problem()
     output, graph = session(problem).output, rounding_graph(problem, session.claims)
     finite = bool((output.tensor.isfinite() | ~graph.known).all())
