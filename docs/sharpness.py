@@ -11,6 +11,8 @@ output. The rules see the same problems and the same outputs:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
 from statistics import median
 from typing import NamedTuple
 
@@ -19,9 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
+from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.known_bad.catalogue import scores_times
+from mha.conformance.harness.known_bad.defect import KnownBad
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import properties
 from mha.spec import Claims, Expected, Problem, Rounding, oracle
 
 SEEDS = 200
+# B, H, L, S and head_dim for the directed test.
+DIRECTED = ((1, 2, 16, 16, 16), (2, 4, 33, 33, 16), (4, 4, 33, 33, 32), (4, 4, 65, 65, 32), (2, 4, 64, 64, 96))
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # The relative changes that are tried, from 1e-15 to about 10.
 CHANGES = [10 ** (-step / 4) for step in range(60, -5, -1)]
@@ -111,6 +120,29 @@ def sample_of(seed: int, dtype: str) -> Sample:
     return Sample(problem, oracle(problem, CLAIMS))
 
 
+def smallest_scale_error(case: Case) -> float:
+    """Return the smallest error of the scale, in steps of 0.1%, that NUM-7 rejects in a case."""
+    check = properties()["NUM-7"][0].function
+    for step in count(1):
+        try:
+            check(Session(KnownBad(scores_times(1 + step / 1000), Claims()), case), case)
+        except Violation:
+            return step / 1000
+    raise AssertionError
+
+
+def directed_rows() -> Iterator[str]:
+    """Yield a row for each size: the median and the largest of the smallest errors that NUM-7 rejects."""
+    for sizes in DIRECTED:
+        B, n_heads, L, S, head_dim = sizes
+        case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim)
+        cells = []
+        for dtype in ("bfloat16", "float16"):
+            found = [smallest_scale_error(replace(case, dtype=dtype, seed=seed)) for seed in range(5)]
+            cells.append(f"{100 * median(found):.1f}%, {100 * max(found):.1f}%")
+        yield f"{', '.join(map(str, sizes))} | {' | '.join(cells)}"
+
+
 def smallest_rejected(rule: Rule, defect: Defect, sample: Sample) -> float:
     """Return the smallest change from which on every larger one is rejected; infinity if the largest is accepted."""
     smallest = float("inf")
@@ -150,7 +182,7 @@ def rounded(change: float) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    """Print both tables."""
+    """Print the three tables."""
     torch.set_num_threads(1)
     print("| dtype | changed | " + " | ".join(f"{name}: median, always" for name in RULES) + " |")
     print("|---|---|" + "---|" * len(RULES))
@@ -163,6 +195,9 @@ def main() -> None:
     print(f"\n| dtype | median of error/bound | largest | correct outputs rejected, of {SEEDS} |")
     print("|---|---|---|---|")
     print("\n".join(errors))
+    print("\n| B, H, L, S, head_dim | bfloat16: median, largest | float16: median, largest |\n|---|---|---|")
+    for row in directed_rows():
+        print(f"| {row} |", flush=True)
 
 
 if __name__ == "__main__":
