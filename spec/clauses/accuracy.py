@@ -178,7 +178,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         differs=(
             "FlashAttention's own tests allow twice the largest error of plain code, which a scale that is 1% off "
-            "passes in bfloat16. Where an implementation rounds, `Claims(rounding=...)` says; one that truncates "
+            "often passes in bfloat16. Where an implementation rounds, `Claims(rounding=...)` says; one that truncates "
             "instead of rounding to nearest is outside the model, and fails."
         ),
         violation=(
