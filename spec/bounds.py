@@ -7,6 +7,7 @@ arithmetic as in Arb (Johansson 2017), with radii in float64. No constant here i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -120,6 +121,11 @@ class Ball:
         """
         mid = value.detach().double()
         return Ball(mid, torch.zeros_like(mid))
+
+    @staticmethod
+    def joined(parts: Sequence[Ball], dim: int) -> Ball:
+        """Join balls along a dimension."""
+        return Ball(torch.cat([part.mid for part in parts], dim), torch.cat([part.rad for part in parts], dim))
 
     def flatten(self, start: int, end: int = -1) -> Ball:
         """Join the dimensions from `start` to `end`."""

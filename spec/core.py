@@ -95,6 +95,11 @@ class Heads:
         """The keys in each form that gives the same weights: k, and k' if there is one."""
         return (self.key,) if self.bare_key is None else (self.key, self.bare_key)
 
+    def of_queries(self, part: slice) -> Heads:
+        """Return the same for some of the queries."""
+        bias = None if self.bias is None else self.bias[:, :, part]
+        return replace(self, query=self.query[:, :, part], allowed=self.allowed[:, :, part], bias=bias)
+
     @property
     def forbidden(self) -> Tensor:
         """Boolean (B, H, L, S): the pairs that may not attend."""

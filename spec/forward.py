@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mha.spec.bounds import Ball, Units, affine
-from mha.spec.claims import Claims
+from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
-from mha.spec.core import Heads, Precision, attend
+from mha.spec.core import CHUNK, Attended, Heads, Precision, attend
 from mha.spec.problem import Problem
 
 
@@ -74,7 +74,7 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         rounding = replace(rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2)
     precision = Precision.of(autocast or problem.query.dtype, rounding)
     heads = _project(problem, claims, precision.units, low)
-    attended = attend(heads, claims.scale_for(problem.config.head_dim), precision, claims.empty_row)
+    attended = _attend_in_blocks(heads, claims.scale_for(problem.config.head_dim), precision, claims.empty_row)
     # y = o W_o^T + b_o
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))).known()
     output = affine(context, problem.weights.w_o, problem.weights.b_o, precision.units, low)
@@ -89,6 +89,22 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         max_score=attended.max_score,
         make_row_sums=attended.make_row_sums,
         bare_key=heads.bare_key,
+    )
+
+
+def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
+    """Attend with some queries at a time, so that temporaries stay in the cache; queries do not depend on others."""
+    batch, count, queries, _ = heads.query.mid.shape
+    size = max(1, CHUNK // max(1, batch * count * heads.key.mid.shape[2]))
+    if size >= queries:
+        return attend(heads, tau, precision, empty_row)
+    blocks = [slice(start, start + size) for start in range(0, queries, size)]
+    parts = [attend(heads.of_queries(block), tau, precision, empty_row) for block in blocks]
+    return Attended(
+        weights=Ball.joined([part.weights for part in parts], 2),
+        context=Ball.joined([part.context for part in parts], 2),
+        make_row_sums=lambda: Ball.joined([part.make_row_sums() for part in parts], 2),
+        max_score=torch.cat([part.max_score for part in parts], 2),
     )
 
 
@@ -137,10 +153,7 @@ def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:
     extras += [[given.w_k.new_zeros(len(given.w_k))] * 2] if config.zero_key else []
     for pair in extras:
         rows = [split_heads(Ball.exact(row.expand(len(key.mid), 1, -1)), config) for row in pair if row is not None]
-        key, value = (
-            Ball(torch.cat([old.mid, new.mid], 2), torch.cat([old.rad, new.rad], 2))
-            for old, new in zip((key, value), rows, strict=True)
-        )
+        key, value = (Ball.joined([old, new], 2) for old, new in zip((key, value), rows, strict=True))
     grown = (0, len(extras))
     return replace(
         heads,

@@ -17,6 +17,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, oracle
 from mha.spec.bounds import Ball
+from mha.spec.claims import EmptyRow
 from mha.spec.dtypes import TRAITS
 
 CASES = 120
@@ -230,3 +231,21 @@ def test_empty_rows_are_exact(empty_row: Any) -> None:
     assert rows.mid.numel() > 0
     assert torch.allclose(rows.mid, torch.full_like(rows.mid, value), rtol=1e-15, atol=0, equal_nan=True)
     assert (rows.rad <= (1e-4 if empty_row == "uniform" else 0.0)).all()
+
+
+@pytest.mark.parametrize("empty_row", ["zeros", "uniform", "nan"])
+@pytest.mark.parametrize("mask", ["none", "full_bias", "empty_rows"])
+def test_blocks_of_queries_give_what_all_at_once_give(
+    mask: str, empty_row: EmptyRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Case(B=2, n_heads=3, L=7, S=5, head_dim=4, mask=mask, seed=1).problem()
+    claims = Claims(masks={"bool", "float"}, empty_row=empty_row)
+    whole = oracle(problem, claims)
+    monkeypatch.setattr("mha.spec.forward.CHUNK", 2 * 3 * 5 * 2)  # two queries at a time
+    parts = oracle(problem, claims)
+    for name in ("output", "weights", "context", "sums"):
+        one, other = getattr(whole, name), getattr(parts, name)
+        torch.testing.assert_close(other.mid, one.mid, rtol=1e-14, atol=1e-14, equal_nan=True)
+        torch.testing.assert_close(other.rad, one.rad, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(parts.max_score, whole.max_score, rtol=1e-14, atol=0.0)
+    assert torch.equal(parts.empty, whole.empty)
