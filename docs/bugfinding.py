@@ -75,7 +75,7 @@ def grid(space: CaseSpace) -> Iterator[Case]:
         "mode": domain.modes[:1],
         "need_weights": domain.need_weights[:1],
     }
-    bounds = {name: domain.bounds_of(name, DEFAULT.longest) for name in sizes}
+    bounds = {name: domain.size_range(name, DEFAULT.longest) for name in sizes}
     for values in product(*levels.values()):
         row = dict(zip(levels, values, strict=True))
         if all(low <= row[name] <= high for name, (low, high) in bounds.items()):

@@ -26,15 +26,15 @@ Numerical Algorithms, 2nd ed., 2002, chapter 3. The symbols are those of `mha.sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units
+from mha.spec.bounds import Ball, Units, compound
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.core import Precision, compound, normaliser_error
+from mha.spec.core import Precision, blocks_of_queries, normaliser_error
 from mha.spec.forward import Expected, oracle
 from mha.spec.problem import INPUTS, Problem
 
@@ -73,6 +73,18 @@ class _Core:
     allowed: Tensor
     drift: Tensor
 
+    def of_queries(self, part: slice) -> _Core:
+        """Return the same for some of the queries."""
+        queries = slice(None), slice(None), part
+        return replace(
+            self,
+            weights=self.weights[queries],
+            context=self.context[queries],
+            d_context=self.d_context[queries],
+            allowed=self.allowed[queries],
+            drift=self.drift[queries],
+        )
+
 
 def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expected | None = None) -> dict[str, Ball]:
     """Differentiate sum(output * upstream) with respect to the inputs, the weights and a float mask, by name.
@@ -103,7 +115,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     terms = config.d_model + config.n_heads
     d_context = _input_gradient(arriving, given.w_o, terms, config.n_heads, units)
     core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
-    d_scores = _score_gradients(core, precision)
+    d_scores = _score_gradients_in_blocks(core, precision)
     if problem.mask is not None and problem.mask.is_floating_point():
         keys = slice(problem.shape[3])
         found["mask"] = _mask_gradient(d_scores[..., keys], problem.mask, core.allowed[..., keys], units)
@@ -145,12 +157,21 @@ def _core_of(
     """Return the inputs of the backward pass of the core; extra keys are allowed to every query."""
     extended = expected.key.mid.shape[2]
     allowed = torch.nn.functional.pad(problem.allowed(claims.causal), (0, extended - problem.shape[3]), value=True)
-    weights, drift = expected.weights, normaliser_error(expected.max_score, extended, precision.softmax.accumulate)
+    u_a, merges = precision.softmax.accumulate, precision.rounding.merges
+    weights, drift = expected.weights, normaliser_error(expected.max_score, extended, u_a, merges)
     if claims.empty_row != "zeros":
         weights = Ball(weights.mid.masked_fill(~allowed, 0.0), weights.rad.masked_fill(~allowed, 0.0))
     # rad P += drift (|P| + rad P), where P is recomputed
     weights = Ball(weights.mid, weights.rad + drift * weights.size)
     return _Core(weights, expected.value, context, d_context, allowed, drift)
+
+
+def _score_gradients_in_blocks(core: _Core, precision: Precision) -> Ball:
+    """Return dS with some queries at a time, as the forward pass attends."""
+    blocks = blocks_of_queries(core.allowed.shape)
+    if len(blocks) <= 1:
+        return _score_gradients(core, precision)
+    return Ball.joined([_score_gradients(core.of_queries(block), precision) for block in blocks], 2)
 
 
 def _score_gradients(core: _Core, precision: Precision) -> Ball:

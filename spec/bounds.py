@@ -182,6 +182,27 @@ class Ball:
         return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
 
+def compound(first: Tensor, *others: Tensor | float) -> Tensor:
+    """Return the relative error of a product of factors with these relative errors: (1 + a)(1 + b)... - 1.
+
+    >>> compound(torch.tensor(0.5), 1.0)
+    tensor(2.)
+    """
+    total = first
+    for other in others:
+        total = total + other + total * other
+    return total
+
+
+def row_max(x: Tensor) -> Tensor:
+    """Return the largest number of each row, 0 where rows have no elements.
+
+    >>> row_max(torch.tensor([[1.0, 3.0], [2.0, -1.0]]))
+    tensor([3., 2.])
+    """
+    return x.amax(-1) if x.shape[-1] else x.sum(-1)
+
+
 def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False) -> Ball:
     """Return y = x W^T + b, (..., m), computed in the accumulator and stored, before the bias is added too.
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import LARGEST_LOG, Ball, Units, units_of
+from mha.spec.bounds import LARGEST_LOG, Ball, Units, compound, row_max, units_of
 from mha.spec.claims import EmptyRow, Rounding
 
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
@@ -138,7 +138,9 @@ class _Softmax:
     """The weights, and the terms of their errors, (B, H, L, S) unless another shape is given.
 
     p: the weights. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
-    excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator.
+    excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator;
+        without the error of the sum, which moves all weights of a row together, so that a context feels it whole.
+    of_sum: that error, where the sum is stored.
     least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight.
     lost: the error of a numerator that underflows. underflow: that of a weight.
     gamma: relative error of a row's sum, (B, H, L, 1). cast: u_p, that of a weight that is cast.
@@ -148,6 +150,7 @@ class _Softmax:
     p: Tensor
     w_own: Tensor
     excess: Tensor
+    of_sum: float
     least: Tensor
     spread: Tensor
     lost: Tensor
@@ -184,6 +187,16 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
         make_row_sums=lambda: _row_sums(heads, softmax, Ball(p, dp), returned, precision),
         max_score=softmax.max_score,
     )
+
+
+def blocks_of_queries(shape: torch.Size) -> list[slice]:
+    """Return slices of the queries of a tensor of the shape (B, H, L, S), whose temporaries stay in the cache.
+
+    >>> blocks_of_queries(torch.Size([2, 1, 3, 1 << 16]))
+    [slice(0, 2, None), slice(2, 4, None)]
+    """
+    size = max(1, CHUNK // max(1, shape[0] * shape[1] * shape[3]))
+    return [slice(start, start + size) for start in range(0, shape[2], size)]
 
 
 def _with_uniform_rows(heads: Heads) -> Heads:
@@ -258,6 +271,7 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     w_own = _own_error(gap, own, rounding)
     # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
+    of_sum = _stored_steps(own, rounding)
     p, upper, lower = log_p.exp(), (log_p + w).exp(), (log_p - w).exp()
     # A numerator that underflows is lost before the division, and the denominator is 1 / max_l p^+_l or more:
     # lost = (eta_a + eta_s [softmax stored]) max_l p^+_l;  p^+_j += lost, p^-_j -= lost
@@ -267,11 +281,12 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
     gamma = own.gammas(heads.allowed.sum(-1, keepdim=True).clamp(min=1).double())
     if rounding.log_normaliser:
-        gamma = gamma + normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate)
+        gamma = gamma + normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate, rounding.merges)
     return _Softmax(
         p=p,
         w_own=w_own,
-        excess=upper - p,
+        excess=(log_p + (w - of_sum)).exp() + lost - p,
+        of_sum=of_sum,
         least=least,
         # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
         spread=torch.maximum(upper / least - p, p - lower / most),
@@ -288,7 +303,8 @@ def _own_error(gap: Tensor, own: Units, rounding: Rounding) -> Tensor:
 
     The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
     key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
-    stored between them: (gap_j + 2) (u_s - u_a).
+    stored between them: (gap_j + 2) (u_s - u_a). Each further merge: another exponential, and four roundings of the
+    factor and of what it multiplies.
     """
     slope, constant = _own_rates(own, rounding)
     return slope * gap + constant
@@ -296,8 +312,13 @@ def _own_error(gap: Tensor, own: Units, rounding: Rounding) -> Tensor:
 
 def _own_rates(own: Units, rounding: Rounding) -> tuple[float, float]:
     """Return a and c of w_own_j = a gap_j + c; see `_own_error`."""
-    stored = max(own.store - own.accumulate, 0.0) if rounding.softmax_stored else 0.0
-    return 3 * own.accumulate + stored, (rounding.exp_error + 4) * own.accumulate + 2 * stored
+    stored = _stored_steps(own, rounding)
+    return 3 * own.accumulate + stored, (1 + rounding.merges) * (rounding.exp_error + 4) * own.accumulate + 2 * stored
+
+
+def _stored_steps(own: Units, rounding: Rounding) -> float:
+    """Return what storing a step of the softmax adds to its roundoff: u_s - u_a where steps are stored."""
+    return max(own.store - own.accumulate, 0.0) if rounding.softmax_stored else 0.0
 
 
 def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) -> Ball:
@@ -307,8 +328,10 @@ def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) 
     o = softmax.p @ v.mid
     # T1 = sum_j (p^+_j - p_j) |v_j - o| / sum_j p^-_j
     t1 = weighted_distance(softmax.excess, v.mid, o) / softmax.least
-    # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) 3 u_a (+) u_p) (p_j + spread_j) + eta_s + eta_a) (|v_j| + dv_j)
-    rounded = compound(gamma, gamma, 3 * u_a, softmax.cast) * (softmax.p + softmax.spread) + softmax.underflow
+    # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) 3 u_a (+) u_p (+) of_sum) (p_j + spread_j) + eta_s + eta_a)
+    #           (|v_j| + dv_j)
+    relative = compound(gamma, gamma, 3 * u_a, softmax.cast, softmax.of_sum)
+    rounded = relative * (softmax.p + softmax.spread) + softmax.underflow
     # B_o = T1 + T2 + T3 + sum_j (p_j + dp_j) dv_j + n eta_a, then stored: + u_s (|o| + B_o) + eta_s
     radius = t1 + rounded @ v.size + (softmax.p + dp) @ v.rad
     n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
@@ -338,39 +361,19 @@ def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor |
     return Ball(weights.mid.sum(-1), unknown.masked_fill(heads.empty.squeeze(-1), 0.0))
 
 
-def compound(first: Tensor, *others: Tensor | float) -> Tensor:
-    """Return the relative error of a product of factors with these relative errors: (1 + a)(1 + b)... - 1.
-
-    >>> compound(torch.tensor(0.5), 1.0)
-    tensor(2.)
-    """
-    total = first
-    for other in others:
-        total = total + other + total * other
-    return total
-
-
-def normaliser_error(max_score: Tensor, keys: int, u_a: float) -> Tensor:
+def normaliser_error(max_score: Tensor, keys: int, u_a: float, merges: int = 0) -> Tensor:
     """Return the relative error that all weights of a row share, (B, H, L, 1), where they are exp(s_j - z).
 
     z = log sum_j exp(s_j) is rounded once more, after a sum, two changes of base, and a logarithm of at most the number
-    of keys within 2 ulp; where parts of a row are joined, each has its own z. max_score: as in `Attended`.
+    of keys within 2 ulp; where parts of a row are joined, each has its own z, and each further merge makes another.
+    max_score: as in `Attended`. merges: as in `Rounding`.
 
     >>> f"{float(normaliser_error(torch.tensor([10.0]), 1024, 2.0**-24)):.1e}"
     '5.9e-06'
     """
-    # exp((3 max |m| + 10 log max(2, S)) u_a) - 1
-    steps = (3 * max_score + 10 * math.log(max(2, keys))) * u_a
+    # exp((1 + merges) (3 max |m| + 10 log max(2, S)) u_a) - 1
+    steps = (1 + merges) * (3 * max_score + 10 * math.log(max(2, keys))) * u_a
     return steps.clamp(max=LARGEST_LOG).expm1().unsqueeze(-1)
-
-
-def row_max(x: Tensor) -> Tensor:
-    """Return the largest number of each row, 0 where rows have no elements.
-
-    >>> row_max(torch.tensor([[1.0, 3.0], [2.0, -1.0]]))
-    tensor([3., 2.])
-    """
-    return x.amax(-1) if x.shape[-1] else x.sum(-1)
 
 
 def weighted_distance(excess: Tensor, value: Tensor, context: Tensor) -> Tensor:

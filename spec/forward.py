@@ -16,7 +16,7 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units, affine
 from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
-from mha.spec.core import CHUNK, Attended, Heads, Precision, attend
+from mha.spec.core import Attended, Heads, Precision, attend, blocks_of_queries
 from mha.spec.problem import Problem
 
 
@@ -94,11 +94,9 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
 
 def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
     """Attend with some queries at a time, so that temporaries stay in the cache; queries do not depend on others."""
-    batch, count, queries, _ = heads.query.mid.shape
-    size = max(1, CHUNK // max(1, batch * count * heads.key.mid.shape[2]))
-    if size >= queries:
+    blocks = blocks_of_queries(heads.allowed.shape)
+    if len(blocks) <= 1:
         return attend(heads, tau, precision, empty_row)
-    blocks = [slice(start, start + size) for start in range(0, queries, size)]
     parts = [attend(heads.of_queries(block), tau, precision, empty_row) for block in blocks]
     return Attended(
         weights=Ball.joined([part.weights for part in parts], 2),

@@ -122,8 +122,8 @@ class _HalvesStrided(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return ctx.factor * gradient
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.factor * gradients[0]
 
 
 class HalfGradientsOfStrided(faults.Complete):

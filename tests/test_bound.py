@@ -15,7 +15,7 @@ from random_problems import IMPLEMENTATIONS, MUST_EXCEED, built, moderate_proble
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, oracle
+from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
 from mha.spec.bounds import Ball
 from mha.spec.claims import EmptyRow
 from mha.spec.dtypes import TRAITS
@@ -240,9 +240,14 @@ def test_blocks_of_queries_give_what_all_at_once_give(
 ) -> None:
     problem = Case(B=2, n_heads=3, L=7, S=5, head_dim=4, mask=mask, seed=1).problem()
     claims = Claims(masks={"bool", "float"}, empty_row=empty_row)
-    whole = oracle(problem, claims)
-    monkeypatch.setattr("mha.spec.forward.CHUNK", 2 * 3 * 5 * 2)  # two queries at a time
+    upstream = torch.ones_like(problem.query)
+    whole, whole_gradients = oracle(problem, claims), gradients(problem, claims, upstream)
+    monkeypatch.setattr("mha.spec.core.CHUNK", 2 * 3 * 5 * 2)  # two queries at a time
     parts = oracle(problem, claims)
+    for name, gradient in gradients(problem, claims, upstream).items():
+        one = whole_gradients[name]
+        torch.testing.assert_close(gradient.mid, one.mid, rtol=1e-13, atol=1e-13, equal_nan=True)
+        torch.testing.assert_close(gradient.rad, one.rad, rtol=1e-12, atol=0.0, equal_nan=True)
     for name in ("output", "weights", "context", "sums"):
         one, other = getattr(whole, name), getattr(parts, name)
         torch.testing.assert_close(other.mid, one.mid, rtol=1e-14, atol=1e-14, equal_nan=True)

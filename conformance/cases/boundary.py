@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import astuple, fields, replace
 from functools import lru_cache
-from itertools import combinations, islice, product
+from itertools import combinations
 from math import prod
 from typing import Any
 
-from allpairspy import AllPairs
-
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import SIZES, TILE_EDGES, CaseSpace, Domain
+from mha.conformance.cases.domain import SIZES, TILE_EDGES, CaseSpace
 
 Levels = tuple[tuple[str, tuple[Any, ...]], ...]
 NO_LIMIT = 1 << 16
+NAMES = [field.name for field in fields(Case) if field.name != "seed"]
 # So many rows are made in any case, which leaves every tile edge its turn.
 LEAST = 48
 
@@ -24,14 +23,13 @@ LEAST = 48
 def boundary_cases(space: CaseSpace, most: int = NO_LIMIT) -> list[Case]:
     """Return cases that cover every two levels of any two fields, sorted by size, then by the values of the fields.
 
-    The lengths beside tile edges take turns as the one level that stands for them all.
     most: how many of them are tried. There may be more, but no more than hold nearly all that so many can cover.
     """
-    domain, levels = space.domain, space.domain.levels(space.longest)
-    rows = pairwise_rows(tuple(levels.items()), domain.volume, max(LEAST, 2 * most))
-    turns = {name: deque(domain.tile_edges(space.longest)) for name in ("L", "S")}
-    cases = [space.case({**_with_tile_edges(domain, dict(row), turns), "seed": seed}) for seed, row in enumerate(rows)]
-    return sorted(cases, key=_order)
+    levels = space.domain.levels(space.longest)
+    rows = [dict(row) for row in pairwise_rows(tuple(levels.items()), space.domain.volume, max(LEAST, 2 * most))]
+    for name in ("L", "S"):
+        _spread_tile_edges(space, rows, name)
+    return sorted((space.case({**row, "seed": seed}) for seed, row in enumerate(rows)), key=_order)
 
 
 def _order(case: Case) -> tuple[Any, ...]:
@@ -47,8 +45,8 @@ def varied(cases: list[Case], most: int) -> list[Case]:
     """
     if len(cases) <= most:
         return cases
-    names = [field.name for field in fields(Case) if field.name != "seed"]
-    rows = [[(name, getattr(case, name)) for name in names] for case in cases]
+    differ = [name for name in NAMES if len({getattr(case, name) for case in cases}) > 1]
+    rows = [[(name, getattr(case, name)) for name in differ] for case in cases]
     levels = _Novelty(rows)
     pairs = _Novelty(combinations(row, 2) for row in rows)
     chosen, left = list[int](), list(range(len(cases)))
@@ -82,42 +80,95 @@ class _Novelty:
                 self.count[other] -= 1
 
 
-def _with_tile_edges(domain: Domain, row: dict[str, Any], turns: dict[str, deque[int]]) -> dict[str, Any]:
-    """Replace a length that stands for all tile edges by the next one that keeps the case small enough."""
-    for name, edges in turns.items():
-        if edges and row[name] == TILE_EDGES[0]:
-            others = prod(row[size] for size in SIZES if size != name)
-            length = next((edge for edge in edges if edge * others <= domain.volume), TILE_EDGES[0])
-            row[name] = length
-            edges.remove(length)
-            edges.append(length)
-    return row
+def _spread_tile_edges(space: CaseSpace, rows: list[dict[str, Any]], name: str) -> None:
+    """Let each tile edge have its turn as the length that stands for all of them, the longest where there is most room.
+
+    Rows are added for those that remain. name: of the length, "L" or "S".
+    """
+    turns = deque(sorted(space.domain.tile_edges(space.longest), reverse=True))
+    by_room = sorted(rows, key=lambda row: prod(row[size] for size in SIZES if size != name))
+    for row in (row for row in by_room if row[name] in turns):
+        row[name] = next((edge for edge in turns if _takes(space, row, name, edge)), TILE_EDGES[0])
+        turns.remove(row[name])
+        turns.append(row[name])
+    for edge in sorted(set(turns).difference(row[name] for row in rows)):
+        rows += [row | {name: edge} for row in by_room if _takes(space, row, name, edge)][:1]
+
+
+def _takes(space: CaseSpace, row: dict[str, Any], name: str, edge: int) -> bool:
+    """Return whether the case of a row can have a length, and all of it is seen."""
+    row = row | {name: edge, "seed": 0}
+    fits, case = prod(row[size] for size in SIZES) <= space.domain.volume, space.case(row)
+    hidden = name == "S" and case.causal and case.alignment == "top_left" and edge > case.L
+    return fits and not hidden and getattr(case, name) >= edge
 
 
 @lru_cache(maxsize=1 << 12)
 def pairwise_rows(levels: Levels, volume: float, most: int = NO_LIMIT) -> list[tuple[tuple[str, Any], ...]]:
     """Return rows of (field, level) that cover every two levels of any two fields, those first that cover most.
 
-    levels: of each field, the sizes first. volume: the largest product of the sizes of a row. most: rows at most.
+    levels: of each field. volume: the largest product of the sizes of a row. most: rows at most.
     """
-    names, columns = zip(*levels, strict=True)
-    sizes = sum(name in SIZES for name in names)
-    combined = AllPairs([list(column) for column in columns], filter_func=lambda row: prod(row[:sizes]) <= volume)
-    rows = [dict(zip(names, row, strict=True)) for row in islice(combined, most)]
-    if len(rows) < most:
-        rows += _rows_of_missing_pairs(levels, volume, rows)
-    return [tuple(row.items()) for row in rows[:most]]
+    pairs, rows = _Pairs(levels, volume), list[tuple[tuple[str, Any], ...]]()
+    while len(rows) < most and (pair := pairs.next()):
+        if pairs.fits(pair):
+            rows.append(pairs.row_with(pair))
+    return rows
 
 
-def _rows_of_missing_pairs(levels: Levels, volume: float, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows for the few pairs that AllPairs misses where it may not combine all sizes."""
-    covered = {pair for row in rows for pair in combinations(row.items(), 2)}
-    simplest = {name: min(column) if name in SIZES else column[0] for name, column in levels}
-    more = []
-    for (one, column), (other, others) in combinations(levels, 2):
-        for pair in product(((one, level) for level in column), ((other, level) for level in others)):
-            row = simplest | dict(pair)
-            if pair not in covered and prod(row[size] for size in SIZES) <= volume:
-                more.append(row)
-                covered |= set(combinations(row.items(), 2))
-    return more
+class _Pairs:
+    """The pairs of levels that no row has yet.
+
+    nodes: (number of the field, level), for each level of each field. missing: for each node, the bits of those that
+    it has not met. used: how many rows have it.
+    """
+
+    def __init__(self, levels: Levels, volume: float) -> None:
+        self.levels, self.volume = levels, volume
+        self.nodes = [(field, level) for field, (_, column) in enumerate(levels) for level in column]
+        self.of_field = [[n for n, (own, _) in enumerate(self.nodes) if own == field] for field in range(len(levels))]
+        others = [(1 << len(self.nodes)) - 1 - _bits(own) for own in self.of_field]
+        self.missing = [others[field] for field, _ in self.nodes]
+        self.used = [0] * len(self.nodes)
+        self.least = {field: min(column) for field, (name, column) in enumerate(levels) if name in SIZES}
+
+    def next(self) -> dict[int, int]:
+        """Return a pair of nodes by their fields, and strike it out; empty if none is left."""
+        one = max(range(len(self.nodes)), key=self._left)
+        if not self.missing[one]:
+            return {}
+        other = max((n for n in range(len(self.nodes)) if self.missing[one] >> n & 1), key=self._left)
+        self._strike_out((one, other))
+        return {self.nodes[n][0]: n for n in (one, other)}
+
+    def fits(self, chosen: Mapping[int, int]) -> bool:
+        """Return whether these nodes, and the smallest sizes beside them, are within the volume."""
+        sizes = self.least | {field: self.nodes[n][1] for field, n in chosen.items() if field in self.least}
+        return bool(prod(sizes.values()) <= self.volume)
+
+    def row_with(self, chosen: dict[int, int]) -> tuple[tuple[str, Any], ...]:
+        """Return the row that adds to these nodes, field by field, the one that it has most missing pairs with.
+
+        Where they are as many, it is the one that fewer rows have, so that few rows are all simplest levels.
+        """
+        for field, nodes in enumerate(self.of_field):
+            if field not in chosen:
+                bits = _bits(chosen.values())
+                possible = [n for n in nodes if field not in self.least or self.fits(chosen | {field: n})]
+                best = max(possible, key=lambda n: ((self.missing[n] & bits).bit_count(), -self.used[n]))
+                chosen = chosen | {field: best}
+        self._strike_out(chosen.values())
+        for node in chosen.values():
+            self.used[node] += 1
+        return tuple((name, self.nodes[chosen[field]][1]) for field, (name, _) in enumerate(self.levels))
+
+    def _left(self, node: int) -> int:
+        return self.missing[node].bit_count()
+
+    def _strike_out(self, nodes: Collection[int]) -> None:
+        for node in nodes:
+            self.missing[node] &= ~_bits(nodes)
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << number for number in numbers)

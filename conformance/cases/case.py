@@ -41,6 +41,7 @@ class Case:
     values: the distribution of the numbers, see `mha.conformance.cases.values`.
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights: whether the call asks for the weights.
+    ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
     seed: of all random numbers.
 
     >>> Case(L=2, values="large").problem().query.shape
@@ -66,6 +67,7 @@ class Case:
     seed: int = 0
     mask_axes: str = "BHLS"
     additive: bool = False
+    ranks: int = 0
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))

@@ -57,7 +57,7 @@ TILE_EDGES = (17, 16, 33, 65, 129, 257, 513)
 # The inputs that may stand in for those of a domain, nearest first, by the claim of cross-attention.
 CLAIMED_INPUTS: dict[bool | str, tuple[str, ...]] = {True: INPUTS, "memory": ("memory", "self"), False: ("self",)}
 # The claims that levels of a field need, where they have another name.
-CLAIM_OF = {"inputs": "cross_attention", "need_weights": "returns_weights"}
+CLAIM_OF = {"inputs": "cross_attention", "need_weights": "returns_weights", "ranks": "world_sizes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,7 @@ class Domain:
     bias: the values of `Config.bias`: False, True for any bias, or the projection that must have one.
     square: L = S in every case.
     passes: the forms of mask, "bool" or "float", that the property itself makes.
+    ranks: the numbers of ranks, as far as the profile takes them; 0 for no sharding.
     dtypes: the only dtypes that the property is about; all if empty.
     scale: "small"; "wide", with the levels in `sizes` whatever min_... and max_... are; or "long", where S is
         the profile's `long_rows`, or a fraction of it.
@@ -93,6 +94,7 @@ class Domain:
     need_weights: tuple[bool, ...] = (False, True)
     bias: tuple[bool | str, ...] = (True, False)
     passes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = (0,)
     dtypes: tuple[str, ...] = ()
     scale: Literal["small", "wide", "long"] = "small"
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: WIDE_SIZES, hash=False)
@@ -123,11 +125,16 @@ class Domain:
             "inputs": self._inputs(claims),
             "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
+            "ranks": tuple(ranks for ranks in self.ranks if not ranks or ranks in claims.world_sizes),
         }
         for name, levels in kept.items():
             if not levels:
                 return f"needs the claim {CLAIM_OF.get(name, name)}"
         return replace(self, **kept)
+
+    def up_to(self, ranks: int) -> Domain:
+        """Return the domain without the cases on more ranks than that, unless there are no others."""
+        return replace(self, ranks=tuple(each for each in self.ranks if each <= ranks) or self.ranks[:1])
 
     def _missing(self, claims: Claims) -> str:
         """Return which claim the property needs in every case, in words; empty if nothing is missing."""
@@ -222,6 +229,8 @@ class Domain:
             "values": self.values,
             "mode": self.modes,
             "need_weights": self.need_weights,
+            # Properties without ranks keep their cases.
+            **({"ranks": self.ranks} if self.ranks != (0,) else {}),
         }
 
     def _size_levels(self, longest: int) -> dict[str, tuple[int, ...]]:

@@ -90,8 +90,10 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
 
 
 def _padding(shape: Shape, causal: Alignment | None, generator: torch.Generator) -> Tensor:
-    keys = shape[-1]
+    batch, keys = shape[0], shape[-1]
     lengths = torch.randint(1, keys + 1, (*shape[:-1], 1), generator=generator)
+    if batch > 1:  # a batch is as long as its longest item
+        lengths[torch.randint(batch, (1,), generator=generator)] = keys
     allowed = torch.arange(keys) < lengths
     left = torch.randint(2, lengths.shape, generator=generator) == 1
     return torch.where(left, allowed.flip(-1), allowed) if causal is None else allowed

@@ -61,9 +61,9 @@ def _offset(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source:
 def _low(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:
     """All scores of a row close to one another, and below the finite numbers that masked scores are usually set to."""
     far = min(source.far, 384.0)
-    named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": _copying(weights.w_k)}
+    named = dict(weights.named()) | {"w_q": _copying(weights.w_q), "w_k": -_copying(weights.w_k)}
     named |= {name: named[name] * 0 for name in ("b_q", "b_k") if name in named}
-    return Weights(**named), torch.full_like(query, far), (8 * key).round() / 4096 - far, value
+    return Weights(**named), (8 * query).round() / 4096 + far, (8 * key).round() / 4096 + far, value
 
 
 def _duplicates(weights: Weights, query: Tensor, key: Tensor, value: Tensor, source: Source) -> Made:

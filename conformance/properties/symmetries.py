@@ -195,7 +195,11 @@ def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
     """The query may be a part of the keys and values, or these a part of the query: a class token is the usual case."""
     problem = case.problem()
     part = (
-        {"query": problem.key[:, :1].expand(-1, case.L, -1) if case.seed % 2 else problem.key[:, : case.L]}
+        {
+            "query": problem.key[:, :1].expand(-1, case.L, -1)
+            if case.seed % 2 or case.L == case.S
+            else problem.key[:, : case.L]
+        }
         if case.L <= case.S
         else dict.fromkeys(("key", "value"), problem.query[:, : case.S])
     )

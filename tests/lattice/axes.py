@@ -225,8 +225,7 @@ def points(count: int = 400) -> tuple[Point, ...]:
     """Return the points of the lattice, always the same.
 
     They are chosen one by one: of several random points that combine the next pair of values that no point combines,
-    the one with the most such pairs. Once each pair is combined, the next round begins. `allpairspy` does not
-    finish under so many rules.
+    the one with the most such pairs. Once each pair is combined, the next round begins.
     """
     generator, found = random.Random(0), dict[Point, None]()
     wanted = dict.fromkeys(possible_pairs())

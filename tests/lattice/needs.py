@@ -64,7 +64,7 @@ NEEDS: dict[str, Need] = {
     "PTH-5": _never,
     "EQV-2": _plain,
     "EQV-8": _cross,
-    **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "GRD-2"), _never),
+    **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "NUM-7", "GRD-2", "GRD-8"), _never),
     "GRD-3": _masked,
     "GRD-6": lambda point: point.mask == "additive" and not point.split,
     "GRD-7": lambda point: _has_bias(point, "k"),
@@ -72,6 +72,7 @@ NEEDS: dict[str, Need] = {
     **dict.fromkeys(("DRP-1", "DRP-2", "DRP-3"), _dropout),
     "DRP-4": lambda point: _dropout(point) and _per_head_weights(point),
     **dict.fromkeys(("CMP-1", "CMP-2", "CMP-3", "CMP-4", "INC-1", "XAT-1"), _never),
+    **{clause: _never for clause in CLAUSES if clause.startswith("DST-")},
     "GQA-1": lambda point: point.heads == "grouped",
 }
 
