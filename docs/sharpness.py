@@ -27,6 +27,9 @@ from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.spec import Claims, Expected, Problem, Rounding, oracle
+from mha.spec.directed_gradients import allowance_of_gradients
+from mha.spec.gradient_graph import gradient_graph
+from mha.spec.problem import INPUTS
 
 SEEDS = 200
 # B, H, L, S and head_dim for the directed test.
@@ -143,6 +146,25 @@ def directed_rows() -> Iterator[str]:
         yield f"{', '.join(map(str, sizes))} | {' | '.join(cells)}"
 
 
+def gradient_rows() -> Iterator[str]:
+    """Yield a row for each size: how much of the gradients of query, key and value rounding explains, by GRD-8."""
+    for sizes in DIRECTED:
+        B, n_heads, L, S, head_dim = sizes
+        cells = []
+        for dtype in ("bfloat16", "float16"):
+            shares: dict[str, list[float]] = {name: [] for name in INPUTS}
+            for seed in range(5):
+                case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim, dtype=dtype, seed=seed)
+                problem = case.problem()
+                upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query)
+                graph = gradient_graph(problem, CLAIMS, upstream)
+                for name in INPUTS:
+                    part = allowance_of_gradients(graph, {name: graph.exact[name]})
+                    shares[name].append(part.threshold / part.size)
+            cells.append(", ".join(f"{100 * median(shares[name]):.1f}%" for name in INPUTS))
+        yield f"{', '.join(map(str, sizes))} | {' | '.join(cells)}"
+
+
 def smallest_rejected(rule: Rule, defect: Defect, sample: Sample) -> float:
     """Return the smallest change from which on every larger one is rejected; infinity if the largest is accepted."""
     smallest = float("inf")
@@ -182,7 +204,7 @@ def rounded(change: float) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    """Print the three tables."""
+    """Print the four tables."""
     torch.set_num_threads(1)
     print("| dtype | changed | " + " | ".join(f"{name}: median, always" for name in RULES) + " |")
     print("|---|---|" + "---|" * len(RULES))
@@ -197,6 +219,9 @@ def main() -> None:
     print("\n".join(errors))
     print("\n| B, H, L, S, head_dim | bfloat16: median, largest | float16: median, largest |\n|---|---|---|")
     for row in directed_rows():
+        print(f"| {row} |", flush=True)
+    print("\n| B, H, L, S, head_dim | bfloat16: query, key, value | float16: query, key, value |\n|---|---|---|")
+    for row in gradient_rows():
         print(f"| {row} |", flush=True)
 
 

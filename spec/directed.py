@@ -31,11 +31,12 @@ Sources: Hoeffding 1963, theorem 2; Higham and Mary 2019, A new approach to prob
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from mha.spec.rounding_graph import RoundingGraph
+from mha.spec.rounding_graph import Place, RoundingGraph, Uses
 
 # Standard deviations: 2 exp(-LAMBDA^2 / 2) is the probability of a false alarm, 3e-14.
 LAMBDA = 8.0
@@ -75,7 +76,8 @@ class Allowance:
 
     def share(self, projection: float) -> tuple[float, float, float]:
         """Return how much of the defect <w, y - y*> amounts to, and the least and the most that rounding leaves."""
-        return tuple((projection + side * self.threshold) / self.size for side in (0, -1, 1))  # type: ignore[return-value]
+        most = self.threshold
+        return projection / self.size, (projection - most) / self.size, (projection + most) / self.size
 
 
 def projection(graph: RoundingGraph, result: Tensor, direction: Tensor) -> float:
@@ -97,23 +99,47 @@ def allowance(graph: RoundingGraph, direction: Tensor) -> Allowance:
     """
     w = direction.double().masked_fill(~graph.known, 0.0)
     gradients, variance = graph.gradients(w), graph.variance
-    g_s = gradients["score"][0]
-    sd = worst = systematic = common = 0.0
-    for name, place in graph.places.items():
-        forms = gradients[name]
-        sd += max(float((g.square() * place.repeated).sum()) for g in forms)
-        worst += max(float((g.abs() * place.size).sum()) for g in forms)
-        systematic += max(float((g.abs() * place.own).sum()) for g in forms)
-        for moves in place.moves:
-            common += max(abs(float((g * move).sum())) for g in forms for move in moves)
-    # A scale is one number: its error moves all scores at once.
-    systematic += graph.tau_error * abs(float((g_s * graph.scores).sum()))
-    return Allowance(
+    g_s = gradients["score"][0][0]
+    return explained(
+        graph.places,
+        gradients,
         size=float(w.square().sum()),
-        sd=graph.store * math.sqrt(sd),
-        worst=graph.store * worst,
-        systematic=systematic,
-        common=common,
+        store=graph.store,
+        # A scale is one number: its error moves all scores at once.
+        of_scale=graph.tau_error * abs(float((g_s * graph.scores).sum())),
         second_order=float((g_s.abs() * variance).sum()),
         deviation=math.sqrt(float(variance.max())) if variance.numel() else 0.0,
+    )
+
+
+def explained(  # noqa: PLR0913  the terms, by name
+    places: Mapping[str, Place],
+    gradients: Mapping[str, Uses],
+    *,
+    size: float,
+    store: float,
+    of_scale: float,
+    second_order: float,
+    deviation: float,
+) -> Allowance:
+    """Return the allowance of places and of d<w, y*> / dx for each; of_scale: the part of sys that a scale makes.
+
+    Uses of a number may round together or on their own, so their deviations are added up, not their squares.
+    """
+    square = worst = systematic = common = 0.0
+    for name, place in places.items():
+        uses = gradients[name]
+        square += sum(max(float((g.square() * place.repeated).sum()) for g in forms) ** 0.5 for forms in uses) ** 2
+        worst += sum(max(float((g.abs() * place.size).sum()) for g in forms) for forms in uses)
+        systematic += sum(max(float((g.abs() * place.own).sum()) for g in forms) for forms in uses)
+        for moves in place.moves:
+            common += sum(max(abs(float((g * move).sum())) for g in forms for move in moves) for forms in uses)
+    return Allowance(
+        size=size,
+        sd=store * math.sqrt(square),
+        worst=store * worst,
+        systematic=systematic + of_scale,
+        common=common,
+        second_order=second_order,
+        deviation=deviation,
     )

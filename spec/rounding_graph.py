@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.spec.bounds import units_of
+from mha.spec.bounds import row_max, units_of
 from mha.spec.claims import Claims
-from mha.spec.core import normaliser_error, row_max
+from mha.spec.core import normaliser_error
 from mha.spec.dtypes import traits_of
 from mha.spec.problem import Problem
 
@@ -40,6 +40,26 @@ class Place:
     repeated: Tensor | float = 0.0
     own: Tensor | float = 0.0
     moves: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    def store(self, dtype: torch.dtype, copies: Tensor, *forms: tuple[Tensor, float | Tensor], times: int = 1) -> None:
+        """Note that x is stored in one of several forms, each with its factor: x is the number of the place times that.
+
+        times: how many stores there are, each of a number as large as x.
+        """
+        units, least = units_of(dtype), 2 * torch.finfo(dtype).tiny
+        size = torch.stack([(x / factor).abs() for x, factor in forms]).amax(0)
+        # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
+        eta = units.subnormal + units.flush
+        lost = [(eta * (x.abs() < least) / factor).abs() for x, factor in forms]
+        self.size, self.square = self.size + times * size, self.square + times * size.square()
+        self.repeated = self.repeated + times * copies * size.square()
+        self.own = self.own + times * torch.stack(lost).amax(0)
+        moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
+        self.moves += [moves] * times
+
+
+# d<w, y*> / dx of a place: a tensor for each use of the numbers, in each form that may be the one.
+Uses = tuple[tuple[Tensor, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +95,7 @@ class RoundingGraph:
         """Return what contexts (B, H, L, d_k) add to the output: W_o times them, (B, L, D)."""
         return contexts.transpose(1, 2).flatten(2) @ self.w_o.T
 
-    def gradients(self, w: Tensor) -> dict[str, tuple[Tensor, ...]]:
+    def gradients(self, w: Tensor) -> dict[str, Uses]:
         """Return d<w, y*> / dx for the numbers x of each place, by name: the backward pass, in closed form.
 
         A stored weight has two: where the sum of a row is of the stored numbers, it counts as v_j - o, else as v_j.
@@ -88,15 +108,15 @@ class RoundingGraph:
         g_s = p * exponential
         shared = (self.kv_heads, heads // self.kv_heads)
         return {
-            "query": (self.tau * g_s @ self.key,),
-            "key": ((self.tau * g_s.mT @ self.query).unflatten(1, shared).sum(2),),
-            "value": ((p.mT @ g_o).unflatten(1, shared).sum(2),),
-            "score": (g_s,),
-            "exponential": (exponential,),
-            "sum": (mean,),
-            "weight": (c, exponential),
-            "context": (g_o,),
-            "output": (w,),
+            "query": ((self.tau * g_s @ self.key,),),
+            "key": (((self.tau * g_s.mT @ self.query).unflatten(1, shared).sum(2),),),
+            "value": (((p.mT @ g_o).unflatten(1, shared).sum(2),),),
+            "score": ((g_s,),),
+            "exponential": ((exponential,),),
+            "sum": ((mean,),),
+            "weight": ((c, exponential),),
+            "context": ((g_o,),),
+            "output": ((w,),),
         }
 
 
@@ -153,18 +173,8 @@ class _Maker:
         )
 
     def _stored(self, name: str, copies: Tensor, *forms: tuple[Tensor, float | Tensor]) -> None:
-        """Note a store of x in one of several forms, each with its factor: x is the number of the place times that."""
-        place, units = self.places[name], self.units
-        least = 2 * torch.finfo(self.dtype).tiny
-        sizes = [(x / factor).abs() for x, factor in forms]
-        size = torch.stack(sizes).amax(0)
-        # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
-        eta = units.subnormal + units.flush
-        lost = [(eta * (x.abs() < least) / factor).abs() for x, factor in forms]
-        place.size, place.square = place.size + size, place.square + size.square()
-        place.repeated = place.repeated + copies * size.square()
-        place.own = place.own + torch.stack(lost).amax(0)
-        place.moves.append(tuple((x.to(self.dtype).double() - x) / factor for x, factor in forms))
+        """Note a store; see `Place.store`."""
+        self.places[name].store(self.dtype, copies, *forms)
 
     def _linear(self, name: str, x: Tensor, role: str, grow: int = 0) -> tuple[Tensor, Tensor]:
         """Return x W^T + b and x W^T, stored before and after the bias; in heads, if not "o".
@@ -183,7 +193,7 @@ class _Maker:
         product, size = x @ matrix.T, x.abs() @ matrix.abs().T
         shift = torch.zeros(len(matrix), dtype=x.dtype, device=x.device) if bias is None else bias.detach().double()
         y, bare = arrange(product + shift), arrange(product)
-        copies = _copies(bare)
+        copies = copies_of(bare)
         self._stored(name, copies, (bare, 1.0))
         if bias is not None:
             self._stored(name, copies, (y, 1.0))
@@ -213,13 +223,13 @@ class _Maker:
         """Note that queries or keys are stored once scaled, by the scale or by its root."""
         if self.rounding.scaling_roundings:
             factors = (self.tau, math.sqrt(abs(self.tau)))
-            self._stored(name, _copies(forms[0]), *((factor * x, factor) for x in forms for factor in factors))
+            self._stored(name, copies_of(forms[0]), *((factor * x, factor) for x in forms for factor in factors))
 
     def _scores(self, query: Tensor, keys: tuple[Tensor, Tensor]) -> Tensor:
         """Return tau q.k; both the product and the scaled product may be stored."""
         both = [self.tau * query @ key.mT for key in keys]
         if self.rounding.scores_stored:
-            copies, scaled = _copies(both[0]), [(s, 1.0) for s in both]
+            copies, scaled = copies_of(both[0]), [(s, 1.0) for s in both]
             self._stored("score", copies, *scaled, *((s / self.tau, 1 / self.tau) for s in both))
             self._stored("score", copies, *scaled)
         size = torch.stack([query.abs() @ key.abs().mT for key in keys]).amax(0)
@@ -237,8 +247,8 @@ class _Maker:
             self.places["score"].own += self.units.accumulate * (scores.abs() + 2 * bias.abs())
             if self.rounding.scores_stored:
                 stored = bias.to(self.dtype).double() != bias
-                self._stored("score", _copies(bias), (bias.where(stored, 0.0), 1.0))
-                self._stored("score", _copies(scores), (scores, 1.0))
+                self._stored("score", copies_of(bias), (bias.where(stored, 0.0), 1.0))
+                self._stored("score", copies_of(scores), (scores, 1.0))
         return scores.masked_fill(~allowed, -math.inf).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
     def _softmax(self, scores: Tensor, masked: Tensor, allowed: Tensor) -> Tensor:
@@ -248,13 +258,13 @@ class _Maker:
         e = (-gap).exp().masked_fill(~allowed, 0.0)
         total = e.sum(-1, keepdim=True).clamp(min=1.0)
         p = e / total
-        self.places["score"].own += 3 * u_a * gap + (rounding.exp_error + 4) * u_a
+        self.places["score"].own += 3 * u_a * gap + (1 + rounding.merges) * (rounding.exp_error + 4) * u_a
         # The largest exponential of a row is 1 and the weight of an only key is 1, without rounding.
-        copies = torch.where(e == 1, _copies(p), torch.maximum(_copies(p), _copies(e)))
+        copies = torch.where(e == 1, copies_of(p), torch.maximum(copies_of(p), copies_of(e)))
         if rounding.softmax_stored:
             self._stored("score", copies, (-gap, 1.0))
             self._stored("exponential", copies, (e.where(e != 1, 0.0), total))
-            self._stored("sum", _copies(total), (total.where(total != 1, 0.0), total))
+            self._stored("sum", copies_of(total), (total.where(total != 1, 0.0), total))
         if rounding.scores_stored:
             others = p != 1
             self._stored("weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total))
@@ -265,10 +275,11 @@ class _Maker:
         context, place = p @ value, self.places["context"]
         gamma = self.units.gammas(allowed.sum(-1, keepdim=True).clamp(min=1).double())
         if self.rounding.log_normaliser:
-            gamma = gamma + normaliser_error(self.largest, value.shape[2], self.units.accumulate)
+            u_a, merges = self.units.accumulate, self.rounding.merges
+            gamma = gamma + normaliser_error(self.largest, value.shape[2], u_a, merges)
         # (2 gamma(n) + 4 u_a) sum_j p_j |v_j|
         place.own += (2 * gamma + 4 * self.units.accumulate) * (p @ value.abs())
-        self._stored("context", _copies(context), (context, 1.0))
+        self._stored("context", copies_of(context), (context, 1.0))
         return context
 
     def _variance(self, query: Tensor, key: Tensor, repeats: int) -> Tensor:
@@ -289,7 +300,7 @@ class _Maker:
         return float((scale.to(self.dtype).double() / scale - 1).abs().max())
 
 
-def _copies(x: Tensor) -> Tensor:
+def copies_of(x: Tensor) -> Tensor:
     """Return how many of the numbers are equal to each one but for the sign, the oracle's rounding aside."""
     digits = x.abs().flatten().view(torch.int64) >> IGNORED_BITS
     _, place, counts = digits.unique(return_inverse=True, return_counts=True)

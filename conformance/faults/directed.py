@@ -1,18 +1,20 @@
-"""Faults that NUM-7 must catch: in half precision, too small for the bound on each element."""
+"""Faults that NUM-7 and GRD-8 must catch: in half precision, too small for the bound on each element."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
+from mha.conformance.faults.families import hooked, scores_scaled
 from mha.conformance.faults.fault import fault
+from mha.spec.dtypes import traits_of
 
 
-def _half(x: Tensor) -> bool:
-    return x.dtype in (torch.bfloat16, torch.float16)
+def _is_half(x: Tensor) -> bool:
+    return traits_of(x.dtype).half
 
 
 @fault("NUM-7", dtype="float16", caught_by="errors_do_not_add_up_to_a_defect", script_shows=False)
@@ -23,11 +25,8 @@ def _half(x: Tensor) -> bool:
     script_shows=False,
     trigger="half precision",
 )
-class ScaleOffInHalf(Complete):
+class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: _is_half(next(module.parameters())))):
     """In half precision the scores are 1% too large."""
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.mT * (1.01 / math.sqrt(self.config.head_dim)) if _half(q) else super().score(q, k)
 
 
 @fault(
@@ -70,6 +69,75 @@ class LateValuesLost(Complete):
     """In half precision the values after the first 512 are read as zeros."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        if _half(v):
+        if _is_half(v):
             v = v.masked_fill((torch.arange(v.shape[2]) >= 512).unsqueeze(-1), 0.0)
         return super().combine(weights, v, allowed)
+
+
+@fault("GRD-8", dtype="float16", caught_by="errors_of_gradients_do_not_add_up_to_a_defect", script_shows=False)
+@fault(
+    "GRD-8",
+    dtype="bfloat16",
+    caught_by="errors_of_gradients_do_not_add_up_to_a_defect",
+    script_shows=False,
+    trigger="half precision, backwards",
+)
+class KeyGradientOffInHalf(Complete):
+    """In half precision the gradient of the keys is 4% too large."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, hooked(k, lambda gradient: gradient * (1.04 if _is_half(k) else 1.0)))
+
+
+class _SoftmaxOffBackwards(torch.autograd.Function):
+    """A softmax whose backward pass subtracts 95% of the row sum in half precision."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
+        (weights,) = ctx.saved_tensors
+        row_sum = (weights * gradient).sum(-1, keepdim=True)
+        return weights * (gradient - row_sum * (0.95 if _is_half(gradient) else 1.0))
+
+
+@fault(
+    "GRD-8",
+    dtype="float16",
+    caught_by="errors_of_gradients_do_not_add_up_to_a_defect",
+    script_shows=False,
+    trigger="half precision, backwards",
+)
+class RowSumOffInHalf(Complete):
+    """In half precision the backward pass of the softmax subtracts 95% of the row sum."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if not _is_half(scores):
+            return super().weigh(scores, allowed)
+        empty = ~allowed.any(-1, keepdim=True)
+        filled = scores.masked_fill(~(allowed | empty), -torch.inf)
+        return _SoftmaxOffBackwards.apply(filled).masked_fill(~allowed, 0.0)  # type: ignore[no-untyped-call]  # of torch
+
+
+@fault(
+    "GRD-8",
+    dtype="bfloat16",
+    caught_by="errors_of_gradients_do_not_add_up_to_a_defect",
+    script_shows=False,
+    trigger="half precision, backwards",
+)
+class LastKeyLostBackwards(Complete):
+    """In half precision the gradients of the last key are half as large as they should be."""
+
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        return super().extend(hooked(x, self.without_half_of_last), name)
+
+    def without_half_of_last(self, gradient: Tensor) -> Tensor:
+        """Return the gradients of heads (B, heads, N, d_k), of the last position by half."""
+        if not _is_half(gradient) or gradient.shape[2] < 2:
+            return gradient
+        return torch.cat([gradient[:, :, :-1], gradient[:, :, -1:] / 2], 2)

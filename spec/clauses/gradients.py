@@ -192,6 +192,38 @@ CLAUSES: tuple[Clause, ...] = (
         ),
     ),
     Clause(
+        id="GRD-8",
+        level="MUST",
+        title="Half-precision errors of gradients do not add up to a defect",
+        statement=(
+            "In bfloat16 and float16, the errors of the gradients of inputs and weights, projected on what a small "
+            "defect of the backward pass would do to them (a gradient that is too large, another scale, a lost key or "
+            "row sum, a masked key that leaks), are no larger than independent roundings explain."
+        ),
+        why=(
+            "Models are trained in half precision, where the bound on each element of a gradient is larger than the "
+            "gradient itself. A backward pass that is 5% off passes there, and trains something else."
+        ),
+        source=(
+            "Higham and Mary 2019 (independent roundings grow as sqrt(n) u); Hoeffding 1963: a false alarm has a "
+            "probability of at most 3e-14 under that model; Dao et al. 2022, appendix B, for the backward pass"
+        ),
+        differs=(
+            "FlashAttention's own tests allow twice the largest error of plain code. A kernel that recomputes the "
+            "weights from the row's logsumexp, or takes the row sum as dC.o, rounds in other places; all of these are "
+            "explained."
+        ),
+        violation=(
+            "`grad_q = (grad_scores @ k) * 0.18` for 1/sqrt(32) = 0.17678 in a bfloat16 kernel: each element is within "
+            "the bound, but together they are as if the gradient of the query were 1.8% too large."
+        ),
+        fix=(
+            "The message says of which defect there is how much. Compare that line of the backward pass with the "
+            "formula: the scale, the row sum of P dP, the mask, the last tile of keys."
+        ),
+        general=True,
+    ),
+    Clause(
         id="GRD-9",
         level="MAY",
         title="Gradients can be differentiated",

@@ -1,0 +1,264 @@
+"""The rounding graph of the backward pass: the exact gradients, and each place where a number may be stored.
+
+As in `mha.spec.backward`, for an output's gradient dY, inputs x and weights W,
+
+    dC = dY W_o    dP = dC V^T    D = rowsum(P dP) = dC.o    dS = P (dP - D)
+    dQ = tau dS K  dK = tau dS^T Q  dV = P^T dC  dx = dX W  dW = dX^T x  dW_o = dY^T C
+
+The places, besides those of the forward pass: dC; dP and D, with the products that D sums, and what the backward pass
+of a softmax makes of them step by step; dS, before and after it is scaled; dQ, dK, dV; and the gradients themselves.
+Parts of a sum may be stored: of each head, and of each input that shares a tensor, for dx; of each item for dW; and of
+up to `PARTS` parts of the queries or keys for dQ, dK and dV, such as the chunks that autograd adds up. A partial sum is
+at most (sum |x_i| + |sum x_i|) / 2, the larger one of the sum's positive and its negative part.
+
+What it is for: `mha.spec.directed_gradients`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mha.spec.backward import SOFTMAX_STEPS
+from mha.spec.bounds import units_of
+from mha.spec.claims import Claims
+from mha.spec.core import normaliser_error
+from mha.spec.problem import INPUTS, Problem
+from mha.spec.rounding_graph import Place, RoundingGraph, copies_of, rounding_graph
+
+# Into how many parts the queries or the keys may be split, with partial sums that are stored.
+PARTS = 8
+# How often dP and D are stored where the softmax is one step: dP alone, then in the products P dP that D sums.
+SUM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientGraph:
+    """The exact gradients of one problem in float64, with the places where an implementation may round.
+
+    exact: the gradients by name; inputs that are one tensor have one, under the first of their names. problem: whose
+    they are. forward: its graph. upstream: dY, (B, L, D). d_context: dC, (B, H, L, d_k). d_weight: dP, d_score: dS,
+    (B, H, L, S). row_sum: D, (B, H, L, 1). heads: dQ, dK and dV by role, for the key/value heads. places: by name.
+    """
+
+    exact: Mapping[str, Tensor]
+    problem: Problem
+    forward: RoundingGraph
+    upstream: Tensor
+    d_context: Tensor
+    d_weight: Tensor
+    row_sum: Tensor
+    d_score: Tensor
+    heads: Mapping[str, Tensor]
+    places: Mapping[str, Place]
+    differentiates_maximum: bool
+
+    def of_weights(self, change: Tensor, *, of_sum: bool = True) -> dict[str, Tensor]:
+        """Return how the gradients move if the weights move by (B, H, L, S), in the backward pass alone.
+
+        of_sum: whether the row sum D moves with them.
+        """
+        d_p, weights = self.d_weight, self.forward.weights
+        moved = (change * d_p).sum(-1, keepdim=True) if of_sum else 0.0
+        return self.joined(self.core(change * (d_p - self.row_sum) - weights * moved, change))
+
+    def core(self, d_score: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """Return dQ, dK and dV, by role, for some dS and P, (B, H, L, S)."""
+        forward = self.forward
+        return {
+            "q": forward.tau * d_score @ forward.key,
+            "k": self.grouped(forward.tau * d_score.mT @ forward.query),
+            "v": self.grouped(weights.mT @ self.d_context),
+        }
+
+    def joined(self, heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradients of inputs and weights, by name, from dQ, dK and dV."""
+        found: dict[str, Tensor] = {}
+        for name, roles in shared_roles(self.problem).items():
+            length = getattr(self.problem, name).shape[1]
+            flat = {role: heads[role][:, :, :length].transpose(1, 2).flatten(2) for role in roles}
+            found[name] = torch.stack([flat[role] @ wide_of(self.problem, f"w_{role}") for role in roles]).sum(0)
+            found |= {f"w_{role}": _summed(flat[role], wide_of(self.problem, name)) for role in roles}
+        return found
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """Sum (B, H, S, d_k) over the query heads of each key/value head."""
+        summed: Tensor = x.unflatten(1, (self.forward.kv_heads, -1)).sum(2)
+        return summed
+
+
+def gradient_graph(problem: Problem, claims: Claims, upstream: Tensor) -> GradientGraph:
+    """Return the graph of the gradients of sum(output * upstream), for rows that all have a key.
+
+    upstream: (B, L, D). Raises ValueError for a dtype that is not narrower than its accumulator.
+
+    >>> from mha.spec import Config, Weights
+    >>> config, x = Config(d_model=8, n_heads=2), torch.linspace(-2, 2, 80).reshape(2, 5, 8).bfloat16()
+    >>> problem = Problem(config, Weights.random(config, 0, x.dtype), x, x.clone(), x.clone())
+    >>> graph = gradient_graph(problem, Claims(), x)
+    >>> list(graph.exact)
+    ['query', 'w_q', 'key', 'w_k', 'value', 'w_v', 'w_o']
+    """
+    return _Maker(problem, claims, upstream.detach().double()).graph()
+
+
+class _Maker:
+    """Differentiates a problem in float64, and notes each place where a number may be stored."""
+
+    def __init__(self, problem: Problem, claims: Claims, upstream: Tensor) -> None:
+        self.problem, self.claims, self.upstream = problem, claims, upstream
+        self.rounding, self.dtype = claims.rounding, problem.query.dtype
+        self.units, self.forward = units_of(self.dtype), rounding_graph(problem, claims)
+        self.places: dict[str, Place] = defaultdict(Place, self.forward.places)
+        del self.places["output"]
+        self.n_query, self.n_key = (self.forward.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
+
+    def graph(self) -> GradientGraph:
+        """Differentiate the problem, from the output to the inputs."""
+        forward = self.forward
+        p, value = forward.weights, forward.value
+        d_c = self._context_gradient()
+        d_p = d_c @ value.mT
+        d = (p * d_p).sum(-1, keepdim=True)
+        d_s = p * (d_p - d)
+        self._softmax(d_c, d_p, d, d_s)
+        graph = GradientGraph(
+            exact={},
+            problem=self.problem,
+            forward=forward,
+            upstream=self.upstream,
+            d_context=d_c,
+            d_weight=d_p,
+            row_sum=d,
+            d_score=d_s,
+            heads={},
+            places=self.places,
+            differentiates_maximum=self.rounding.softmax_stored,
+        )
+        heads = graph.core(d_s, p)
+        self._heads(graph, heads)
+        exact = graph.joined(heads) | {"w_o": _summed(self.upstream, forward.context.transpose(1, 2).flatten(2))}
+        self._gradients(heads, exact)
+        return replace(graph, heads=heads, exact=exact)
+
+    def _stored(self, name: str, x: Tensor, times: int = 1, span: Tensor | None = None) -> None:
+        """Note `times` stores of x, or of partial sums of which it is the last, for a span of sum |x_i|."""
+        copies = copies_of(x)
+        self.places[name].store(self.dtype, copies, (x, 1.0))
+        if times > 1:
+            size = x.abs() if span is None else (span + x.abs()) / 2
+            place = self.places[name]
+            place.size, place.square = place.size + (times - 1) * size, place.square + (times - 1) * size.square()
+            place.repeated = place.repeated + (times - 1) * copies * size.square()
+            place.own = place.own + (times - 1) * (self.units.subnormal + self.units.flush)
+            place.moves += place.moves[-1:] * (times - 1)
+
+    def _context_gradient(self) -> Tensor:
+        """Return dC = dY W_o."""
+        config, weight = self.problem.config, self.forward.w_o
+        heads = (config.n_heads, config.head_dim)
+        d_c: Tensor = (self.upstream @ weight).unflatten(-1, heads).transpose(1, 2)
+        size = (self.upstream.abs() @ weight.abs()).unflatten(-1, heads).transpose(1, 2)
+        self._stored("d_context", d_c)
+        self.places["d_context"].own += self.units.gamma(len(weight) + config.n_heads + 1) * size
+        return d_c
+
+    def _softmax(self, d_c: Tensor, d_p: Tensor, d: Tensor, d_s: Tensor) -> None:
+        """Note what is stored between dC and dS, and what accumulates."""
+        forward, places, units, rounding = self.forward, self.places, self.units, self.rounding
+        p, value, context = forward.weights, forward.value, forward.context
+        u_a, width = units.accumulate, value.shape[-1]
+        if rounding.scores_stored:
+            steps = SOFTMAX_STEPS if rounding.softmax_stored else SUM_STEPS
+            self._stored("d_weight", d_p, steps)
+            self._stored("row_sum", d, steps)
+            self._stored("product", d_c * context)
+        self._stored("d_score", d_s, 4 if rounding.scores_stored else 2)
+        lost = (width + p.shape[-1] + 4) * units.flush
+        size = d_c.abs() @ value.abs().mT
+        places["d_weight"].own += units.gamma(width + 1) * size + SOFTMAX_STEPS * u_a * d_p.abs() + lost
+        gamma = units.gammas(self.n_query + 1)
+        total = (d_c.abs() * context.abs()).sum(-1, keepdim=True) + (p * size).sum(-1, keepdim=True)
+        places["row_sum"].own += (gamma + units.gamma(width + 1) + SOFTMAX_STEPS * u_a) * total + lost
+        places["d_score"].own += SOFTMAX_STEPS * u_a * p * (d_p.abs() + d.abs()) + lost
+        if rounding.softmax_stored:  # beside the maximum of a row, the sum of what it gets is accumulated
+            places["d_score"].own += gamma * (p * (d_p.abs() + d.abs()))
+        # The weights of a row share the error of its normaliser, and that of their sum.
+        drift = normaliser_error(forward.scores.abs().amax(-1), p.shape[-1], u_a) if p.shape[-1] else 0.0
+        places["recomputed"].own += (2 * units.gammas(self.n_query.clamp(min=1)) + 4 * u_a + drift) * p
+
+    def _heads(self, graph: GradientGraph, heads: Mapping[str, Tensor]) -> None:
+        """Note what is stored of dQ, dK and dV: parts of them, those of query heads, and their sums."""
+        forward, units, tau = self.forward, self.units, self.forward.tau
+        repeats = self.problem.config.n_heads // forward.kv_heads
+        bias, key = self.problem.weights.b_k, forward.key.abs()
+        if bias is not None:  # keys may be without it
+            rows = bias.detach().double().abs().unflatten(0, (forward.kv_heads, 1, -1))
+            key = key + rows.repeat_interleave(repeats, 0)
+        d_s, p = graph.d_score, forward.weights
+        spans = {
+            "q": abs(tau) * (d_s.abs() @ key),
+            "k": abs(tau) * (d_s.abs().mT @ forward.query.abs()),
+            "v": p.mT @ graph.d_context.abs(),
+        }
+        parts = {"k": tau * d_s.mT @ forward.query, "v": p.mT @ graph.d_context}
+        for role, span in spans.items():
+            terms = self.n_query if role == "q" else self.n_key
+            if repeats > 1 and role != "q":
+                self._stored(f"d_{role} of heads", parts[role], PARTS + 1, span)
+                self.places[f"d_{role} of heads"].own += units.gammas(terms + 5) * span
+                self._stored(f"d_{role}", heads[role], repeats, graph.grouped(parts[role].abs()))
+            else:
+                self._stored(f"d_{role}", heads[role], PARTS + 1, span)
+                self.places[f"d_{role}"].own += units.gammas(terms + 5) * span
+
+    def _gradients(self, heads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+        """Note what is stored of the gradients themselves: parts of each head and input, or of each item."""
+        problem, units = self.problem, self.units
+        for name, roles in shared_roles(problem).items():
+            source, pieces = wide_of(problem, name), 0
+            size = span = torch.zeros_like(exact[name])
+            for role in roles:
+                head, weight = heads[role][:, :, : source.shape[1]], wide_of(problem, f"w_{role}")
+                each = weight.unflatten(0, (head.shape[1], -1))
+                span, size = span + (head @ each).abs().sum(1), size + (head.abs() @ each.abs()).sum(1)
+                pieces += head.shape[1]
+                flat = head.transpose(1, 2).flatten(2)
+                repeats = 1 if role == "q" else problem.config.n_heads // problem.config.kv_heads
+                self._weight(f"w_{role}", flat, source, exact[f"w_{role}"], repeats)
+            self._stored(f"gradient of {name}", exact[name], 2 * pieces, span)
+            terms = len(roles) * (problem.config.inner_width + problem.config.n_heads)
+            self.places[f"gradient of {name}"].own += units.gamma(terms) * size + terms * units.flush
+        context = self.forward.context.transpose(1, 2).flatten(2)
+        self._weight("w_o", self.upstream, context, exact["w_o"], 1)
+
+    def _weight(self, name: str, d_y: Tensor, x: Tensor, exact: Tensor, repeats: int) -> None:
+        """Note what is stored of the gradient of a weight, dy^T x: parts of each item, and of chunks of its rows."""
+        span, size = (d_y.mT @ x).abs().sum(0), (d_y.abs().mT @ x.abs()).sum(0)
+        items, terms = len(d_y) * repeats, d_y.shape[0] * (d_y.shape[1] + repeats)
+        self._stored(f"gradient of {name}", exact, 2 * items, span)
+        self.places[f"gradient of {name}"].own += self.units.gamma(terms) * size + terms * self.units.flush
+
+
+def shared_roles(problem: Problem) -> dict[str, str]:
+    """Return, for the name of each input, the roles of the tensor, such as "kv" for a memory."""
+    return {
+        name: "".join(other[0] for other in INPUTS if getattr(problem, other) is tensor)
+        for name, tensor in problem.distinct().items()
+    }
+
+
+def wide_of(problem: Problem, name: str) -> Tensor:
+    """Return an input or a weight in float64."""
+    x: Tensor = getattr(problem if name in INPUTS else problem.weights, name)
+    return x.detach().double()
+
+
+def _summed(d_y: Tensor, x: Tensor) -> Tensor:
+    """Return dy^T x, (m, n), for dy (B, length, m) and x (B, length, n)."""
+    summed: Tensor = d_y.flatten(0, 1).mT @ x.flatten(0, 1)
+    return summed
