@@ -56,6 +56,8 @@ class Verdict:
     that the adapted module or kernel has for them. script: a stand-alone script that reproduces the failure.
     blocked_by: the clause or family that explains the failure; the status is "blocked" only if that is seen to fail too
     (see `settled`). seconds: how long it took.
+    seeds: in a report over several seeds, those that gave the status, the one of the case first; empty where it is a
+    pass or not claimed.
 
     >>> where = {"dtype": "float32", "device": "cpu"}
     >>> Verdict(implementation="sdpa", clause="MSK-8", level="MUST", status="fail", **where).conforms
@@ -82,6 +84,7 @@ class Verdict:
     script: str | None = None
     blocked_by: str | None = None
     seconds: float = 0.0
+    seeds: tuple[int, ...] = ()
 
     @property
     def conforms(self) -> bool:
@@ -98,6 +101,7 @@ class Report:
     implementations that could not be loaded, and why. torch_changes: what had been replaced or set in torch before the
     run, as by the import of an implementation; it is in place while implementations run, and at no other time.
     started: in UTC. since: when the first of its runs was started, if narrower ones have updated it. host: the machine.
+    seeds: of the runs that were merged into it, if they are several; `seed` is then the least.
 
     >>> report = Report(verdicts=(), profile="quick", seed=0, versions={})
     >>> report.conforms, report.failing, Report.from_json(report.to_json()) == report
@@ -116,6 +120,7 @@ class Report:
     started: str = ""
     since: str = ""
     host: str = ""
+    seeds: tuple[int, ...] = ()
     format: Literal[2] = FORMAT
 
     @staticmethod
@@ -170,6 +175,11 @@ class Report:
             outcome = "conforms" if conforms else "does not conform"
             outcome = "could not be judged" if "harness error" in statuses else outcome
             yield f"{name}: {outcome} ({counts})", [v for v in own if v.status not in ("pass", "not_claimed")]
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of its cases: one, if it is not of a campaign."""
+        return self.seeds or (self.seed,)
 
     @property
     def conforms(self) -> bool:

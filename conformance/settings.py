@@ -37,6 +37,7 @@ class Profile:
     timeout: in seconds, of one clause under pytest-timeout, where no other is set; 0 for none.
     float64_every: in float64, one in so many of these cases is tried where float32 is judged in the same run: of the
         known faults, float32 finds what the others would (docs/bugfinding.md).
+    ranks: the most ranks of a sharded implementation.
     slow: whether properties whose single case takes many seconds are tried.
     """
 
@@ -46,13 +47,14 @@ class Profile:
     long_rows: int
     timeout: int
     float64_every: int = 1
+    ranks: int = 2
     slow: bool = True
 
 
 PROFILES = {
     "quick": Profile(24, 10, 33, 512, 300, slow=False),
     "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
-    "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0),
+    "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0, ranks=4),
 }
 
 

@@ -63,6 +63,22 @@ FILES = {
     "raises.py": "1 / 0\n",
     "exits.py": "import sys\n\nsys.exit('bye')\n",
     "imports.py": "import no_such_package\n",
+    "sharded.py": """from torch.distributed.tensor.placement_types import Shard
+from mha.implementations import from_sharded
+from mha.spec import Claims
+
+implementation = from_sharded(print, placements=Shard(1), claims=Claims(world_sizes={2}))
+""",
+    "ranks.py": """from mha.implementations import from_kernel
+from mha.spec import Claims
+
+
+def attend(q, k, v):
+    return v
+
+
+implementation = from_kernel(attend, mask=None, claims=Claims(world_sizes={2}, masks=(), causal=None))
+""",
     "text.json": "text",
     "list.json": "[]",
     "broken.toml": "[[waiver]\n",
@@ -71,6 +87,10 @@ FILES = {
     "where.toml": f'{WAIVER}reason = "x"\nwhere = "L >"\n',
     "expires.toml": f'{WAIVER}reason = "x"\nexpires = "soon"\n',
     "number.toml": "waiver = 1\n",
+    "plan.toml": 'implementations = ["loop"]\ndtypes = ["float32"]\n',
+    "seed.toml": 'implementations = ["loop"]\nseed = 3\n',
+    "nobody.toml": 'implementations = ["sdpaa"]\n',
+    "package.toml": 'implementations = ["loop"]\npackages = ["no-such-package"]\n',
     "other.toml": f'{WAIVER}reason = "x"\n'.replace("sdpa", "nobody"),
 }
 
@@ -84,11 +104,14 @@ def stage(folder: Path) -> None:
     (folder / "cut.json").write_text(report[:500])
     (folder / "later.json").write_text(json.dumps(json.loads(report) | {"format": 99}))
     (folder / "seed7.json").write_text(json.dumps(json.loads(report) | {"seed": 7}))
+    (folder / "campaign").mkdir()
+    (folder / "campaign" / "plan.json").write_text('{"plan": {"clauses": ["MSK"]}, "versions": {}, "keys": []}')
     (folder / "full.md").symlink_to("/dev/full")
 
 
 IN_RUN = ("--run", "run.json")
 WAIVE = ("waive", "MSK-8", "--reason", "x", *IN_RUN)
+CAMPAIGN = ("campaign", "run", "plan.toml", "--out", "new")
 ON_SDPA = ("--impl", "sdpa")
 # What is given, and part of the line that answers.
 BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -105,6 +128,14 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a file that raises": (("check", "raises.py:A"), "'raises.py' cannot be run: ZeroDivisionError: division by zero"),
     "a file that exits": (("check", "exits.py:A"), "'exits.py' cannot be run: SystemExit: bye"),
     "a missing package": (("check", "imports.py:A"), "'imports.py' cannot be run: ModuleNotFoundError: No module"),
+    "placements that do not fit": (
+        ("check", "sharded.py:implementation"),
+        "'sharded.py' cannot be run: ImplementationError: print: placements must give Shard(2), the sequence, or ",
+    ),
+    "ranks without a form for them": (
+        ("check", "ranks.py:implementation"),
+        "attend claims ranks (Claims.world_sizes), but has no build_rank, placements, order and unsharded",
+    ),
     "a class without forward": (("check", "mine.py:Nothing"), "Nothing does not define forward"),
     "a constructor that raises": (
         ("check", "mine.py:Raises"),
@@ -222,6 +253,42 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a class that is declared": (("init", "sdpa"), "'sdpa' is already declared; init takes a plain class, such as"),
     "no folder for a declaration": (("init", "sdpa", "--folder", "nowhere"), "--folder: there is no folder 'nowhere'"),
     "a near fault": (("faults", "Sinks"), "there is no fault 'Sinks'; did you mean Sink"),
+    "no plan": (("campaign", "run", "no.toml", "--out", "new"), "the plan 'no.toml' cannot be read: No such file"),
+    "a plan with an unknown key": (
+        ("campaign", "run", "seed.toml", "--out", "new"),
+        "seed.toml: unknown key 'seed'; did you mean seeds? (known: implementations, ",
+    ),
+    "a plan of a near name": (
+        ("campaign", "run", "nobody.toml", "--out", "new"),
+        "no implementation is registered as 'sdpaa'; did you mean sdpa?",
+    ),
+    "a plan of a package that is not installed": (
+        ("campaign", "run", "package.toml", "--out", "new"),
+        "packages: 'no-such-package' is not installed here",
+    ),
+    "a shard that does not exist": (
+        (*CAMPAIGN, "--shard", "4/3"),
+        "--shard takes I/N with I from 1 to N, such as",
+    ),
+    "an unknown engine": ((*CAMPAIGN, "--engine", "dask"), "unknown engine 'dask'; known: local, ray"),
+    "an address without a cluster": (
+        (*CAMPAIGN, "--address", "auto"),
+        "--address is of a Ray cluster: add --engine ray",
+    ),
+    "something else to retry": ((*CAMPAIGN, "--retry", "all"), "--retry takes crashed, but was given 'all'"),
+    "the folder of another campaign": (
+        ("campaign", "run", "plan.toml", "--out", "campaign"),
+        "'campaign' is the folder of another campaign: clauses is ['MSK'] there, but [] now; name another folder",
+    ),
+    "a folder with other things": (
+        ("campaign", "run", "plan.toml", "--out", "."),
+        "'.' is neither empty nor the folder of a campaign; name another folder",
+    ),
+    "no campaign": (
+        ("campaign", "report", "nowhere"),
+        "'nowhere' is not the folder of a campaign: it has no ",
+    ),
+    "a campaign without results": (("campaign", "report", "campaign"), "'campaign' has no results yet"),
     "no folder for a matrix": (("faults", "Sink", "--json", "no/x.json"), "there is no folder 'no' to write 'x.json'"),
 }
 

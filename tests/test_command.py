@@ -18,7 +18,7 @@ from mha.conformance.properties.registry import properties
 from mha.conformance.reports import files
 from mha.spec import CLAUSES
 
-VERBS = ("spec", "check", "report", "replay", "show", "waive", "bench", "list", "init", "faults")
+VERBS = ("spec", "check", "report", "replay", "show", "waive", "bench", "list", "init", "faults", "campaign")
 # Slow to import, and not needed to print help or a clause. Recent versions of typer import pydantic.
 SLOW = ("torch", "numpy", "rich", "jinja2", "hypothesis", "pytest", "einops")
 RECORDS_IMPORTS = f"""

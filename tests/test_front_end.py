@@ -198,7 +198,7 @@ def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contrac
     for workers in ("0", "2"):
         file = tmp_path / f"{workers}.json"
         arguments = ("-k", "SHP-1 or MSK-1 or CFG-2", "-n", workers, "--mha-impl", "sdpa", "loop")
-        done = run(*arguments, "--mha-profile", "quick", "--mha-report", str(file))
+        done = run(*arguments, *QUICK, "--mha-report", str(file))
         assert done.returncode == 0, done.stdout
         texts.append(without_volatile(file.read_text()))
         summaries.append(done.stdout.split("judging: sdpa, loop")[-1].split("=====")[0])
@@ -208,8 +208,8 @@ def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contrac
     report = texts[0]
     assert report["conforms"]
     assert not report["incomplete"]
-    assert [verdict["implementation"] for verdict in report["verdicts"]] == ["sdpa"] * 6 + ["loop"] * 6
-    assert [verdict["clause"] for verdict in report["verdicts"]] == ["CFG-2", "SHP-1", "MSK-1"] * 4
+    assert [verdict["implementation"] for verdict in report["verdicts"]] == ["sdpa"] * 3 + ["loop"] * 3
+    assert [verdict["clause"] for verdict in report["verdicts"]] == ["CFG-2", "SHP-1", "MSK-1"] * 2
 
 
 def test_run_that_stops_at_the_first_failure_is_incomplete(faulty: str, tmp_path: Path) -> None:

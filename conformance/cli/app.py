@@ -5,17 +5,17 @@ Help, `mha spec` and usage errors must not wait for torch.
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mha.conformance.cli.campaign import campaign
 from mha.conformance.cli.completion import complete_clause, complete_target
+from mha.conformance.cli.printing import HELP_WIDTH, errors_in_one_line, print_folded
 
 # That of `reports.files`, whose import would load the renderers of reports.
 LAST = Path(".mha") / "last.json"
@@ -57,14 +57,13 @@ Jobs = Annotated[
     ),
 ]
 
-# Click itself folds to no less than 50 columns; in fewer than these, there is nothing to read.
-HELP_WIDTH = max(20, min(shutil.get_terminal_size().columns, 80) - 2)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"terminal_width": HELP_WIDTH},
 )
+app.add_typer(campaign, name="campaign")
 
 
 def _print_version(given: bool) -> None:
@@ -101,7 +100,7 @@ def spec(
     """Show what a clause requires, why, and how libraries differ."""
     from mha.conformance.cli.spec import contract_text
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         typer.echo(contract_text(clause, markdown=markdown))
 
 
@@ -138,7 +137,7 @@ def check(  # noqa: PLR0913  the options of the command
     from mha.conformance.engine.workers import Workers, cores
 
     alone = clause or device  # few clauses, or a GPU to share
-    with _errors_in_one_line(), Workers(jobs or (1 if alone else cores())) as workers:
+    with errors_in_one_line(), Workers(jobs or (1 if alone else cores())) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import DEFAULT_DTYPES, Settings
 
@@ -162,7 +161,7 @@ def report(
     """Show or convert a report, merge several, or compare two."""
     from mha.conformance.cli.report import report_lines
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         lines, status = report_lines(files or [LAST], merge_all=merge, to=to or (), schema=schema)
         typer.echo("\n".join(lines))
     raise typer.Exit(status)
@@ -187,11 +186,11 @@ def replay(
     from mha.conformance.cli.replay import replay_what
     from mha.conformance.settings import clauses_of
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         outcomes = set()
         for outcome, line in replay_what(what, clauses_of(clause or ()), impl):
             outcomes.add(outcome)
-            _print(line, " " * 13)
+            print_folded(line, " " * 13)
     raise typer.Exit(1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0)
 
 
@@ -210,7 +209,7 @@ def show(
     """Show what the last run found about a clause, in full."""
     from mha.conformance.cli.show import show_verdicts
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         show_verdicts(clauses, run)
 
 
@@ -235,12 +234,12 @@ def waive(  # noqa: PLR0913  the options of the command
     from mha.conformance.cli.waive import waive_failure
     from mha.conformance.waivers import Waiver
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         last_day = expires and expires.date()
         requested = Waiver(
             implementation=impl, clause=clause.upper(), reason=reason, url=url, where=where, expires=last_day
         )
-        _print(waive_failure(requested, run, file))
+        print_folded(waive_failure(requested, run, file))
 
 
 @app.command(epilog="Example: mha bench sdpa vectorized --shape encoder")
@@ -268,7 +267,7 @@ def bench(  # noqa: PLR0913  the options of the command
     """Time conforming implementations side by side."""
     from mha.conformance.cli.bench import BenchOptions, run_benchmarks
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         options = BenchOptions(
             targets=tuple(targets),
             shapes=tuple(shape or ()),
@@ -289,7 +288,7 @@ def list_() -> None:
     from mha.conformance.cli.list import registered
 
     lines, status = registered()
-    _print("\n".join(lines), " " * 16)
+    print_folded("\n".join(lines), " " * 16)
     raise typer.Exit(status)
 
 
@@ -302,9 +301,9 @@ def init(
     """Write a declaration of a class, and a CI job that checks it."""
     from mha.conformance.cli.init import write_files
 
-    with _errors_in_one_line():
+    with errors_in_one_line():
         for line in write_files(target, folder, force=force):
-            _print(line)
+            print_folded(line)
 
 
 @app.command(epilog="Example: mha faults --markdown kills.md")
@@ -325,29 +324,10 @@ def faults(  # noqa: PLR0913  the options of the command
     from mha.conformance.cli.faults import self_test
 
     status = 0
-    with _errors_in_one_line():
+    with errors_in_one_line():
         for line, caught in self_test(
             names or (), seed, profile, every_clause=every_clause, json=json, markdown=markdown, svg=svg
         ):
-            _print(line)
+            print_folded(line)
             status = max(status, int(not caught))
     raise typer.Exit(status)
-
-
-def _print(text: str, indent: str = "    ", *, err: bool = False) -> None:
-    """Print lines, folded to the width of a terminal; indent: what the rest of a line begins with."""
-    from mha.conformance.reports.text import fitted
-
-    typer.echo(fitted(text, sys.stderr if err else sys.stdout, indent), err=err)
-
-
-@contextmanager
-def _errors_in_one_line() -> Iterator[None]:
-    """End with status 2 and one line on stderr for input that cannot be used."""
-    try:
-        yield
-    except ValueError as error:
-        from mha.conformance.reports.text import visible
-
-        _print(f"mha: {visible(str(error)).replace(chr(10), ' ')}", "     ", err=True)
-        raise typer.Exit(2) from None

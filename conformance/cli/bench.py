@@ -23,10 +23,10 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.isolation import threads
-from mha.conformance.reports.compare import merge
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
+from mha.conformance.reports.merge import merge
 from mha.conformance.reports.text import fitted, visible, visible_name, width_of
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
@@ -169,7 +169,7 @@ def timings_of(implementations: Sequence[Implementation], workload: Workload, ro
     """Yield the timings on one workload, first of the implementations that cannot run it."""
     able = []
     for each in implementations:
-        reason = workload.unclaimed(each.claims) or memory_shortage(each, workload)
+        reason = workload.unclaimed(each) or memory_shortage(each, workload)
         if reason:
             yield Timing(implementation=each.name, workload=workload, skip_reason=reason)
         else:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mha.conformance.reports.compare import Comparison, describe_changes, merge
+from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import read, validate_file, write
+from mha.conformance.reports.merge import merge
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import summarise, width_of
 from mha.conformance.results import Report
@@ -29,7 +30,7 @@ def report_lines(files: Sequence[Path], *, merge_all: bool, to: Sequence[Path], 
         comparison = Comparison(*reports)
         return describe_changes(comparison), comparison.exit_status
     report = merge(reports)
-    return (_write(report, to), 0) if to else (_show(report), report.exit_status)
+    return (_write(report, to), 0) if to else (show_report(report), report.exit_status)
 
 
 def _validate(files: Sequence[Path], to: Sequence[Path], *, merge_all: bool) -> None:
@@ -50,7 +51,8 @@ def _write(report: Report, files: Sequence[Path]) -> list[str]:
     return [f"wrote {file}" for file in files]
 
 
-def _show(report: Report) -> list[str]:
+def show_report(report: Report) -> list[str]:
+    """Return a report as lines for the terminal."""
     width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
     rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
     since = f"Some verdicts are of {report.since}, others of runs up to {report.started}: judge again after changes."

@@ -1,77 +1,21 @@
-"""Several reports: the shards of one run merged into one report, and two runs compared."""
+"""Two runs compared: what fails now, what is fixed, and what else has changed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from mha.conformance.reports.merge import Key, key_of, setting_changes
 from mha.conformance.reports.summary import Count, Tally, severity, tally
 from mha.conformance.reports.text import brief, subject, visible, visible_name
-from mha.conformance.results import Report, Verdict, settled, status_of
-from mha.spec.clauses import CLAUSES
+from mha.conformance.results import Report, Verdict, status_of
 
-Key = tuple[str, str, str, str]
 # All other statuses are failures.
 SATISFIED = ("pass", "waived", "unmet SHOULD", "not claimed")
-# What must be equal in the shards of one run, and is worth a note where two runs are compared.
-SETTINGS = ("profile", "seed", "strict", "versions")
 # An error or a time counts as grown if it is so many times the earlier one, and above these: error/bound, seconds.
 FACTOR, LEAST_MARGIN, LEAST_SECONDS = 2.0, 0.05, 5.0
-
-
-def merge(reports: Sequence[Report]) -> Report:
-    """Return the shards of one run as one report, in the order of the contract.
-
-    Raises ValueError for reports that are not of one run: they differ in the profile, the seed or a version, or have
-    different verdicts on the same clause, implementation, dtype and device.
-    """
-    first = reports[0]
-    for other in reports[1:]:
-        for name, mine, theirs in _setting_changes(first, other):
-            raise ValueError(f"not shards of one run: {name} is {mine!r} in one and {theirs!r} in another")
-    # Each on its own, since another shard may have judged what explains it.
-    verdicts = _merged(settled([verdict])[0] for report in reports for verdict in report.verdicts)
-    return replace(
-        first,
-        verdicts=settled(_ordered(verdicts.values())),
-        targets={name: target for report in reports for name, target in report.targets.items()},
-        incomplete=any(report.incomplete for report in reports),
-        broken={name: error for report in reports for name, error in report.broken.items()},
-        torch_changes=_all_changes(reports),
-        started=min(report.started for report in reports),
-        host=", ".join(dict.fromkeys(report.host for report in reports)),
-    )
-
-
-def updated(last: Report, report: Report) -> Report:
-    """Return the last report with the verdicts of a narrower run in the place of its own, and when the first began.
-
-    Narrower are fewer clauses, of the same targets and with the same profile, seed, strictness and versions; verdicts
-    in dtypes and on devices that the last report does not have are left out. Otherwise, the new report is returned.
-    """
-    old, new = ({_key(verdict): verdict for verdict in each.verdicts} for each in (last, report))
-    if not _is_narrower(report, last) or not old.keys() & new.keys():
-        return report
-    merged = old | {key: verdict for key, verdict in new.items() if key in old}
-    singly = [settled([verdict])[0] for verdict in merged.values()]  # what explains a failure may not fail any more
-    return replace(
-        last,
-        verdicts=settled(_ordered(singly)),
-        torch_changes=_all_changes([last, report]),
-        since=last.since or last.started,
-        started=report.started,
-    )
-
-
-def _is_narrower(report: Report, last: Report) -> bool:
-    same = not any(_setting_changes(last, report)) and report.targets.items() <= last.targets.items()
-    return same and {verdict.clause for verdict in report.verdicts} < {verdict.clause for verdict in last.verdicts}
-
-
-def _all_changes(reports: Sequence[Report]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(change for report in reports for change in report.torch_changes))
 
 
 class Change(NamedTuple):
@@ -99,7 +43,7 @@ class Comparison:
     @property
     def new_failures(self) -> list[Verdict]:
         """What fails in the later run, and did not fail or was not judged in the earlier one."""
-        return [verdict for verdict in self._failing if _key(verdict) not in self._failed_before]
+        return [verdict for verdict in self._failing if key_of(verdict) not in self._failed_before]
 
     @property
     def fixed(self) -> list[Verdict]:
@@ -109,7 +53,7 @@ class Comparison:
     @property
     def still_failing(self) -> list[Verdict]:
         """What fails in both runs."""
-        return [verdict for verdict in self._failing if _key(verdict) in self._failed_before]
+        return [verdict for verdict in self._failing if key_of(verdict) in self._failed_before]
 
     @property
     def changed(self) -> list[Change]:
@@ -149,7 +93,7 @@ class Comparison:
     @property
     def settings(self) -> list[tuple[str, object, object]]:
         """The settings that differ: the name, and the values of the earlier and of the later run."""
-        return list(_setting_changes(self.before, self.after))
+        return list(setting_changes(self.before, self.after))
 
     @property
     def exit_status(self) -> int:
@@ -160,11 +104,11 @@ class Comparison:
 
     @cached_property
     def _old(self) -> dict[Key, Verdict]:
-        return {_key(verdict): verdict for verdict in self.before.verdicts}
+        return {key_of(verdict): verdict for verdict in self.before.verdicts}
 
     @cached_property
     def _new(self) -> dict[Key, Verdict]:
-        return {_key(verdict): verdict for verdict in self.after.verdicts}
+        return {key_of(verdict): verdict for verdict in self.after.verdicts}
 
     @cached_property
     def _changes(self) -> list[Change]:
@@ -220,44 +164,6 @@ def _notes(comparison: Comparison) -> list[str]:
     notes = [f"{name}: {visible(repr(old))} before, {visible(repr(new))} now" for name, old, new in comparison.settings]
     runs = (("first", comparison.before), ("second", comparison.after))
     return notes + [f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete]
-
-
-def _setting_changes(before: Report, after: Report) -> Iterator[tuple[str, object, object]]:
-    for name in SETTINGS:
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            yield name, old, new
-
-
-def _merged(verdicts: Iterable[Verdict]) -> dict[Key, Verdict]:
-    """Return the verdicts, each once; raises ValueError where two of them disagree."""
-    merged: dict[Key, Verdict] = {}
-    for verdict in verdicts:
-        known = merged.setdefault(_key(verdict), verdict)
-        if replace(known, seconds=verdict.seconds) != verdict:
-            raise ValueError(
-                f"not shards of one run: they disagree about {verdict.clause} for {subject(verdict)}; "
-                "to compare two runs, leave out --merge"
-            )
-    return merged
-
-
-def _ordered(verdicts: Collection[Verdict]) -> tuple[Verdict, ...]:
-    """Return the verdicts by implementation, device and dtype, each in order of appearance, then by clause."""
-    names = list(dict.fromkeys(verdict.implementation for verdict in verdicts))
-    devices = list(dict.fromkeys(verdict.device for verdict in verdicts))
-    dtypes = list(dict.fromkeys(verdict.dtype for verdict in verdicts))
-    clauses = list(CLAUSES)
-
-    def rank(verdict: Verdict) -> tuple[int, ...]:
-        where = names.index(verdict.implementation), devices.index(verdict.device), dtypes.index(verdict.dtype)
-        return *where, clauses.index(verdict.clause)
-
-    return tuple(sorted(verdicts, key=rank))
-
-
-def _key(verdict: Verdict) -> Key:
-    return verdict.implementation, verdict.device, verdict.dtype, verdict.clause
 
 
 def _fails(verdict: Verdict) -> bool:

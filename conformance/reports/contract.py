@@ -79,7 +79,7 @@ def page(clause_id: str, width: int = WIDTH) -> str:
     parts = [wrapped(f"{clause.id} ({clause.level}): {clause.title}", width, ""), wrapped(clause.statement, width, "")]
     sections = {"Kind": f"{clause.kind.capitalize()}: {KINDS[clause.kind]}", **_sections(clause)}
     parts += [f"{heading}\n{wrapped(text, width, INDENT)}" for heading, text in sections.items()]
-    parts.append("Tested by\n" + (_listing(clause) or wrapped(_untested(clause), width, INDENT)))
+    parts.append(f"Tested by\n{_listing(clause)}")
     return "\n\n".join(parts)
 
 
@@ -120,7 +120,7 @@ def _entry(clause: Clause) -> str:
     lines.append(_markdown(clause.statement))
     lines += [f"*{heading}:* {_markdown(text)}" for heading, text in _sections(clause).items()]
     links = [f"[`{_label(each, clause)}`](../{PROPERTIES}/{each.module}.py)" for each in _properties(clause)]
-    lines.append("*Tested by:* " + (", ".join(links) or _markdown(_untested(clause))))
+    lines.append(f"*Tested by:* {', '.join(links)}")
     return "\n\n".join(lines) + "\n"
 
 
@@ -157,10 +157,6 @@ def _listing(clause: Clause) -> str:
         by_file.setdefault(f"{PROPERTIES}/{each.module}.py", []).append(_label(each, clause))
     lines = [line for file, names in by_file.items() for line in (file, *(f"    {name}" for name in names))]
     return textwrap.indent("\n".join(lines), "    ")
-
-
-def _untested(clause: Clause) -> str:
-    return f"Nothing yet. {clause.deferred}"
 
 
 def _markdown(text: str) -> str:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import copyfile
 
-from mha.conformance.reports.compare import updated
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
+from mha.conformance.reports.merge import updated
 from mha.conformance.results import Report
 
 # A format is a row here; the help of `mha` and of the pytest plugin lists the suffixes.

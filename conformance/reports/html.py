@@ -26,7 +26,7 @@ from mha.conformance.reports.summary import (
     tally,
     total_rejections,
 )
-from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, visible, visible_name
+from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, seeds_of, visible, visible_name
 from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
@@ -108,7 +108,7 @@ def _outcome(report: Report, by_name: ByName) -> str:
 def _facts(report: Report) -> list[str]:
     where = sorted({f"{verdict.dtype} on {verdict.device}" for verdict in report.verdicts})
     versions = [f"{name} {number}" for name, number in report.versions.items()]
-    facts = [", ".join(where), f"profile {report.profile}", f"seed {report.seed}", *versions]
+    facts = [", ".join(where), f"profile {report.profile}", seeds_of(report), *versions]
     return [visible_name(fact) for fact in (*facts, report.started, report.host) if fact]
 
 
@@ -179,6 +179,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "case": visible(verdict.case or ""),
         "arguments": visible(verdict.arguments),
         "examples": verdict.examples,
+        "seeds": ", ".join(map(str, verdict.seeds)),
         "margin": f"{verdict.margin:.3g}" if verdict.margin else "",
         "rejected": _rejected(verdict),
         "violated": visible_name(verdict.violated),

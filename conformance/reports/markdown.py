@@ -16,7 +16,7 @@ from mha.conformance.reports.summary import (
     outcome,
     tally,
 )
-from mha.conformance.reports.text import LONGEST_NAME, brief_message, subject, visible, visible_name
+from mha.conformance.reports.text import LONGEST_NAME, brief_message, seeds_of, subject, visible, visible_name
 from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, KINDS
 
@@ -36,7 +36,7 @@ def to_markdown(report: Report) -> str:
 
 
 def _facts(report: Report) -> str:
-    facts = [f"profile {report.profile}", f"seed {report.seed}", *(f"{n} {v}" for n, v in report.versions.items())]
+    facts = [f"profile {report.profile}", seeds_of(report), *(f"{n} {v}" for n, v in report.versions.items())]
     line = visible(", ".join(facts), LONGEST_NAME * len(facts)).replace("\n", " ")
     return f"{'INCOMPLETE: the run was stopped. ' if report.incomplete else ''}{_text(line)}."
 

@@ -60,6 +60,7 @@ function show(button) {
       ["steps", verdict.steps],
       ["last call", verdict.arguments],
       ["cases tried", verdict.examples],
+      ["seeds", verdict.seeds],
       ["largest error/bound", verdict.margin],
       ["known-bad answers rejected", verdict.rejected],
       ["property that failed", verdict.violated],

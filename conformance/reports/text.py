@@ -17,7 +17,7 @@ from mha.conformance.reports.summary import (
     tally,
     total_rejections,
 )
-from mha.conformance.results import NONCONFORMING, Verdict, by_implementation, status_of
+from mha.conformance.results import NONCONFORMING, Report, Verdict, by_implementation, status_of
 from mha.spec.clauses import CLAUSES
 
 # In characters; the JSON has the whole of a longer text.
@@ -55,6 +55,17 @@ def describe_changes(torch_changes: Collection[str]) -> str:
         return ""
     changes = visible(", ".join(torch_changes).replace("\n", " "))
     return f"torch had been changed before the run: {changes}; the judge computes without that"
+
+
+def seeds_of(report: Report) -> str:
+    """Return the seed of a report, or how many it has.
+
+    >>> seeds_of(Report(verdicts=(), profile="quick", seed=0, seeds=(0, 1, 7), versions={}))
+    '3 seeds from 0 to 7'
+    """
+    if not report.seeds:
+        return f"seed {report.seed}"
+    return f"{len(report.seeds)} seeds from {report.seeds[0]} to {report.seeds[-1]}"
 
 
 def subject(verdict: Verdict) -> str:

@@ -1,0 +1,1 @@
+"""Campaigns: many implementations, dtypes and seeds judged as jobs that can be resumed, divided and merged."""

@@ -1,0 +1,144 @@
+"""The folder of a campaign: its plan and versions, and a file for the result of each job."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from mha.conformance.campaign.plan import Campaign
+from mha.conformance.results import Report
+
+PLAN, RESULTS = "plan.json", "results"
+# What may change between runs into one folder: it stops jobs, and is no part of them.
+LIMITS = ("timeout", "memory")
+
+
+class CorruptError(ValueError):
+    """A result that is not what was written; it counts as if it were not there."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a job. stops: why clauses were not judged to the end, by clause: a crash, or a limit.
+
+    retried: the stops of the result that it replaces.
+    """
+
+    key: str
+    report: Report
+    stops: Mapping[str, str] = field(default_factory=dict)
+    retried: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a folder is for. keys: of all jobs, in the order of the plan."""
+
+    plan: Mapping[str, Any]
+    versions: Mapping[str, str]
+    keys: tuple[str, ...]
+
+    @staticmethod
+    def of(campaign: Campaign) -> Stamp:
+        """Return that of a campaign, as JSON gives it back."""
+        plan = {name: value for name, value in asdict(campaign.plan).items() if name not in LIMITS}
+        plan = json.loads(json.dumps(plan))
+        return Stamp(plan, dict(campaign.versions), tuple(job.key for job in campaign.jobs()))
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of results, each of which is written in one step and checked when it is read."""
+
+    path: Path
+
+    def claim(self, stamp: Stamp) -> None:
+        """Make it the folder of a campaign; raises ValueError, in one line, if it is that of another one."""
+        if (self.path / PLAN).exists():
+            theirs = self.stamp()
+            for what in ("plan", "versions"):
+                old, new = getattr(theirs, what), getattr(stamp, what)
+                for name in sorted({*old, *new}):
+                    if old.get(name) != new.get(name):
+                        raise ValueError(
+                            f"{str(self.path)!r} is the folder of another campaign: {name} is {old.get(name)!r} there, "
+                            f"but {new.get(name)!r} now; name another folder"
+                        )
+        elif self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            raise ValueError(f"{str(self.path)!r} is neither empty nor the folder of a campaign; name another folder")
+        else:
+            try:
+                _write(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
+            except OSError as error:
+                raise ValueError(f"{str(self.path)!r} cannot be written: {error.strerror}") from None
+
+    def stamp(self) -> Stamp:
+        """Return what the folder is for; raises ValueError, in one line, if it is not that of a campaign."""
+        try:
+            data = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
+            return Stamp(dict(data["plan"]), dict(data["versions"]), tuple(data["keys"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ValueError(f"{str(self.path)!r} is not the folder of a campaign: it has no valid {PLAN}") from None
+
+    def put(self, result: Result) -> None:
+        """Write a result in the place of an earlier one; raises OSError, and leaves no part of it, if it cannot."""
+        ends = {"stops": dict(result.stops), "retried": dict(result.retried)}
+        content = json.dumps({"key": result.key, **ends, "report": json.loads(result.report.to_json())})
+        _write(self._place(result.key), f"{_digest(content)}\n{content}\n")
+
+    def get(self, key: str) -> Result | None:
+        """Return the result of a job, None if there is none; raises CorruptError."""
+        data = self._read(key)
+        if data is None:
+            return None
+        try:
+            return Result(key, Report.from_json(json.dumps(data["report"])), data["stops"], data["retried"])
+        except (ValueError, KeyError) as error:
+            raise CorruptError(f"{self._place(key)}: {error}") from None
+
+    def stops(self, key: str) -> Mapping[str, str] | None:
+        """Return only the stops of the result of a job, None if there is none; raises CorruptError."""
+        data = self._read(key)
+        return None if data is None else data["stops"]
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        place = self._place(key)
+        try:
+            digest, _, content = place.read_text(encoding="utf-8").partition("\n")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise CorruptError(f"{place}: {error}") from None
+        if digest != _digest(content.removesuffix("\n")):
+            raise CorruptError(f"{place}: its content is not what was written")
+        data: dict[str, Any] = json.loads(content)
+        if data["key"] != key:
+            raise CorruptError(f"{place}: it is the result of another job, {data['key']}")
+        return data
+
+    def _place(self, key: str) -> Path:
+        return self.path / RESULTS / key[:2] / f"{key}.json"
+
+
+def _digest(content: str) -> str:
+    return sha256(content.encode()).hexdigest()
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file in one step: it is there as a whole, or as it was before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.stem}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,291 @@
+"""The plan of a campaign, a TOML file, and its jobs, each known by the hash of all that its verdicts depend on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+import mha.conformance
+import mha.implementations
+import mha.spec
+from mha.conformance.engine.replay import failures
+from mha.conformance.project import pinned_contract
+from mha.conformance.reports.files import read
+from mha.conformance.results import versions
+from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, clauses_of
+from mha.implementations import Resolved, resolve
+from mha.implementations.discovery import GROUP, split_name
+from mha.spec import CLAUSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a campaign judges.
+
+    implementations: targets, as `mha check` takes them. dtypes, devices, profile: as of `mha check`. seeds: how many,
+        from 0, or which. clauses: ids or families; all if empty. packages: installed packages that the implementations
+        use, whose versions the results depend on beside their own.
+    known: reports, such as the failures.json of an earlier campaign, whose failing cases are tried again; their jobs
+        come first.
+    group: whether a job has the clauses of a "family", or "all" of them, which takes less time in all.
+    timeout: in seconds, memory: in GiB; of each process, 0 for no limit.
+    """
+
+    implementations: tuple[str, ...]
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
+    devices: tuple[str, ...] = ("cpu",)
+    seeds: int | tuple[int, ...] = 1
+    profile: str = "default"
+    clauses: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    group: Literal["family", "all"] = "family"
+    timeout: float = 3600.0
+    memory: float = 8.0
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds, each once."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(dict.fromkeys(self.seeds))
+
+    @property
+    def limits(self) -> Limits:
+        """What stops a process."""
+        return Limits(self.timeout, self.memory)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What stops the process of a job: seconds, and GiB of memory; 0 for no limit."""
+
+    seconds: float = 0.0
+    memory: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one process judges, and all that its verdicts depend on.
+
+    target: as `resolve` takes it. cases: known to have failed, as clause, property and code.
+    versions: of the judge, torch, Python, the package of the implementation and those that the plan names.
+    """
+
+    target: str
+    dtype: str
+    device: str
+    clauses: tuple[str, ...]
+    seed: int
+    profile: str
+    cases: tuple[tuple[str, str, str], ...] = ()
+    versions: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """The hash of the job, which names its result."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def settings(self) -> Settings:
+        """What `judge` takes."""
+        return Settings(
+            profile=self.profile,
+            seed=self.seed,
+            clauses=self.clauses,
+            dtypes=(self.dtype,),
+            devices=(self.device,),
+            contract=self.versions["contract"],
+        )
+
+    def __str__(self) -> str:
+        """Return what a line about the job begins with."""
+        clauses = " to ".join(dict.fromkeys((self.clauses[0], self.clauses[-1])))
+        return f"{clauses} of {self.target}, {self.dtype} on {self.device}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A plan whose words are known and whose implementations are loaded. versions: of all that its jobs depend on.
+
+    known: cases that failed before, as a `Job` has them, by implementation, device and dtype.
+    """
+
+    plan: Plan
+    resolved: Mapping[str, Resolved]
+    versions: Mapping[str, str]
+    known: Mapping[tuple[str, str, str], Collection[tuple[str, str, str]]]
+
+    @staticmethod
+    def of(plan: Plan) -> Campaign:
+        """Load the implementations; raises ValueError, in one line, for a word, target or package that is unknown."""
+        resolved = by_name(each for target in plan.implementations for each in resolve(target))
+        common = judge_versions(pinned_contract(Path()), plan.packages)
+        own = {each.target: target_version(each.target) for each in resolved.values()}
+        own = {f"{target} from": text for target, text in own.items() if text}
+        campaign = Campaign(plan, resolved, common | own, _known_cases(plan.known))
+        campaign.settings  # noqa: B018  raises for an unknown word
+        return campaign
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the whole, with the first seed."""
+        return Settings(
+            profile=self.plan.profile,
+            seed=self.plan.all_seeds[0],
+            clauses=clauses_of(self.plan.clauses),
+            dtypes=self.plan.dtypes,
+            devices=self.plan.devices,
+            contract=self.versions["contract"],
+        )
+
+    @property
+    def places(self) -> list[tuple[Resolved, str, str]]:
+        """What is judged where: implementations, each on the devices and in the dtypes that it claims."""
+        every = product(self.resolved.values(), self.plan.devices, self.plan.dtypes)
+        return [place for place in every if _claims(*place)]
+
+    @property
+    def without_jobs(self) -> list[str]:
+        """The implementations that claim none of the dtypes and devices."""
+        judged = {each.target for each, *_ in self.places}
+        return [name for name, each in self.resolved.items() if each.target not in judged]
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs, those with known cases first; none where a dtype is not claimed.
+
+        A known case belongs to the job of the first seed.
+        """
+        jobs = list(self._jobs())
+        yield from sorted(jobs, key=lambda job: not job.cases)
+
+    def _jobs(self) -> Iterator[Job]:
+        groups: dict[str, list[str]] = {}
+        for clause in self.settings.judged_clauses:
+            groups.setdefault(CLAUSES[clause].family if self.plan.group == "family" else "", []).append(clause)
+        common = judge_versions(self.versions["contract"], self.plan.packages)
+        for resolved, device, dtype in self.places:
+            own = self.versions.get(f"{resolved.target} from", "")
+            versions = common | ({"package": own} if own else {})
+            known = self.known.get((resolved.implementation.name, device, dtype), ())
+            for clauses, seed in product(groups.values(), self.plan.all_seeds):
+                yield Job(
+                    target=resolved.target,
+                    dtype=dtype,
+                    device=device,
+                    clauses=tuple(clauses),
+                    seed=seed,
+                    profile=self.plan.profile,
+                    cases=tuple(each for each in known if each[0] in clauses and seed == self.plan.all_seeds[0]),
+                    versions=versions,
+                )
+
+
+def _known_cases(files: Collection[str]) -> dict[tuple[str, str, str], list[tuple[str, str, str]]]:
+    known: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}
+    for verdict in (verdict for file in files for verdict in failures(read(Path(file)))):
+        place = verdict.implementation, verdict.device, verdict.dtype
+        known.setdefault(place, []).append((verdict.clause, verdict.violated, verdict.case or ""))
+    return known
+
+
+def _claims(resolved: Resolved, device: str, dtype: str) -> bool:
+    claims = resolved.implementation.claims
+    return dtype in claims.dtypes and device in claims.devices
+
+
+def read_plan(file: Path) -> Plan:
+    """Read a plan; raises ValueError, in one line, for a file that is not one."""
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the plan {str(file)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"the plan {str(file)!r} is not valid TOML: {error}") from None
+    known = [field.name for field in fields(Plan)]
+    for name in data:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{file}: unknown key {name!r}{hint} (known: {', '.join(known)})")
+    try:
+        plan: Plan = _adapter().validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{file}: {first['loc'][0]}: {first['msg'].lower()}") from None
+    _validate(file, plan)
+    return plan
+
+
+def _validate(file: Path, plan: Plan) -> None:
+    for name in ("implementations", "dtypes", "devices"):
+        if not getattr(plan, name):
+            raise ValueError(f"{file}: {name} is empty")
+    if not plan.all_seeds or min(plan.all_seeds) < 0:
+        raise ValueError(f"{file}: seeds must be how many there are, or a list of numbers from 0 on")
+    if min(plan.timeout, plan.memory) < 0:
+        raise ValueError(f"{file}: timeout and memory must not be negative; 0 is no limit")
+
+
+def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, str]:
+    """Return the versions of the judge, with a hash of its sources, of torch and Python, and of some packages."""
+    named = {}
+    for package in packages:
+        try:
+            named[package] = version(package)
+        except PackageNotFoundError:
+            raise ValueError(f"packages: {package!r} is not installed here") from None
+    own = versions()
+    judge = {"mha-conformance": f"{own['mha-conformance']}+{_judge_digest()}"}
+    return own | named | judge | {"contract": contract}
+
+
+@cache
+def _judge_digest() -> str:
+    digest = sha256()
+    for package in (mha.spec, mha.implementations, mha.conformance):
+        for file in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def target_version(target: str) -> str:
+    """Return the package that a target comes from, with its version, or a hash of its file if it is not installed.
+
+    It is empty for what this package brings.
+    """
+    _, plain = split_name(target)
+    if ":" not in plain:
+        plain = next((point.value for point in entry_points(group=GROUP, name=plain)), plain)
+    place = plain.rpartition(":")[0]
+    if place.startswith("mha."):
+        return ""
+    top = place.partition(".")[0]
+    file = Path(place) if place.endswith(".py") else _file_of(place)
+    if "site-packages" in file.parts:
+        return " and ".join(f"{name} {version(name)}" for name in packages_distributions().get(top, [top]))
+    return f"{file.name} {sha256(file.read_bytes()).hexdigest()[:12]}"
+
+
+def _file_of(module: str) -> Path:
+    """Return the file of a module, which `resolve` has imported."""
+    loaded = sys.modules.get(module)
+    found = getattr(loaded, "__file__", None) or getattr(find_spec(module), "origin", None)
+    return Path(str(found))
+
+
+@cache
+def _adapter() -> Any:
+    return TypeAdapter(Plan)

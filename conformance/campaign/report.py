@@ -1,0 +1,176 @@
+"""The report of a campaign: its results merged, and what is to be said of its jobs."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+
+from mha.conformance.campaign.folder import CorruptError, Folder, Result, Stamp
+from mha.conformance.engine.replay import failures
+from mha.conformance.reports.files import write
+from mha.conformance.reports.html import Section, to_html
+from mha.conformance.reports.markdown import to_markdown
+from mha.conformance.reports.merge import merge
+from mha.conformance.reports.summary import is_failure, severity
+from mha.conformance.reports.text import brief, visible, visible_name
+from mha.conformance.results import Report, Verdict, status_of
+
+# The failing cases, in the folder of the campaign.
+FAILURES = "failures.json"
+COLUMNS = ("clause", "status", "diagnosis or message", "implementations", "dtypes", "seeds", "smallest case")
+
+
+@dataclass
+class Jobs:
+    """What came of the jobs. stops, retried: jobs that ended early, and that did so at first, by the reason.
+
+    corrupt: results that could not be read. flaky: jobs that two runs judged differently.
+    """
+
+    total: int = 0
+    done: int = 0
+    stops: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = field(default_factory=Counter)
+    corrupt: list[str] = field(default_factory=list)
+    flaky: list[str] = field(default_factory=list)
+
+    def lines(self, report: Report) -> Iterator[str]:
+        """Yield what is said of them, in lines."""
+        cases = sum(verdict.examples for verdict in report.verdicts)
+        took = sum(verdict.seconds for verdict in report.verdicts)
+        yield f"{self.done} of {self.total} jobs, {len(report.all_seeds)} seeds, {cases} cases, {took:.0f} s of judging"
+        yield from (f"ended early: {count} clauses: {reason}" for reason, count in self.stops.items())
+        yield from (f"ended early at first, and run again: {count}: {reason}" for reason, count in self.retried.items())
+        yield from (f"corrupt, to be run again: {place}" for place in self.corrupt)
+        yield from (f"not repeatable: {what}" for what in self.flaky)
+
+
+def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
+    """Return the report of a campaign whose results are in some folders, and what came of its jobs.
+
+    A job that has two results with different verdicts is a fault of the judge: a harness error.
+    Raises ValueError, in one line, for a folder that is not of a campaign, and for folders of different ones.
+    """
+    stamp = folders[0].stamp()
+    for other in folders[1:]:
+        if other.stamp() != stamp:
+            raise ValueError(f"{str(folders[0].path)!r} and {str(other.path)!r} are of different campaigns")
+    jobs = Jobs(total=len(stamp.keys))
+    reports = _reports(stamp, folders, jobs)
+    first = next(reports, None)
+    if first is None:
+        raise ValueError(f"{str(folders[0].path)!r} has no results yet")
+    report = merge(chain([first], reports), across_seeds=True)
+    return replace(report, versions=dict(stamp.versions), incomplete=jobs.done < jobs.total), jobs
+
+
+def _reports(stamp: Stamp, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Report]:
+    """Yield the report of each job that has a result, and count the jobs."""
+    for key in stamp.keys:
+        found = list(_results(key, folders, jobs))
+        if not found:
+            continue
+        jobs.done += 1
+        result = min(found, key=lambda each: len(each.stops))
+        jobs.stops.update(result.stops.values())
+        jobs.retried.update(result.retried.values())
+        others = [each for each in found if not each.stops and each is not result]
+        yield _agreed(result.report, [each.report for each in others], jobs)
+
+
+def _results(key: str, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Result]:
+    for folder in folders:
+        try:
+            if result := folder.get(key):
+                yield result
+        except CorruptError as error:
+            jobs.corrupt.append(str(error))
+
+
+def _agreed(report: Report, others: Sequence[Report], jobs: Jobs) -> Report:
+    """Return the report of a job, with a harness error for each verdict that another run of the job contradicts."""
+    verdicts = list(report.verdicts)
+    for number, verdict in enumerate(verdicts):
+        for other in others:
+            theirs = next((each for each in other.verdicts if each.clause == verdict.clause), None)
+            if theirs and replace(theirs, seconds=verdict.seconds) != verdict:
+                what = f"{status_of(verdict)} in one run of this job and {status_of(theirs)} in another"
+                jobs.flaky.append(f"{verdict.clause} for {verdict.implementation}, seed {report.seed}: {what}")
+                verdicts[number] = replace(verdict, status="harness_error", message=f"not repeatable: {what}")
+    return replace(report, verdicts=tuple(verdicts))
+
+
+def groups(report: Report) -> list[list[Verdict]]:
+    """Return the failures by clause and diagnosis, over all implementations; the most severe first."""
+    grouped: dict[tuple[str, str, str], list[Verdict]] = {}
+    failing = [verdict for verdict in report.verdicts if is_failure(verdict) and verdict.status != "blocked"]
+    for verdict in sorted(failing, key=severity):
+        grouped.setdefault((verdict.clause, verdict.status, verdict.diagnosis), []).append(verdict)
+    return list(grouped.values())
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """Return the rows of the table of failures, as in `COLUMNS`."""
+    return [_row(report, same) for same in groups(report)]
+
+
+def _row(report: Report, same: Sequence[Verdict]) -> tuple[str, ...]:
+    smallest = min(same, key=lambda verdict: (not verdict.case, len(verdict.case or "")))
+    seeds = {seed for verdict in same for seed in verdict.seeds or report.all_seeds}
+    first = (smallest.seeds or report.all_seeds)[0]
+    return (
+        smallest.clause,
+        status_of(smallest),
+        visible(smallest.diagnosis) or brief(smallest),
+        ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in same)),
+        ", ".join(dict.fromkeys(verdict.dtype for verdict in same)),
+        f"{len(seeds)} of {len(report.all_seeds)}, first {first}",
+        visible(smallest.case or ""),
+    )
+
+
+def write_campaign(report: Report, jobs: Jobs, file: Path) -> str:
+    """Write the report in the format of the file's suffix; return an error message, empty if it was written."""
+    if file.suffix == ".json":
+        return write(report, file)
+    text = _page(report, jobs) if file.suffix == ".html" else _markdown(report, jobs)
+    try:
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        return f"the report cannot be written to {str(file)!r}: {error.strerror}"
+    return ""
+
+
+def _page(report: Report, jobs: Jobs) -> str:
+    body = "".join(f"<p>{html.escape(line)}</p>" for line in jobs.lines(report))
+    if table := rows(report):
+        lines = (COLUMNS, *table)
+        cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in lines]
+        head = cells[0].replace("td>", "th>")
+        body += f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells[1:])}</table>"
+    return to_html(report, [Section("Campaign", "campaign", body)])
+
+
+def _markdown(report: Report, jobs: Jobs) -> str:
+    lines = [f"- {line}" for line in jobs.lines(report)]
+    if table := rows(report):
+        lines += ["", *(_table_row(row) for row in (COLUMNS, ("---",) * len(COLUMNS), *table))]
+    return "\n".join([to_markdown(report), "", "### Campaign", "", *lines, ""])
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def keep_failures(report: Report, folder: Folder) -> str:
+    """Write the failures that have a case into the folder; return what to print, empty where there are none."""
+    file = folder.path / FAILURES
+    failing = failures(report)
+    if not failing and not file.exists():
+        return ""
+    error = write(replace(report, verdicts=tuple(failing), incomplete=False), file)
+    return f"mha: {error}" if error else f"wrote {file}: the failing cases, for mha replay"
