@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # The workers share the cores: threads of torch would only wait for one another.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: conformance test lattice benchmark seeds ecosystem report lint clean
+.PHONY: conformance test campaign-ray lattice benchmark seeds ecosystem report lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
@@ -45,6 +45,12 @@ ecosystem:
 	.venv-ecosystem/bin/pytest conformance -q -n auto --mha-profile quick --mha-dtype float32 \
 		--mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $(ADAPTERS)
 
+# The tests of campaigns on a Ray cluster, which is started on this machine; CI does without Ray (355 MB).
+campaign-ray:
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q -c constraints.txt -e '.[dev,ray]'
+	.venv-ray/bin/pytest -q tests/test_campaign_ray.py $(OPTIONS)
+
 # docs/report.html: what conforms, and what does not.
 TUTORIALS := $(addprefix mha.conformance.faults.tutorials:,vectorized minimal modular einops fused_qkv)
 report: $(READY)
@@ -65,4 +71,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-ecosystem build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-ecosystem .venv-ray build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

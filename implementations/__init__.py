@@ -1,5 +1,9 @@
 """Implementations of multi-head attention, adapters for existing code, and how implementations are found."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.masks import MaskFormat, shape_mask
@@ -7,6 +11,9 @@ from mha.implementations.adapters.module import from_module
 from mha.implementations.discovery import Registered, Resolved, discover, preflight, resolve
 from mha.implementations.errors import ImplementationError, UnavailableError, UnsupportedCallError
 from mha.implementations.inference.infer import Inference
+
+if TYPE_CHECKING:
+    from mha.implementations.adapters.sharded import from_sharded
 
 __all__ = [
     "ImplementationError",
@@ -20,7 +27,16 @@ __all__ = [
     "discover",
     "from_kernel",
     "from_module",
+    "from_sharded",
     "preflight",
     "resolve",
     "shape_mask",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "from_sharded":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mha.implementations.adapters.sharded import from_sharded  # DTensor takes a second to import
+
+    return from_sharded

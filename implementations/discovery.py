@@ -27,7 +27,7 @@ from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.pristine import as_found, pristine
-from mha.spec import Attention, Claims, Config, Implementation, Weights
+from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
 
 # The group of entry points under which packages register implementations.
 GROUP = "mha.implementations"
@@ -233,6 +233,11 @@ def preflight(implementation: Implementation) -> None:
         raise ImplementationError(
             f"{implementation!r:.80} is not an implementation: it needs a name (str), claims (mha.spec.Claims) and a "
             f"method build, but its name is {name!r:.80} and its claims are {claims!r:.80}"
+        )
+    if claims.world_sizes and not isinstance(original_of(implementation), Sharded):
+        raise ImplementationError(
+            f"{name} claims ranks (Claims.world_sizes), but has no build_rank, placements, order and unsharded, as a "
+            "mha.spec.Sharded has; make one with mha.implementations.from_sharded"
         )
     sizes = claims.sizes
     n_heads, head_dim = min(sizes.n_heads or {2}), min(sizes.head_dims or {2})

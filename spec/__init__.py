@@ -23,12 +23,14 @@ __all__ = [
     "Output",
     "Problem",
     "Rounding",
+    "Sharded",
     "Sizes",
     "Weights",
     "causal_mask",
     "gradients",
     "join_causal",
     "oracle",
+    "positions",
     "sum_shared",
     "to_convention",
     "validate_call",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
     from mha.spec.problem import Problem
     from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
+    from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
 else:
@@ -56,6 +59,7 @@ else:
         "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention"),
         "problem": ("Problem",),
         "protocols": ("Attention", "Decoder", "Differentiable", "Implementation", "Output"),
+        "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),
     }

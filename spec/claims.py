@@ -20,6 +20,7 @@ DEVICES = ("cpu", "cuda")
 COMPOSITIONS = ("compile", "export", "func", "autocast")
 # 32 ulp; a coarser exponential would show in every result.
 LARGEST_EXP_ERROR = 64
+MOST_MERGES = 64
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 RANKS = (1, 2, 3, 4)
 # All projections have a bias, none has one, or those that are named.
@@ -43,8 +44,11 @@ class Rounding:
         a row are merged by their log-sum-exps (split keys). The sum of a row is then off by the rounding of z, which
         grows with the scores.
     softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
+    merges: how many times a partial result of a row is rescaled again when parts of the row are merged. Over n ranks
+        that hold the keys, n - 1 more are counted without being declared.
 
-    Raises ValueError for a `scaling_roundings` or an `exp_error` outside its range: the bound would prove nothing.
+    Raises ValueError for a `scaling_roundings`, an `exp_error` or `merges` outside its range: the bound would prove
+    nothing.
 
     >>> Rounding(softmax_stored=False, log_normaliser=False).exp_error  # a plain `torch.softmax`
     40
@@ -56,6 +60,7 @@ class Rounding:
     exp_error: int = 40
     log_normaliser: bool = True
     softmax_in_float32: bool = False
+    merges: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the profile is one for which the bound proves something."""
@@ -63,6 +68,8 @@ class Rounding:
             raise ValueError(f"Rounding.scaling_roundings must be 0, 1 or 2, but is {self.scaling_roundings!r}")
         if not 0 <= self.exp_error <= LARGEST_EXP_ERROR:
             raise ValueError(f"Rounding.exp_error must be from 0 to {LARGEST_EXP_ERROR}, but is {self.exp_error!r}")
+        if not 0 <= self.merges <= MOST_MERGES:
+            raise ValueError(f"Rounding.merges must be from 0 to {MOST_MERGES}, but is {self.merges!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,7 @@ class Claims:
         decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1).
         decodes_ragged: its `decode` takes `active`, so the items of a batch may differ in length.
         composes: what it works with: "compile", "export", "func", "autocast" (the CMP clauses).
+        world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST clauses); none by default.
 
     Raises ValueError for an unknown value, or for claims that contradict each other.
 
@@ -193,6 +201,7 @@ class Claims:
     decodes_ragged: bool = False
     composes: Collection[str] = frozenset()
     extras: Collection[str] = frozenset()
+    world_sizes: Collection[int] = frozenset()
     retiles: bool = False
     dtypes: Collection[str] = frozenset({"float64", "float32"})
     devices: Collection[str] = frozenset({"cpu", "cuda"})
@@ -216,6 +225,10 @@ class Claims:
             if not is_set or not all(value in known for value in claimed):
                 raise ValueError(f"Claims.{name} must be a set of {', '.join(map(repr, known))}, but is {claimed!r}")
             object.__setattr__(self, name, frozenset(claimed))
+        sizes = self.world_sizes
+        if not isinstance(sizes, Collection) or not all(type(size) is int and size > 0 for size in sizes):
+            raise ValueError(f"Claims.world_sizes must be a set of positive integers, but is {sizes!r}")
+        object.__setattr__(self, "world_sizes", frozenset(sizes))
         self._require_consistency()
         choices = {
             "cross_attention": (True, False, "memory"),

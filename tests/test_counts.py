@@ -22,7 +22,11 @@ REFUSALS = ["CFG-1", "CFG-2", "CFG-3", "CFG-6", "SHP-6", "MSK-12"]
 def test_kind_of_each_clause() -> None:
     kinds = {kind: [clause.id for clause in CLAUSES.values() if clause.kind == kind] for kind in KINDS}
     assert kinds["refusals"] == REFUSALS
-    assert set(kinds["conduct"]) == {clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")} | {"DRP-3"}
+    assert set(kinds["conduct"]) == {clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")} | {
+        "DRP-3",
+        "DST-10",
+        "DST-11",
+    }
     assert sum(map(len, kinds.values())) == len(CLAUSES)
 
 

@@ -13,6 +13,7 @@ from mha.conformance.cases.domain import CaseSpace, Domain
 from mha.conformance.engine.search import Budget, Search
 from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
+from mha.conformance.faults.ranks import SequenceParallel
 from mha.conformance.harness.known_bad.answers import REJECTED
 from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.properties.registry import Property, properties
@@ -22,9 +23,8 @@ from mha.spec import CLAUSES, Claims, Implementation, Rounding, Sizes
 MEMBERS = [prop for members in properties().values() for prop in members]
 
 
-def test_every_clause_has_a_property_unless_it_is_deferred() -> None:
-    deferred = {id for id, clause in CLAUSES.items() if clause.deferred}
-    assert set(properties()) == set(CLAUSES) - deferred
+def test_every_clause_has_a_property() -> None:
+    assert set(properties()) == set(CLAUSES)
 
 
 # Properties that every known-bad answer passes, and why.
@@ -133,6 +133,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "decodes_ragged": (False, "INC-1"),
     "composes": ((), "CMP-4"),
     "extras": ((), "PTH-5"),
+    "world_sizes": ({2}, "DST-8"),
     "retiles": (True, "EQV-1"),
     "dtypes": ({"float64"}, "SHP-1"),
     "devices": ({"cuda"}, "SHP-1"),
@@ -146,12 +147,13 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
     "exp_error": (4, "NUM-1", "float32"),
     "log_normaliser": (False, "SMX-4", "float32"),
     "softmax_in_float32": (True, "NUM-2", "float64"),
+    "merges": (3, "NUM-1", "float32"),
 }
 
 
-def verdict_on(implementation: Implementation, clause: str, dtype: str) -> tuple[Any, ...]:
+def verdict_on(implementation: Implementation, clause: str, dtype: str, profile: str = "default") -> tuple[Any, ...]:
     """Return the parts of a verdict that a claim may change."""
-    (verdict,) = check(implementation, clauses=[clause], dtypes=[dtype]).verdicts
+    (verdict,) = check(implementation, profile, clauses=[clause], dtypes=[dtype]).verdicts
     return verdict.status, verdict.examples, verdict.margin, verdict.message
 
 
@@ -159,7 +161,8 @@ def verdict_on(implementation: Implementation, clause: str, dtype: str) -> tuple
 def test_every_claim_changes_a_verdict(field: str) -> None:
     value, clause = CHANGES[field]
     consistent = {"decodes": {"decodes_ragged": False}, "gradients": {"second_gradients": False}}.get(field, {})
-    cls = variants.OrderOfSummation if field == "retiles" else faults.Complete
+    of_fields = {"retiles": variants.OrderOfSummation, "world_sizes": SequenceParallel}
+    cls = of_fields.get(field, faults.Complete)
     claimed, changed = (
         faults.implementation_of(cls, replace(CLAIMS, **claims)) for claims in ({}, {field: value, **consistent})
     )
@@ -170,5 +173,7 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
 def test_every_rounding_changes_a_verdict(field: str) -> None:
     value, clause, dtype = ROUNDING[field]
     claims = [replace(CLAIMS, rounding=Rounding(**rounding)) for rounding in ({}, {field: value})]
-    one, other = (verdict_on(faults.implementation_of(faults.Complete, each), clause, dtype) for each in claims)
+    one, other = (
+        verdict_on(faults.implementation_of(faults.Complete, each), clause, dtype, "quick") for each in claims
+    )
     assert one != other

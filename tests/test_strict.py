@@ -47,9 +47,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_mha_strict_fails_a_run_under_pytest() -> None:
-    relaxed, strict = run(), run("--mha-strict")
-    assert relaxed.returncode == 0, relaxed.stdout
-    assert "loop: conforms" in relaxed.stdout
+    strict = run("--mha-strict")
     assert strict.returncode == 1, strict.stdout
     assert "a SHOULD counts as a MUST" in strict.stdout
     assert "MSK-10 (SHOULD): " in strict.stdout

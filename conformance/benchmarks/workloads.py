@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.spec import Claims, Problem
+from mha.conformance.sharding.gathered import runs_on_ranks_only
+from mha.spec import Implementation, Problem
 
 SHAPES: dict[str, dict[str, Any]] = {
     "encoder": {"B": 8, "n_heads": 8, "head_dim": 64, "L": 128, "S": 128, "mask": "padding", "inputs": "self"},
@@ -42,9 +43,11 @@ class Workload:
         title = f"{self.name}, {mode}, {self.case.dtype} on {self.case.device}"
         return title if self.case.device == "cuda" else f"{title}, {self.threads} thread{'s' * (self.threads > 1)}"
 
-    def unclaimed(self, claims: Claims) -> str:
-        """Return what the workload needs and these claims lack, as a phrase; empty if they lack nothing."""
-        case = self.case
+    def unclaimed(self, implementation: Implementation) -> str:
+        """Return what the workload needs and an implementation does not claim, as a phrase; empty if it is claimed."""
+        case, claims = self.case, implementation.claims
+        if runs_on_ranks_only(implementation):
+            return "it runs on ranks only"
         if case.dtype not in claims.dtypes or case.device not in claims.devices:
             return f"{case.dtype} on {case.device} is not claimed"
         if claims.scale is not None:

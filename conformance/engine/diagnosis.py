@@ -18,8 +18,8 @@ from torch import Tensor
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
 from mha.conformance.engine.evidence import Evidence, answers, collect
+from mha.conformance.engine.sensitivity import rejects
 from mha.conformance.engine.wrong_gradients import wrong_gradients
-from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.known_bad.catalogue import (
@@ -34,7 +34,6 @@ from mha.conformance.harness.known_bad.defect import Defect, KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
-from mha.implementations.pristine import as_our_own
 from mha.implementations.torch_state import preserved
 from mha.spec import Claims
 
@@ -70,16 +69,8 @@ def diagnose(prop: Property, session: Session) -> str:
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     """Return whether the property rejects the defective formula too; if not, it failed for another reason."""
-    if not cause.always:  # the formula does not know of the condition
-        return True
-    try:
-        with as_our_own():
-            prop.function(Session(KnownBad(cause.defect, session.claims), session.case), session.case)
-    except (Discard, CallRaised):
-        return False
-    except Violation:
-        return True
-    return False
+    # The formula does not know of a condition.
+    return not cause.always or bool(rejects(prop, session.claims, session.case, cause.defect))
 
 
 @dataclass(frozen=True, eq=False)

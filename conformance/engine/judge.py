@@ -17,14 +17,15 @@ from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import heeding_interrupts
-from mha.conformance.properties.registry import Property, properties
+from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Rejections, Report, Status, Verdict, now
 from mha.conformance.settings import DEFAULT_DTYPES, Settings, Task
+from mha.conformance.sharding.gathered import runs_on_ranks_only
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
 from mha.implementations.discovery import as_resolved
 from mha.implementations.pristine import torch_changes
-from mha.spec import CLAUSES, Claims, Implementation
+from mha.spec import CLAUSES, Implementation
 
 
 def check(  # noqa: PLR0913  the public options
@@ -88,7 +89,7 @@ def judge(
     implementation = resolved.implementation
     waivers = waivers_for(settings.waivers_of(implementation), implementation.name, clause, dtype, device)
     verdict = _passed(implementation.name, Task(clause, dtype, device), settings)
-    if reason := _unclaimed(implementation.claims, dtype, device):
+    if reason := _unclaimed(implementation, clause, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
     else:
         valid = [waiver for waiver in waivers if not waiver.expired]
@@ -184,7 +185,10 @@ def verdict_of(
     return replace(verdict, status="pass" if tried else "not_claimed", message=_reasons(results))
 
 
-def _unclaimed(claims: Claims, dtype: str, device: str) -> str:
+def _unclaimed(implementation: Implementation, clause: str, dtype: str, device: str) -> str:
+    claims = implementation.claims
+    if runs_on_ranks_only(implementation) and not needs_ranks(clause):
+        return "it runs on ranks only; pass unsharded= for what it is without them"
     if dtype in claims.dtypes and device in claims.devices:
         return ""
     claimed = f"{', '.join(sorted(claims.dtypes))} on {', '.join(sorted(claims.devices))}"

@@ -80,7 +80,7 @@ def failed_layout(implementation: Implementation, prop: Property, case: Case) ->
 
 
 def _fails(implementation: Implementation, function: PropertyFunction, case: Case) -> bool | None:
-    """Return whether a property fails in a case; None where that cannot be told."""
+    """Return whether a property fails in a case; None where that is not known."""
     try:
         with preserved():
             function(Session(implementation, case), case)

@@ -55,6 +55,7 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
         "",
         *_import(session.implementation, target),
         "from mha.spec import Config, Weights",
+        *_on_ranks(session.case.ranks),
         "",
         "torch.set_num_threads(1)  # as it was judged",
         *body,
@@ -140,6 +141,17 @@ def _dense(value: Tensor) -> str:
         unpacked = f'bytearray(zlib.decompress(base64.b85decode("{packed}")))'
         code = f"torch.frombuffer({unpacked}, dtype={value.dtype}).reshape({tuple(value.shape)})"
     return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
+
+
+def _on_ranks(ranks: int) -> list[str]:
+    """Return the lines that let the implementation run on ranks, if it does; these the judge starts here, too."""
+    if not ranks:
+        return []
+    return [
+        "from mha.conformance.sharding.gathered import on_ranks",
+        "",
+        f"implementation = on_ranks(implementation, {ranks})",
+    ]
 
 
 def _import(implementation: Implementation, target: str) -> list[str]:

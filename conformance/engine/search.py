@@ -33,6 +33,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
 from mha.conformance.settings import Profile, Settings
+from mha.conformance.sharding.group import RankError
 from mha.conformance.waivers import Waiver
 from mha.implementations import UnsupportedCallError
 from mha.implementations.torch_state import preserved
@@ -93,6 +94,7 @@ def run_property(
     limits = settings.limits
     if prop.slow and not limits.slow:
         return PropertyResult(prop=prop, not_applicable=f"{prop.name} is too slow for the profile {settings.profile}")
+    domain = domain.up_to(limits.ranks)
     longest = limits.long_rows if domain.scale == "long" else limits.longest
     space = CaseSpace(domain, implementation.claims, dtype, device, longest)
     both = dtype == "float64" and "float32" in settings.dtypes and "float32" in implementation.claims.dtypes
@@ -274,8 +276,11 @@ class Search:
         """Return whether nothing else explains a failure, and not every call shows it."""
         self._find_block()
         assert self.failure is not None
-        every_call = self.failure[1].family and len(self.cases) == 1
-        return self.blocked_by is None and not every_call
+        violation = self.failure[1]
+        every_call = violation.family and len(self.cases) == 1
+        # Each such failure ends the ranks, which others must be started for.
+        ended_ranks = isinstance(violation, CallRaised) and isinstance(violation.error, RankError)
+        return self.blocked_by is None and not every_call and not ended_ranks
 
     def _find_block(self) -> None:
         """Look for what explains the failure."""
@@ -288,4 +293,6 @@ class Search:
 def is_allowed_refusal(prop: Property, case: Case, violation: Violation) -> bool:
     """Return whether a violation is a refusal that CAU-3 allows: of a causal call with L != S."""
     refused = isinstance(violation, CallRaised) and violation.what == CALL
+    if isinstance(violation, CallRaised) and isinstance(violation.error, RankError):  # not by every rank
+        return False
     return prop.may_refuse and refused and case.causal and case.L != case.S

@@ -9,7 +9,7 @@ from math import comb
 from mha.conformance.cases.case import Case
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.known_bad.answers import REJECTED
-from mha.conformance.harness.known_bad.defect import KnownBad
+from mha.conformance.harness.known_bad.defect import Defect, KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
@@ -42,7 +42,8 @@ class Sensitivity:
             defect = defects[number % len(defects)]
             if defect == defects[0] and self._is_clear:
                 break
-            self._count(defect, rejects(self.prop, self.claims, cases[place * len(cases) // most], defect))
+            case = cases[place * len(cases) // most]
+            self._count(defect, rejects(self.prop, self.claims, case, REJECTED[defect]))
         for defect in defects:
             if not (defect in self.rejections and self.rejections[defect].rejected):
                 self._search(defect, cases)
@@ -65,7 +66,7 @@ class Sensitivity:
         """Look for a case that rejects a known-bad answer, and count those that do not."""
         outcomes = []
         for case in cases:
-            outcomes.append(rejects(self.prop, self.claims, case, defect))
+            outcomes.append(rejects(self.prop, self.claims, case, REJECTED[defect]))
             if outcomes[-1]:
                 return
         if False in outcomes:
@@ -89,11 +90,11 @@ def _chance(counts: range, tried: int, rate: float) -> float:
 
 # Once for all implementations with the same claims.
 @lru_cache(maxsize=1 << 16)
-def rejects(prop: Property, claims: Claims, case: Case, defect: str) -> bool | None:
-    """Return whether a case rejects a known-bad answer; None where it does not apply to it."""
+def rejects(prop: Property, claims: Claims, case: Case, defect: Defect) -> bool | None:
+    """Return whether a property rejects a known-bad answer in a case; None where it does not apply to it."""
     try:
         with as_our_own():
-            prop.function(Session(KnownBad(REJECTED[defect], claims), case), case)
+            prop.function(Session(KnownBad(defect, claims), case), case)
     except (Discard, CallRaised):
         return None
     except Violation:

@@ -37,8 +37,12 @@ COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.engine.workers impo
 
 def cores() -> int:
     """Return how many processes are worth starting here."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, MAX_WORKERS)
+    return min(all_cores(), MAX_WORKERS)
+
+
+def all_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:

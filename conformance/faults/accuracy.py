@@ -84,7 +84,7 @@ class TileRemainderOf64Dropped(remainder_dropped(64)):
     """Keys after the last whole tile of 64 are left out."""
 
 
-@fault("NUM-1", caught_by="results_are_within_the_bound", trigger="S not a multiple of the tile")
+@fault("NUM-1", trigger="S not a multiple of the tile")
 class TileRemainderOf128Dropped(remainder_dropped(128)):
     """Keys after the last whole tile of 128 are left out."""
 

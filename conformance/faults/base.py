@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
 from mha.spec import Claims, Config, Implementation, Output, Rounding, Weights, causal_mask, validate_call
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
@@ -218,7 +219,12 @@ class Direct:
 
 
 def implementation_of(cls: type[nn.Module], claims: Claims | None = None) -> Implementation:
-    """Return a subclass of `Complete` or `Correct` as an implementation, with the claims of that base by default."""
+    """Return a subclass of `Complete` or `Correct` as an implementation, with the claims of that base by default.
+
+    So is a subclass of `OnRank`, on ranks.
+    """
+    if issubclass(cls, OnRank):
+        return Spmd(cls, claims or Spmd.claims)
     if issubclass(cls, Complete):
         return Direct(cls, claims or CLAIMS)
     return from_module(cls, name=cls.__name__, parameters=PARAMETERS, claims=claims or Claims())

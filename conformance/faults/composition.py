@@ -129,7 +129,7 @@ class CausalFlagForgottenExported(Complete):
 
 
 @fault("CMP-4", trigger="autocast")
-class AnotherScaleUnderAutocast(scores_scaled(1.1, when=lambda module: torch.is_autocast_enabled("cpu"))):
+class AnotherScaleUnderAutocast(scores_scaled(1.5, when=lambda module: torch.is_autocast_enabled("cpu"))):
     """The scale is different under autocast."""
 
 

@@ -37,6 +37,7 @@ MODULES = (
     "masks",
     "paths",
     "shapes",
+    "sharding",
     "sizes",
     "softmax",
     "state",

@@ -24,6 +24,7 @@ from mha.conformance.harness.recording import (
     RecordedTensor,
     Step,
 )
+from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
@@ -59,22 +60,24 @@ class Instance:
 
 
 class Session:
-    """The implementation under test, bound to a case: its modes, its device, its dtype.
+    """The implementation under test, bound to a case: its modes, its device, its dtype, its ranks.
 
     Calling a session with a problem calls the attention and returns a `RecordedOutput`; whatever the implementation
     raises becomes a `CallRaised`. A new session seeds torch with the seed of its case, so that random numbers do not
     depend on what was judged before.
 
-    margin: the largest error/bound of all comparisons with a bound so far. scripted: whether a script that repeats the
-    steps shows what the property checks.
+    latest: the attention that was built last. margin: the largest error/bound of all comparisons with a bound so far.
+    scripted: whether a script that repeats the steps shows what the property checks.
     """
 
     def __init__(self, implementation: Implementation, case: Case) -> None:
-        self.implementation, self.claims, self.case = implementation, implementation.claims, case
+        self.implementation, self.case = implementation, case
+        self.claims = claims_on_ranks(implementation.claims, case.ranks)
         self._done: list[Step] = []
         self._last: Step | None = None
         self._built: dict[tuple[Config, int], Instance] = {}
         self._modes: dict[int, bool] = {}
+        self.latest: Instance
         self.margin, self.scripted = 0.0, True
         torch.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
         if case.device != "cpu":
@@ -89,9 +92,10 @@ class Session:
         """Build an attention with these weights; raises CallRaised."""
         dtype, step = getattr(torch, self.case.dtype), BuildStep(len(self._done) + 1, config, weights)
         with self._step(step), guarded(f"build({config})"):
-            return Instance(
-                step.number, self.implementation.build(config, weights, dtype=dtype, device=self.case.device)
-            )
+            implementation = on_ranks(self.implementation, self.case.ranks)
+            built = implementation.build(config, weights, dtype=dtype, device=self.case.device)
+            self.latest = Instance(step.number, built)
+            return self.latest
 
     def built(self, problem: Problem) -> Instance:
         """Return the attention with the configuration and the weights of a problem, built at the first use."""

@@ -17,7 +17,7 @@ from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]
 # A property that needs one of these builds what no property of another family has tried before it.
-VARIANTS = ("extras", "grouped_query", "kv_widths", "own_head_dim", "decodes", "composes")
+VARIANTS = ("extras", "grouped_query", "kv_widths", "own_head_dim", "decodes", "composes", "world_sizes")
 _registered: dict[tuple[str, int], Property] = {}
 
 
@@ -124,6 +124,15 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
         return function
 
     return register
+
+
+def needs_ranks(clause: str) -> bool:
+    """Return whether every property of a clause runs on ranks.
+
+    >>> needs_ranks("DST-1"), needs_ranks("SHP-1")
+    (True, False)
+    """
+    return all("world_sizes" in prop.needs for prop in properties()[clause])
 
 
 @cache

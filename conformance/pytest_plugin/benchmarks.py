@@ -58,7 +58,7 @@ def test_speed(
 ) -> None:
     """Time an implementation that conforms, and check its results on this workload in every round."""
     name = visible_name(implementation.name)
-    if reason := workload.unclaimed(implementation.claims):
+    if reason := workload.unclaimed(implementation):
         pytest.skip(f"{name} is not timed: {reason}")
     if failing := failing_clauses(implementation, workload.case.dtype, workload.case.device, request.config):
         pytest.fail(f"{name} is not timed: it does not conform ({failing})", pytrace=False)

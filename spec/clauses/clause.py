@@ -25,7 +25,6 @@ class Clause:
     differs: how known libraries differ here; empty if no difference is known.
     violation: an example of code that violates the clause, and its visible effect.
     fix: what usually mends a violation.
-    deferred: why no property tests the clause yet; empty for clauses that are tested.
     kind: "answers" if a violation means that a valid call gives an incorrect result, or none; "refusals" if it means
         that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
         differs when it is repeated, compiled or transformed.
@@ -50,7 +49,6 @@ class Clause:
     differs: str
     violation: str
     fix: str
-    deferred: str = ""
     kind: Kind = "answers"
     since: str = "0.1"
     general: bool = False

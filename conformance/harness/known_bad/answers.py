@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mha.conformance.harness.known_bad.catalogue import scores_times
 from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
 from mha.spec import Output
@@ -72,14 +73,6 @@ class Unscaled(TextbookAttention):
         return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
 
 
-class OnePercent(TextbookAttention):
-    """The scores are 1% too large."""
-
-    def scale(self) -> float:
-        """Scale by 1% too much."""
-        return 1.01 * super().scale()
-
-
 class SinglePrecision(TextbookAttention):
     """Softmax and context are computed in float32, whatever the dtype."""
 
@@ -135,24 +128,24 @@ class RandomGradientScale(TextbookAttention):
         return _with_gradient_times(output, lambda: float(torch.rand((), generator=self.generator)))
 
 
+ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
+    "zeros": Zeros,
+    "noise": Noise,
+    "mean": Mean,
+    "unmasked": Unmasked,
+    "unscaled": Unscaled,
+    "one_percent": scores_times(1.01).attention,
+    "single_precision": SinglePrecision,
+    "detached": DetachedKeys,
+    "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
+    "never_refuses": NeverRefuses,
+    "nan_gradients": NanGradients,
+    "random_gradient_scale": RandomGradientScale,
+    "correct": TextbookAttention,
+}
 # By the names under which reports count how often each was rejected.
 REJECTED: Mapping[str, Defect] = {
-    name: Defect(name, (attention.__doc__ or "").splitlines()[0], attention)
-    for name, attention in {
-        "zeros": Zeros,
-        "noise": Noise,
-        "mean": Mean,
-        "unmasked": Unmasked,
-        "unscaled": Unscaled,
-        "one_percent": OnePercent,
-        "single_precision": SinglePrecision,
-        "detached": DetachedKeys,
-        "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
-        "never_refuses": NeverRefuses,
-        "nan_gradients": NanGradients,
-        "random_gradient_scale": RandomGradientScale,
-        "correct": TextbookAttention,
-    }.items()
+    name: Defect(name, (attention.__doc__ or "").splitlines()[0], attention) for name, attention in ATTENTIONS.items()
 }
 
 

@@ -1,0 +1,385 @@
+"""Faults that DST must catch: attention sharded over ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from mha.conformance.faults.fault import fault
+from mha.conformance.faults.ranks import CLAIMS, HeadsParallel, Part, SequenceParallel
+from mha.spec import Output, positions
+
+
+@fault("DST-1")
+class ValuesStay(SequenceParallel):
+    """Keys come from every rank, and values are the rank's own each time."""
+
+    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
+        self.gathered = getattr(self, "gathered", 0) + 1  # keys first, then values
+        return super().gather(x, lengths) if self.gathered % 2 else [x] * self.size
+
+
+@fault("DST-1")
+class LastPartMissing(SequenceParallel):
+    """The ring stops one step early: the keys of the last rank are never attended to."""
+
+    def part(self, scores: Tensor, v: Tensor) -> Part:
+        self.step = getattr(self, "step", -1) + 1
+        last = self.size > 1 and self.step % self.size == self.size - 1
+        return super().part(scores - math.inf if last else scores, v)
+
+
+@fault("DST-1")
+class MergedWithoutRescaling(SequenceParallel):
+    """Parts are averaged by their sums of exponentials, though each has subtracted a maximum of its own."""
+
+    def part(self, scores: Tensor, v: Tensor) -> Part:
+        context, z = super().part(scores, v)
+        return context, z - scores.amax(-1, keepdim=True).clamp(min=-1e30)
+
+
+@fault("DST-1")
+class PartsAveraged(SequenceParallel):
+    """The contexts of the ranks' parts are averaged, without regard to their sums of exponentials."""
+
+    def part(self, scores: Tensor, v: Tensor) -> Part:
+        context, z = super().part(scores, v)
+        return context, z.clamp(min=0, max=0)
+
+
+@fault("DST-1")
+class ScoresIgnored(SequenceParallel):
+    """Each context is the mean of the allowed values of all ranks."""
+
+    def product(self, q: Tensor, k: Tensor) -> Tensor:
+        return 0 * super().product(q, k)
+
+
+@fault("DST-1")
+class HeadsRotated(HeadsParallel):
+    """Each rank multiplies its heads by the columns of W_o for the heads of the next rank."""
+
+    def place(self, name: str) -> int:
+        return (self.rank + 1) % self.size if name == "w_o" else self.rank
+
+
+@fault("DST-1")
+class SummedOnTheFirstRank(HeadsParallel):
+    """The sum of the outputs is on the first rank only; the others keep their part of it."""
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        return super().add_up(partial) if self.rank == 0 else super().add_up(partial) * 0 + partial
+
+
+class _ProductOfTheFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, first: Tensor) -> Tensor:
+        ctx.save_for_backward(q, first)
+        return q @ k.mT
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        q, k = ctx.saved_tensors
+        return upstream @ k, upstream.mT @ q, None
+
+
+@fault("DST-2", source="https://github.com/huggingface/diffusers/issues/14265")
+class BackwardOfTheFirstStep(SequenceParallel):
+    """The backward pass of each step uses the keys of the first one."""
+
+    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
+        parts = super().gather(x, lengths)
+        self.first = parts[0] if self.first is None else self.first
+        return parts
+
+    def forward(self, *inputs: Tensor, **options: Any) -> Output:
+        self.first = None
+        return super().forward(*inputs, **options)
+
+    def product(self, q: Tensor, k: Tensor) -> Tensor:
+        first = self.repeat(self.first, q.shape[1]).detach()
+        if first.shape != k.shape:
+            return super().product(q, k)
+        return _ProductOfTheFirst.apply(q, k, first) / math.sqrt(self.config.head_dim)
+
+
+class _GatherWithoutSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Any) -> Tensor:
+        ctx.rank = mesh.get_local_rank()
+        parts = [torch.empty_like(x) for _ in range(mesh.size())]
+        dist.all_gather(parts, x.contiguous(), group=mesh.get_group())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream[ctx.rank], None
+
+
+@fault("DST-2")
+class GatheredWithoutGradients(SequenceParallel):
+    """Keys and values have gradients from their own rank's queries only, as with a plain `dist.all_gather`."""
+
+    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
+        padded = F.pad(x, (0, 0, 0, max(lengths) - x.shape[2]))
+        every = _GatherWithoutSum.apply(padded, self.mesh)
+        return [part[:, :, :length] for part, length in zip(every, lengths, strict=True)]
+
+
+@fault("DST-2")
+class GradientsNotSummed(SequenceParallel):
+    """The gradients of the weights are those of a rank's own part of the sequence."""
+
+    def whole(self, name: str, grad: Tensor) -> Tensor:
+        return grad
+
+
+@fault("DST-2")
+class GradientsAveraged(SequenceParallel):
+    """The gradients of the weights are averaged over the ranks, as for parts of a batch."""
+
+    def whole(self, name: str, grad: Tensor) -> Tensor:
+        return super().whole(name, grad) / self.size
+
+
+@fault("DST-2")
+class InputGradientsNotSummed(HeadsParallel):
+    """The gradient of an input is that of a rank's own heads."""
+
+    def copy(self, x: Tensor) -> Tensor:
+        return x
+
+
+@fault(
+    "DST-3",
+    trigger="a length that the ranks do not divide",
+    source="https://github.com/NVIDIA/TransformerEngine/issues/1930",
+)
+class LastTokenLost(SequenceParallel):
+    """Each rank passes on S // ranks keys: of an odd length, the last one is lost."""
+
+    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
+        return [part[:, :, : max(1, sum(lengths) // self.size)] for part in super().gather(x, lengths)]
+
+    def positions(self, rank: int, lengths: list[int]) -> Tensor:
+        return super().positions(rank, lengths)
+
+    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+        return super().columns_of(mask, columns[: max(1, sum(lengths) // self.size)], rank, lengths)
+
+    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
+        return super().later(rows, columns[: max(1, self.shortest)], rank)
+
+    def lengths(self, x: Tensor) -> list[int]:
+        found = super().lengths(x)
+        self.shortest = sum(found) // self.size
+        return found
+
+
+@fault("DST-3", trigger="a length that the ranks do not divide")
+class PaddedKeysCount(SequenceParallel):
+    """Parts are padded with zeros to the longest one, and the padding is attended to."""
+
+    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
+        return super().gather(x, [max(lengths)] * self.size)
+
+    def positions(self, rank: int, lengths: list[int]) -> Tensor:
+        return F.pad(super().positions(rank, lengths), (0, max(lengths) - lengths[rank]))
+
+    def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
+        mask = options.pop("mask", None)
+        longest = max(self.lengths(query))
+        padded = F.pad(query, (0, 0, 0, longest - query.shape[1]))
+        if mask is not None and mask.shape[2] > 1:
+            mask = F.pad(mask, (0, 0, 0, longest - mask.shape[2]))
+        return Output(super().forward(padded, *rest, mask=mask, **options).output[:, : query.shape[1]])
+
+
+@fault("DST-3", script_shows=False, trigger="a length that the ranks do not divide")
+class RefusedOnTheShortRank(SequenceParallel):
+    """Only a rank whose part is shorter than the first raises; the others wait for it."""
+
+    def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
+        if lengths[self.rank] < lengths[0]:
+            raise ValueError(f"{sum(lengths)} positions are not a multiple of {self.size}")
+        return super().gather(x, lengths)
+
+
+@fault("DST-4", trigger="a causal call")
+class LocalPositions(SequenceParallel):
+    """The causal mask of each pair of shards starts at position 0."""
+
+    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
+        return torch.arange(len(columns)) > torch.arange(len(rows))[:, None]
+
+
+@fault("DST-4", trigger="a causal call")
+class ZigzagForgotten(SequenceParallel):
+    """The sequence is in zigzag order, and the causal mask in its original one."""
+
+    order = "zigzag"
+
+    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
+        rows, columns = rows.sort().values, columns.sort().values
+        return columns + rank * len(columns) - columns[:1] > (rows + self.rank * len(rows) - rows[:1])[:, None]
+
+
+@fault("DST-4", trigger="a causal call")
+class StripesAsOne(SequenceParallel):
+    """In striped order, a query sees the keys of its own stripe position on later ranks, which come after it."""
+
+    order = "striped"
+
+    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
+        return (columns // self.size) > (rows // self.size)[:, None]
+
+
+@fault("DST-4", trigger="a causal call")
+class LaterRanksSkipped(SequenceParallel):
+    """Keys of later ranks are skipped in causal calls, though the order is zigzag."""
+
+    order = "zigzag"
+
+    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
+        return super().later(rows, columns, rank) | (rank > self.rank)
+
+
+@fault("DST-5", trigger="a mask")
+class MaskCutInOrder(SequenceParallel):
+    """The columns of a mask are cut into chunks, though the keys are in zigzag order."""
+
+    order = "zigzag"
+
+    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+        start = sum(lengths[:rank])
+        return super().columns_of(mask, torch.arange(start, start + lengths[rank]), rank, lengths)
+
+
+@fault("DST-5", trigger="a mask")
+class MaskStays(SequenceParallel):
+    """The keys travel, and the columns of the mask are those of the rank's own keys each time."""
+
+    def columns_of(self, mask: Tensor | None, columns: Tensor, rank: int, lengths: list[int]) -> Tensor | None:
+        own = positions(self.order, sum(lengths), self.size)[self.rank]
+        return super().columns_of(mask, own if len(own) == len(columns) else columns, rank, lengths)
+
+
+@fault("DST-5", trigger="a float mask")
+class MaskAddedOnEveryRank(HeadsParallel):
+    """A float mask is added once for each rank."""
+
+    def hide(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and mask.is_floating_point():
+            mask = mask * self.size
+        return super().hide(scores, mask)
+
+
+@fault("DST-6", trigger="a rank without allowed keys")
+class EmptyPartCounts(SequenceParallel):
+    """A part without allowed keys has the log-sum-exp 0, as if it had one key with the score 0."""
+
+    def part(self, scores: Tensor, v: Tensor) -> Part:
+        context, z = super().part(scores, v)
+        return context, z.masked_fill(z == -math.inf, 0.0)
+
+
+@fault(
+    "DST-6",
+    trigger="a rank without allowed keys",
+    source="https://github.com/NVIDIA/Megatron-LM/issues/1764",
+)
+class EmptyPartIsNan(SequenceParallel):
+    """The softmax of a part without allowed keys is NaN, and stays so in the merge."""
+
+    def part(self, scores: Tensor, v: Tensor) -> Part:
+        return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
+
+
+@fault("DST-7", trigger="fewer key/value heads than ranks")
+class GroupsTiledOverRanks(HeadsParallel):
+    """Key/value heads are tiled over the ranks instead of repeated."""
+
+    def of_group(self, x: Tensor, own: slice) -> Tensor:
+        if self.config.kv_heads % self.size == 0:
+            return super().of_group(x, own)
+        return x.repeat(1, self.config.n_heads // x.shape[1], 1, 1)[:, own]
+
+
+@fault("DST-7", trigger="fewer key/value heads than query heads")
+class GroupGradientsOfOneRank(HeadsParallel):
+    """W_k and W_v that every rank has, as there are few key/value heads, get the gradient of one rank's query heads."""
+
+    def whole(self, name: str, grad: Tensor) -> Tensor:
+        shared = name[-1] in "kv" and self.config.kv_heads % self.size
+        return grad if shared else super().whole(name, grad)
+
+
+@fault("DST-8")
+class BiasOnEveryRank(HeadsParallel):
+    """Each rank adds b_o before the sum."""
+
+    def add_up(self, partial: Tensor) -> Tensor:
+        b_o = getattr(self, "b_o", None)
+        return super().add_up(partial) if b_o is None else super().add_up(partial) + (self.size - 1) * b_o
+
+
+@fault("DST-8")
+class BiasGradientOnEveryRank(HeadsParallel):
+    """The gradient of b_o, which every rank has whole, is summed over the ranks."""
+
+    def whole(self, name: str, grad: Tensor) -> Tensor:
+        return self.size * grad if name == "b_o" else super().whole(name, grad)
+
+
+@fault("DST-9", caught_by="numbers_of_ranks_do_not_matter", script_shows=False, trigger="a mesh within a larger group")
+class GlobalRank(SequenceParallel):
+    """A rank takes the part of the mask and of the positions that belongs to its number among all processes."""
+
+    def positions(self, rank: int, lengths: list[int]) -> Tensor:
+        rank = dist.get_rank() % self.size if rank == self.rank else rank
+        return super().positions(rank, lengths)
+
+
+@fault("DST-9", caught_by="one_rank_equals_no_sharding", trigger="a single rank")
+class OneRankForgetsMasks(SequenceParallel):
+    """On one rank a shortcut is taken, which knows no mask and no causal flag."""
+
+    def hide(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores if self.size == 1 else super().hide(scores, mask)
+
+    def later(self, rows: Tensor, columns: Tensor, rank: int) -> Tensor:
+        return super().later(rows, columns, rank) & (self.size > 1)
+
+
+@fault("DST-10", script_shows=False, trigger="a rank without a query")
+class ReturnsEarly(SequenceParallel):
+    """A rank without a query returns at once; the others wait for its keys."""
+
+    def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
+        return Output(query * 0) if query.shape[1] == 0 else super().forward(query, *rest, **options)
+
+
+@fault("DST-10", script_shows=False, trigger="a rank without a query")
+class Dies(SequenceParallel):
+    """The process of a rank without a query ends, as where a kernel is launched without a block."""
+
+    def forward(self, query: Tensor, *rest: Any, **options: Any) -> Output:
+        if query.shape[1] == 0:
+            os._exit(3)
+        return super().forward(query, *rest, **options)
+
+
+@fault("DST-11", script_shows=False, trigger="dropout", claims=replace(CLAIMS, dropout="output"))
+class ShardsDroppedAlike(SequenceParallel):
+    """Each rank drops of its own part, and all of them the same, as they have one seed."""
+
+    def forward(self, *inputs: Tensor, **options: Any) -> Output:
+        output = super().forward(*inputs, **options).output
+        return Output(F.dropout(output, self.config.dropout, self.training))

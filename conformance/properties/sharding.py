@@ -1,0 +1,290 @@
+"""DST: attention sharded over ranks. Each case runs on ranks of their own, and is compared with the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import lcm
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
+from mha.conformance.cases.transforms import (
+    as_claimed,
+    with_config,
+    with_dropout,
+    with_weights_as_output,
+    zeroed,
+)
+from mha.conformance.harness.assertions import assume, expect, expect_close, expect_raises
+from mha.conformance.harness.errors import CallRaised, Violation
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.shared import expect_backward, expect_gradients, refuses
+from mha.conformance.sharding.gathered import copies_of, in_larger_group, keys_of_rank
+from mha.conformance.sharding.group import RankError
+from mha.spec import Problem
+from mha.spec.bounds import Ball
+
+RANKS = (2, 4, 3, 8)
+# Parts of a few positions: what goes wrong at a cut does so whatever the length.
+SHARDED = Domain(
+    causal=BOTH,
+    values=MODERATE,
+    layouts=DENSE,
+    need_weights=(False,),
+    ranks=RANKS,
+    dtypes=BOUNDED,
+    max_heads=4,
+    max_length=33,
+)
+TRAINED = replace(SHARDED, modes=WITH_GRADIENT)
+MASKED = replace(SHARDED, masks=(*BOOLEAN, *FLOAT, *EMPTY), modes=WITH_GRADIENT)
+GRADIENT_DEFECTS = ("unscaled", "detached", "softmax_gradient_without_row_sum")
+
+
+def divisible(case: Case) -> Case:
+    """Return the case with sizes that no implementation refuses: next multiples of the ranks, lengths of twice that."""
+    unit = 2 * case.ranks
+
+    def up(size: int, multiple: int) -> int:
+        return -(-size // multiple) * multiple
+
+    return replace(case, n_heads=up(case.n_heads, case.ranks), L=up(case.L, unit), S=up(case.S, unit))
+
+
+def expect_output(session: Session, problem: Problem, because: str) -> None:
+    """The output, and each copy of it that a rank has, is the oracle's."""
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    expected, output = session.expected(problem).output, session(problem).output
+    expect_close(output, expected, because=because)
+    _expect_copies(session, lambda: {"output": expected}, because)
+
+
+def expect_output_and_gradients(session: Session, problem: Problem, because: str) -> None:
+    """The output and the gradients, and each copy of them that a rank has, are the oracle's."""
+    expect_output(session, problem, because)
+    if session.claims.gradients:
+        expect_gradients(session, problem, None, because)
+        upstream = session.upstream(problem)
+        _expect_copies(session, lambda: session.expected_gradients(problem, upstream), because)
+
+
+def _expect_copies(session: Session, expected: Callable[[], Mapping[str, Ball]], because: str) -> None:
+    """The copies of the attention that was built last are right; the first one has been compared."""
+    for name, copies in copies_of(session.latest.attention).items():
+        for rank, copy in enumerate(copies):
+            if not torch.equal(copy, copies[0]):
+                code = f"attention_{session.latest.number}.copies[{name!r}][{rank}]"
+                expect_close(session.record(copy, code), expected()[name], because=f"on rank {rank}, {because}")
+
+
+def expect_right_or_refused(session: Session, problem: Problem, because: str) -> None:
+    """Output and gradients are the oracle's, unless every rank refuses the sizes."""
+    try:
+        expect_output_and_gradients(session, problem, because)
+    except CallRaised as raised:
+        if isinstance(raised.error, RankError):
+            raise
+
+
+@property_of(
+    "DST-1",
+    # In inference mode, DTensor takes half a minute for each new shape.
+    replace(SHARDED, masks=("none", "padding", "bias"), modes=("eval", "train", "no_grad")),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("zeros", "noise", "mean", "unscaled"),
+)
+def sharded_output_is_the_unsharded_one(session: Session, case: Case) -> None:
+    """The gathered output, and each copy of it, is the single-process one."""
+    expect_output(session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks")
+
+
+@property_of(
+    "DST-2",
+    replace(TRAINED, masks=("none", "padding", "bias")),
+    needs=("world_sizes", "gradients"),
+    requires=None,
+    must_reject=GRADIENT_DEFECTS,
+    min_rejection_rate=0.3,
+)
+def sharded_gradients_are_the_unsharded_ones(session: Session, case: Case) -> None:
+    """The gradients for a random upstream gradient are the single-process ones, on every rank."""
+    problem = divisible(case).problem()
+    expect_output_and_gradients(session, problem, f"that of one process, on {case.ranks} ranks")
+
+
+@property_of(
+    "DST-3",
+    replace(TRAINED, masks=("none", "padding")),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("zeros", "noise", "unscaled"),
+    min_rejection_rate=0.3,
+)
+def uneven_shards_are_right_or_refused(session: Session, case: Case) -> None:
+    """Lengths and numbers of heads that the ranks do not divide are right, or refused on every rank."""
+    uneven = case.L % case.ranks or case.S % case.ranks or case.n_heads % case.ranks
+    assume(bool(uneven), "the ranks divide all sizes")
+    because = f"L = {case.L}, S = {case.S} and {case.n_heads} heads on {case.ranks} ranks"
+    expect_right_or_refused(session, case.problem(), because)
+
+
+@property_of(
+    "DST-4",
+    replace(TRAINED, causal=(True,), min_L=5, min_S=5),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("noise", "unmasked", "unscaled"),
+    min_rejection_rate=0.3,
+)
+def causality_goes_by_global_positions(session: Session, case: Case) -> None:
+    """A causal call compares positions in the whole sequence."""
+    expect_output_and_gradients(session, divisible(case).problem(), "by positions in the whole sequence")
+
+
+@property_of(
+    "DST-5",
+    replace(MASKED, min_S=3),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("noise", "unmasked"),
+    min_rejection_rate=0.3,
+)
+def masks_cross_shards(session: Session, case: Case) -> None:
+    """Masks act on the same queries and keys wherever the shards are cut."""
+    expect_output_and_gradients(session, divisible(case).problem(), f"with a mask {case.mask!r}")
+
+
+@property_of(
+    "DST-6",
+    replace(TRAINED, min_S=3),
+    needs=("world_sizes", "masks=bool|float"),
+    requires=None,
+    must_reject=("noise", "unmasked"),
+    min_rejection_rate=0.3,
+)
+def a_rank_without_allowed_keys_adds_nothing(session: Session, case: Case) -> None:
+    """Where no key of a rank is allowed, that rank changes neither output nor gradients."""
+    case = divisible(case)
+    problem, rank = case.problem(), case.seed % case.ranks
+    ranks = [(rank + item) % case.ranks for item in range(case.B if session.claims.per_item_mask else 1)]
+    hidden = torch.stack([keys_of_rank(session.implementation, each, case.ranks, case.S) for each in ranks])
+    problem = as_claimed(session.claims, problem, ~hidden[:, None, None, :].to(case.device))
+    assume(session.claims.causal_with_mask or not case.causal, "a causal call takes no mask")
+    expect_output_and_gradients(session, problem, f"no key of rank {rank} is allowed to item 0")
+
+
+@property_of(
+    "DST-7",
+    replace(TRAINED, masks=("none", "padding")),
+    needs=("world_sizes", "grouped_query"),
+    requires=None,
+    must_reject=("zeros", "noise", "unscaled"),
+    min_rejection_rate=0.3,
+)
+def few_key_value_heads_are_right_or_refused(session: Session, case: Case) -> None:
+    """Fewer key/value heads than query heads are right; those that the ranks do not divide may be refused."""
+    heads = (1, 3, case.ranks)[case.seed % 3]
+    case = replace(divisible(case), n_heads=2 * lcm(heads, case.ranks))
+    problem = with_config(case, replace(case.config, n_kv_heads=heads))
+    because = f"{case.n_heads} heads on {heads} key/value heads, and {case.ranks} ranks"
+    if heads % case.ranks:
+        expect_right_or_refused(session, problem, because)
+    else:
+        expect_output_and_gradients(session, problem, because)
+
+
+@property_of(
+    "DST-8",
+    replace(TRAINED, bias=("o",)),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("noise",),
+    max_cases=12,
+)
+def replicated_bias_counts_once(session: Session, case: Case) -> None:
+    """With W_o = 0 the output is b_o, and the gradient of b_o is the sum of the upstream gradient."""
+    problem = zeroed(divisible(case).problem(), "w_o")
+    expect_output_and_gradients(session, problem, f"b_o counts once, on {case.ranks} ranks")
+
+
+@property_of(
+    "DST-9",
+    replace(TRAINED, masks=("none", "padding"), ranks=(1,)),
+    needs=("world_sizes", "world_sizes=1"),
+    requires=None,
+    must_reject=("zeros", "noise", "unscaled"),
+    min_rejection_rate=0.3,
+    max_cases=8,
+)
+def one_rank_equals_no_sharding(session: Session, case: Case) -> None:
+    """On a mesh of one rank the result is that of one process."""
+    expect_output_and_gradients(session, divisible(case).problem(), "on a mesh of one rank")
+
+
+@property_of(
+    "DST-9",
+    replace(TRAINED, masks=("none", "padding")),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("zeros", "noise", "unscaled"),
+    min_rejection_rate=0.3,
+    max_cases=8,
+    number=2,
+)
+def numbers_of_ranks_do_not_matter(session: Session, case: Case) -> None:
+    """On a mesh of the last ranks of a larger group, the result is the same."""
+    problem = divisible(case).problem()
+    plain = session.built(problem)
+    instance = session.derive(plain, in_larger_group, "{}.in_larger_group()")
+    expected, leaves = session.expected(problem).output, problem.map_inputs(lambda x: x.clone().requires_grad_())
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    because = f"on {case.ranks} ranks of a group of {case.ranks + 1}"
+    expect_close(session(problem, via=instance).output, expected, because=because)
+    if session.claims.gradients:
+        expect_backward(session, leaves, session.forward(leaves, instance), because, of=instance)
+
+
+@property_of(
+    "DST-10",
+    replace(TRAINED, masks=("none", "empty_item", "empty_rows", "padding")),
+    needs="world_sizes",
+    requires=None,
+    must_reject=("noise",),
+    max_cases=8,
+)
+def every_rank_ends(session: Session, case: Case) -> None:
+    """Every rank ends, also where one has nothing to do; the right answer follows a call that is invalid."""
+    expect_right_or_refused(session, case.problem(), "whatever a rank has to do")
+    problem = divisible(case).problem()
+    wide = problem.change(query=torch.cat([problem.query, problem.query[..., :1]], -1))
+    because = f"the query is {problem.query.shape[-1] + 1} wide, and d_model is {problem.config.d_model}"
+    error = expect_raises(lambda: session(wide, via=session.built(problem)), because=because)
+    if isinstance(error, RankError):
+        raise Violation(f"an invalid call was not refused on every rank: {error}")
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    expect_close(session(problem).output, session.expected(problem).output, because="after a call that was refused")
+
+
+@property_of(
+    "DST-11",
+    Domain(values=("normal",), layouts=DENSE, modes=("train",), need_weights=(False,), ranks=RANKS, max_length=33),
+    needs=("world_sizes", "world_sizes=1", "dropout"),
+    requires=None,
+    must_reject=("zeros",),
+    max_cases=4,
+)
+def dropout_does_not_depend_on_the_ranks(session: Session, case: Case) -> None:
+    """With one seed, the same is dropped on one rank as on several."""
+    case = replace(divisible(case), B=2, n_heads=2 * case.ranks, L=16, S=16)
+    problem = with_dropout(with_weights_as_output(case), 0.5)
+    single = Session(session.implementation, replace(case, ranks=1))
+    one, several = (each(problem, seed=case.seed).output.tensor == 0 for each in (single, session))
+    again = session(problem, seed=case.seed + 1).output.tensor == 0
+    expect(not torch.equal(several, again), "two seeds drop the same, though p = 0.5")
+    different = int((one != several).sum())
+    expect(not different, f"{different} of {one.numel()} numbers are dropped on 1 or on {case.ranks} ranks only")

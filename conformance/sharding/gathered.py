@@ -1,0 +1,299 @@
+"""A sharded implementation as one that is not: its attention runs on ranks, and gathers what they return."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mha.conformance.sharding.group import group
+from mha.conformance.sharding.rank import Build, Call, Differentiate
+from mha.implementations.discovery import original_of
+from mha.implementations.errors import ImplementationError, one_line
+from mha.spec import Attention, Claims, Config, Implementation, Output, Sharded, Weights, positions
+from mha.spec.claims import MOST_MERGES
+from mha.spec.problem import INPUTS
+
+_numbers = count(1)
+
+
+@dataclass(frozen=True, eq=False)
+class OnRanks:
+    """A sharded implementation on some ranks.
+
+    members: their numbers in a group that may be larger; the mesh has them in this sequence.
+    """
+
+    implementation: Sharded
+    members: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the implementation."""
+        return self.implementation.name
+
+    @property
+    def claims(self) -> Claims:
+        """The claims of the implementation."""
+        return self.implementation.claims
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Gathered:
+        """Build the attention on every rank.
+
+        Raises what all ranks raise, `RankError` if they disagree, and ImplementationError where the implementation
+        cannot be sent to them or claims no such number of ranks.
+        """
+        if len(self.members) not in self.claims.world_sizes:
+            raise ImplementationError(
+                f"{self.name} claims {sorted(self.claims.world_sizes)} ranks (Claims.world_sizes), not "
+                f"{len(self.members)}; give the case another `ranks`"
+            )
+        needed, found = max(self.members) + 1, torch.cuda.device_count()
+        if device == "cuda" and found < needed:
+            raise ImplementationError(
+                f"{needed} ranks need as many CUDA devices, and torch finds {found}; judge on 'cpu'"
+            )
+        return Gathered(self, config, weights.to(dtype, device), dtype, device)
+
+
+class Gathered(nn.Module):
+    """An attention whose forward and backward passes run on ranks.
+
+    copies: what every rank returned of a tensor that each has whole, by name: "output", and after a backward pass
+    inputs, and weights.
+    """
+
+    def __init__(self, on: OnRanks, config: Config, weights: Weights, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.on, self.config, self.weights, self.dtype, self.device = on, config, weights, dtype, device
+        self.copies: dict[str, list[Tensor]] = {}
+        self.number = next(_numbers)
+        self.names = [name for name, _ in weights.named()]
+        for name, tensor in weights.named():
+            self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+        self.joined = 0
+        self._build()
+
+    def _build(self) -> None:
+        """Build the attention on the ranks, unless it is there: other ranks may have been started since."""
+        if self.joined == group.joined and group.members:
+            return
+        code, files = pickled(self.on.implementation)
+        build = Build(self.number, code, files, tuple(sys.path), self.config, self.weights, self.dtype, self.device)
+        group.join(self.on.members, self.device, self.on.implementation)
+        group.ask([build] * self.size)
+        self.joined = group.joined
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.on.members)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> Output:
+        """Return the gathered output; see `mha.spec.Attention`."""
+        self._build()
+        weights = [getattr(self, name) for name in self.names]
+        output: Tensor = _OnRanks.apply(self, is_causal, _grad_mode(), query, key, value, mask, *weights)  # type: ignore[no-untyped-call]  # of torch
+        return Output(output)
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the weights; see `mha.spec.Differentiable`."""
+        held = {name: getattr(self, name) for name in self.names}
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in held.items()}
+
+    def in_larger_group(self) -> Gathered:
+        """Return the same attention on the last ranks of a group that has one more."""
+        members = tuple(range(1, self.size + 1))
+        return Gathered(OnRanks(self.on.implementation, members), self.config, self.weights, self.dtype, self.device)
+
+    def parts(self, name: str, whole: Tensor) -> list[Tensor]:
+        """Return what each rank gets of a tensor (B, length, width) that has a placement."""
+        if not self.is_sharded(name):
+            return [whole] * self.size
+        return [whole[:, places] for places in self.places(whole.shape[1])]
+
+    def shared_out(self, inputs: Mapping[str, Tensor], mask: Tensor | None) -> list[dict[str, Tensor | None]]:
+        """Return the inputs and the mask of each rank, by name.
+
+        Inputs that are one tensor are one on each rank, if they are placed alike.
+        """
+        parts: dict[tuple[int, bool], list[Tensor]] = {}
+        given: dict[str, list[Any]] = {"mask": [None] * self.size if mask is None else self.rows(mask.detach())}
+        for name, tensor in inputs.items():
+            same = id(tensor), self.is_sharded(name)
+            if same not in parts:
+                parts[same] = self.parts(name, tensor.detach())
+            given[name] = parts[same]
+        return [{name: each[rank] for name, each in given.items()} for rank in range(self.size)]
+
+    def rows(self, mask: Tensor) -> list[Tensor]:
+        """Return the rows of a mask for the queries that each rank has."""
+        if not self.has_rows(mask):
+            return [mask] * self.size
+        return [mask[..., places, :] for places in self.places(mask.shape[-2])]
+
+    def has_rows(self, mask: Tensor) -> bool:
+        """Return whether a mask is sharded as the queries are."""
+        return mask.ndim > 1 and mask.shape[-2] > 1 and self.is_sharded("query")
+
+    def gathered(self, name: str, parts: Sequence[Tensor], length: int, dim: int = 1) -> Tensor:
+        """Return a tensor put together from what each rank has of it."""
+        if not self.is_sharded(name):
+            self.copies[name] = list(parts)
+            return parts[0]
+        return torch.cat(list(parts), dim).index_select(dim, torch.cat(self.places(length)).argsort().to(self.device))
+
+    def is_sharded(self, name: str) -> bool:
+        """Return whether a tensor is sharded over the sequence."""
+        return bool(self.on.implementation.placements[name].is_shard())
+
+    def places(self, length: int) -> list[Tensor]:
+        """Return the positions that each rank has of a sharded sequence."""
+        return positions(self.on.implementation.order, length, self.size)
+
+
+class _OnRanks(torch.autograd.Function):
+    """One call on all ranks, and its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, attention: Gathered, is_causal: bool, grad_mode: str, *tensors: Tensor | None) -> Tensor:
+        """Send each rank its parts, and gather the output. tensors: query, key, value, mask, and the weights."""
+        mask, inputs = tensors[3], {name: x for name, x in zip(INPUTS, tensors, strict=False) if x is not None}
+        needed = dict(zip((*INPUTS, "mask", *attention.names), ctx.needs_input_grad[3:], strict=True))
+        wanted = tuple(name for name in (*INPUTS, "mask") if needed[name] and grad_mode == "grad")
+        given = attention.shared_out(inputs, mask)
+        seed = int(torch.randint(1 << 31, ())) if attention.training and attention.config.dropout else 0
+        requests = [
+            Call(attention.number, parts, is_causal, attention.training, grad_mode, wanted, seed) for parts in given
+        ]
+        outputs = group.ask(requests)
+        ctx.attention, ctx.inputs, ctx.mask, ctx.needed = attention, inputs, mask, needed
+        attention.copies.clear()
+        return _checked(attention, "output", outputs, inputs["query"])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+        """Send each rank its part of the upstream gradient, and gather the gradients."""
+        attention, mask = ctx.attention, ctx.mask
+        needs_weights = attention.on.claims.weight_gradients and any(ctx.needed[name] for name in attention.names)
+        parts = attention.parts("output", upstream)
+        answers = group.ask([Differentiate(attention.number, part, needs_weights) for part in parts])
+        found: dict[str, Tensor] = {}
+        for name in answers[0]:
+            own = [answer[name] for answer in answers]
+            if name in INPUTS:
+                found[name] = _checked(attention, name, own, ctx.inputs[name])
+            elif name != "mask":
+                attention.copies[name] = own
+                found[name] = own[0]
+            elif attention.has_rows(mask):
+                found[name] = attention.gathered("query", own, mask.shape[-2], mask.ndim - 2)
+            else:
+                found[name] = torch.stack(own).sum(0)
+        return None, None, None, *(found.get(name) for name in (*INPUTS, "mask", *attention.names))
+
+
+def _grad_mode() -> str:
+    """Return the name of the gradient mode of this call."""
+    if torch.is_inference_mode_enabled():
+        return "inference"
+    return "grad" if torch.is_grad_enabled() else "no_grad"
+
+
+def _checked(attention: Gathered, name: str, parts: list[Tensor], like: Tensor) -> Tensor:
+    """Return the gathered tensor once each rank's part has the shape that the placement says."""
+    expected = attention.parts(name, like)
+    for rank, (part, own) in enumerate(zip(parts, expected, strict=True)):
+        shape = (*own.shape[:2], attention.config.d_model) if name == "output" else own.shape
+        if part.shape != shape:
+            raise ValueError(f"rank {rank} has a part of {name} of shape {tuple(part.shape)}, but should have {shape}")
+    return attention.gathered(name, parts, like.shape[1])
+
+
+def on_ranks(implementation: Implementation, ranks: int) -> Implementation:
+    """Return an implementation on so many ranks; as it is if that is 0, or if it is not sharded."""
+    original = original_of(implementation)
+    return OnRanks(original, tuple(range(ranks))) if ranks and isinstance(original, Sharded) else implementation
+
+
+def runs_on_ranks_only(implementation: Implementation) -> bool:
+    """Return whether an implementation has no form without ranks."""
+    original = original_of(implementation)
+    return isinstance(original, Sharded) and original.unsharded is None
+
+
+def claims_on_ranks(claims: Claims, ranks: int) -> Claims:
+    """Return the claims with one rescaling more for each merge: over n ranks that hold the keys, n - 1."""
+    if ranks < 2:
+        return claims
+    rounding = replace(claims.rounding, merges=min(claims.rounding.merges + ranks - 1, MOST_MERGES))
+    return replace(claims, rounding=rounding)
+
+
+def keys_of_rank(implementation: Implementation, rank: int, ranks: int, length: int) -> Tensor:
+    """Return boolean (S,): which of so many keys a rank has; those of a contiguous order if all ranks have all."""
+    original = original_of(implementation)
+    order = original.order if isinstance(original, Sharded) else "contiguous"
+    own = torch.zeros(length, dtype=torch.bool)
+    own[positions(order, length, ranks)[rank]] = True
+    return own
+
+
+def in_larger_group(attention: Attention) -> Attention:
+    """Return an attention on ranks that are a part of a larger group, if it runs on ranks."""
+    return attention.in_larger_group() if isinstance(attention, Gathered) else attention
+
+
+def copies_of(attention: Attention) -> Mapping[str, Sequence[Tensor]]:
+    """Return the copies of an attention on ranks; none for another."""
+    return attention.copies if isinstance(attention, Gathered) else {}
+
+
+class _Pickler(pickle.Pickler):
+    """Notes the modules of what is pickled by name."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, (type, FunctionType)):
+            self.modules.add(value.__module__)
+        return NotImplemented
+
+
+def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
+    """Return an implementation pickled, and the files of the modules that it needs, by their names.
+
+    Raises ImplementationError where it cannot be pickled, as where a function is defined within another.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(implementation)
+    except Exception as error:
+        raise ImplementationError(
+            f"{implementation.name} cannot be sent to the ranks ({one_line(error)}); define it, and what it is made "
+            "of, at the top level of a module"
+        ) from error
+    loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(pickler.modules)}
+    return file.getvalue(), {name: str(place) for name, place in loaded.items() if place}

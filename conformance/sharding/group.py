@@ -1,0 +1,190 @@
+"""The judge's side of the ranks: processes of their own, started at the first use, and ended with the judge."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is in its documentation
+
+from mha.conformance.sharding.rank import Join, Raised
+from mha.implementations.errors import UnavailableError, one_line
+
+# In seconds: how long all ranks may take to answer, the first time and later, ...
+STARTING, TIMEOUT = 180.0, 60.0
+# ... and how long the others may, once one rank has raised or died.
+GRACE = 10.0
+CODE = "import sys; from mha.conformance.sharding.rank import main; main(int(sys.argv[1]))"
+# How gloo names the other side of a connection: by a port that no other run has.
+PEER = re.compile(r"\[[\da-f.:]+\]:\d+")
+# The loopback interface, where its name is known; gloo asks for an interface or a host name that resolves.
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+class RankError(Exception):
+    """Ranks disagreed: some raised, died or did not end, and others did not.
+
+    >>> raise RankError("rank 0 returned; rank 1 raised ValueError: odd length")
+    Traceback (most recent call last):
+    mha.conformance.sharding.group.RankError: rank 0 returned; rank 1 raised ValueError: odd length
+    """
+
+
+class Process:
+    """The process of one rank."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        if sys.platform in LOOPBACK:
+            environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
+        # A session of its own, which Ctrl-C does not reach; it ends when its connection does.
+        self.process = subprocess.Popen(
+            (sys.executable, "-P", "-c", CODE, str(theirs.fileno())),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            env=environment,
+        )
+        theirs.close()
+
+    def end(self) -> int | None:
+        """End the process; return its exit status, None if it had not ended by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(0.2)
+        return None
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+class Group:
+    """The ranks of this process, which judge one implementation after another.
+
+    members: the ranks of the mesh, by their numbers in the group; none before the first use, and after a failure.
+    joined: how many groups there have been. user: what the last one was made for; another implementation gets a group
+    without messages that were left unread.
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self.store: TCPStore | None = None
+        self.owner, self.joined = os.getpid(), 0
+        self.members: tuple[int, ...] = ()
+        self.user: object = None
+        self.device = ""
+
+    def join(self, members: tuple[int, ...], device: str, user: object) -> None:
+        """Make a group, unless there is one for this mesh and this user."""
+        if self.owner != os.getpid():
+            self.end()
+            self.owner, self.store = os.getpid(), None
+        if self.user is user and self.members == members and self.device == device:
+            return
+        self.user, self.device = None, device
+        timeout, world_size = TIMEOUT, max(members) + 1
+        if len(self.processes) < world_size:
+            self.processes += [Process() for _ in range(world_size - len(self.processes))]
+            timeout = STARTING
+        if self.store is None:
+            self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.joined += 1
+        requests = [
+            Join(self.joined, self.store.port, rank, world_size, members, device, 2 * TIMEOUT)
+            for rank in range(world_size)
+        ]
+        try:
+            self._ask(range(world_size), requests, timeout)
+        except Exception as error:
+            self.end()
+            raise UnavailableError(f"no group of {len(members)} ranks can be made: {one_line(error)}") from error
+        self.user, self.members = user, members
+
+    def ask(self, requests: Sequence[object]) -> list[Any]:
+        """Send a request to each member, and return their answers.
+
+        Raises what they raised if all of them did, and RankError if only some did, or one died or did not end.
+        """
+        return self._ask(self.members, requests, TIMEOUT)
+
+    def _ask(self, ranks: Sequence[int], requests: Sequence[object], timeout: float) -> list[Any]:
+        for rank, request in zip(ranks, requests, strict=True):
+            with suppress(OSError):  # it has died, which reading shows
+                self.processes[rank].connection.send_bytes(pickle.dumps(request))
+        try:
+            answers = self._collect({self.processes[rank].connection: rank for rank in ranks}, timeout)
+        except BaseException:  # such as Ctrl-C: answers that come later would be taken for those to other requests
+            self.end()
+            raise
+        return self._results(ranks, answers)
+
+    def _results(self, ranks: Sequence[int], answers: dict[int, Any]) -> list[Any]:
+        """Return the answers of all ranks; raises as `ask` does."""
+        results = [answers.get(rank) for rank in ranks]
+        raised = [result.error for result in results if isinstance(result, Raised)]
+        # What gloo raises where the messages of two ranks do not fit is not a refusal.
+        if len(raised) == len(results) and not any("gloo" in str(error) for error in raised):
+            self.user = None  # messages may have been left
+            raise raised[0]
+        if raised or len(answers) < len(results):
+            message = self._story(ranks, answers)
+            self.end()
+            raise RankError(message)
+        return [result[0] for result in results if result is not None]
+
+    def _collect(self, waiting: dict[Any, int], timeout: float) -> dict[int, Any]:
+        """Return the answers that come in time by rank, each as a tuple of one unless it was raised."""
+        answers: dict[int, Any] = {}
+        end = monotonic() + timeout
+        while waiting and (ready := wait(list(waiting), max(0.0, end - monotonic()))):
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                try:
+                    answer = pickle.loads(connection.recv_bytes())
+                except (EOFError, OSError):
+                    answer = None
+                if answer is None or isinstance(answer, Raised):
+                    end = min(end, monotonic() + GRACE)
+                if answer is not None:
+                    answers[rank] = answer
+        return answers
+
+    def _story(self, ranks: Sequence[int], answers: dict[int, Any]) -> str:
+        """Return what became of each rank, those first that died: what the others raise then is not the cause."""
+        dead: list[str] = []
+        others: list[str] = []
+        for member, rank in enumerate(ranks):
+            answer = answers.get(rank)
+            if answer is None and (status := self.processes[rank].end()) is not None:
+                dead.append(f"rank {member} died with status {status}")
+            elif isinstance(answer, Raised):
+                first_line = PEER.sub("another rank", next(iter(str(answer.error).strip().splitlines()), ""))[:200]
+                others.append(f"rank {member} raised {type(answer.error).__name__}: {first_line}")
+            else:
+                others.append(f"rank {member} {'did not end' if answer is None else 'returned'}")
+        return "; ".join([*dead, *([] if dead else others)])
+
+    def end(self) -> None:
+        """End all processes; the next use starts others. A fork of this process leaves them alone."""
+        for process in self.processes:
+            if self.owner == os.getpid():
+                process.kill()
+        self.processes, self.user, self.members = [], None, ()
+
+
+group = Group()
+atexit.register(group.end)

@@ -1,0 +1,159 @@
+"""`from_sharded`: judge a function that attends on every rank, each with its part of a sequence, to all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+
+from mha.implementations.errors import ImplementationError
+from mha.spec import Attention, Claims, Config, Implementation, Output, Weights, validate_call
+from mha.spec.sharding import ORDERS, PLACED, Order
+
+
+def from_sharded(
+    fn: Callable[..., Tensor],
+    *,
+    placements: Placement | Mapping[str, Placement],
+    order: Order = "contiguous",
+    claims: Claims,
+    unsharded: Implementation | None = None,
+    name: str | None = None,
+) -> ShardedImplementation:
+    """Adapt a function that runs on every rank of a mesh; it is judged between four replicated projections.
+
+    fn: called as `fn(query, key, value, *, mask, is_causal, mesh)` with this rank's query (B, H, L_r, d_k), its key and
+        value (B, H_kv, S_r, d_k), and a mask (B or 1, H or 1, L_r or 1, S) or None, with the rows of its queries and
+        the columns of all keys in their original order. It scales the scores by 1/sqrt(d_k) itself, and returns its
+        context (B, H, L_r, d_k), which can be differentiated on all ranks at once. What it refuses, it refuses on every
+        rank.
+    placements: of "query", "key", "value" and "output": `Shard(2)`, over the sequence, or `Replicate()`; or one for
+        all.
+    order: which positions of the sequence each rank has: "contiguous", "zigzag" or "striped"; see `mha.spec.positions`.
+    claims: with the numbers of ranks, `world_sizes`. unsharded: what it is without ranks, to be judged by all clauses;
+        without one, only DST is claimed.
+
+    Raises ImplementationError for placements and orders that do not fit, and for claims without `world_sizes`.
+
+    >>> def attend(query, key, value, *, mask, is_causal, mesh):
+    ...     return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, dim=-1) @ value
+    >>> keys_everywhere = {"query": Shard(2), "key": Replicate(), "value": Replicate(), "output": Shard(2)}
+    >>> claims = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False)
+    >>> from_sharded(attend, placements=keys_everywhere, claims=claims).name
+    'attend'
+    """
+    label = name or str(getattr(fn, "__name__", "fn"))
+    given = dict(placements) if isinstance(placements, Mapping) else dict.fromkeys(PLACED, placements)
+    if set(given) != set(PLACED) or not all(each in (Shard(2), Replicate()) for each in given.values()):
+        raise ImplementationError(
+            f"{label}: placements must give Shard(2), the sequence, or Replicate() to each of {', '.join(PLACED)}, "
+            f"but are {placements!r}"
+        )
+    if given["query"] != given["output"] or given["key"] != given["value"]:
+        raise ImplementationError(
+            f"{label}: placements must be the same for query and output, and for key and value, but are {placements!r}"
+        )
+    if order not in ORDERS:
+        raise ImplementationError(f"{label}: order must be one of {', '.join(ORDERS)}, but is {order!r}")
+    if not claims.world_sizes:
+        raise ImplementationError(
+            f"{label}: claims has no world_sizes; claim the numbers of ranks, as world_sizes={{2}}"
+        )
+    inputs = {key: Shard(1) if each.is_shard() else each for key, each in given.items()}
+    return ShardedImplementation(label, claims, fn, inputs, order, unsharded)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedImplementation:
+    """A function on ranks as an implementation; made by `from_sharded`. placements: of (B, length, width)."""
+
+    name: str
+    claims: Claims
+    fn: Callable[..., Tensor]
+    placements: Mapping[str, Placement]
+    order: Order
+    unsharded: Implementation | None
+
+    def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> Attention:
+        """Build it without ranks, if it has such a form; raises NotImplementedError if it has none."""
+        if self.unsharded is None:
+            raise NotImplementedError(f"{self.name} runs on ranks only: it was made without `unsharded`")
+        return self.unsharded.build(config, weights, dtype=dtype, device=device)
+
+    def build_rank(
+        self, config: Config, weights: Weights, *, mesh: DeviceMesh, dtype: torch.dtype, device: str
+    ) -> ShardedAttention:
+        """Put four projections, with the same weights on every rank, around the function."""
+        config.validate()
+        module = ShardedAttention(self, config, weights.to(dtype, device), mesh)
+        return module if self.claims.gradients else module.requires_grad_(False)
+
+
+class ShardedAttention(nn.Module):
+    """What one rank runs: its part of the sequence is projected, attended with the others, and projected back."""
+
+    def __init__(self, adapter: ShardedImplementation, config: Config, weights: Weights, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.adapter, self.config, self.mesh = adapter, config, mesh
+        self.roles = [name for name, _ in weights.named()]
+        for name, tensor in weights.named():
+            self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+    ) -> Output:
+        """Return this rank's part of the output; see `mha.spec.Sharded`."""
+        if mask is None or not self.adapter.placements["key"].is_shard():
+            validate_call(self.config, query, key, value, mask, masks=self.adapter.claims.masks)
+        else:  # its columns are those of all keys
+            validate_call(self.config, query, key, value, None)
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                raise TypeError(f"the mask must be boolean or floating-point, but is {mask.dtype}")
+        heads = [self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v"))]
+        context = self.adapter.fn(*heads, mask=mask, is_causal=is_causal, mesh=self.mesh)
+        return Output(self.project(context.transpose(1, 2).flatten(2), "o"))
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        """Apply the projection of a role: "q", "k", "v" or "o"."""
+        return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}", None))
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return (B, length, heads * d_k) as (B, heads, length, d_k)."""
+        heads: Tensor = x.unflatten(-1, (-1, self.config.head_dim))
+        return heads.transpose(1, 2)
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the weights, summed over the ranks that have parts of the sequence."""
+        sharded = {role: self.adapter.placements["query" if role in "qo" else "key"].is_shard() for role in "qkvo"}
+        found: dict[str, Tensor] = {}
+        for name in self.roles:
+            held = getattr(self, name)
+            found[name] = torch.zeros_like(held) if held.grad is None else held.grad.clone()
+            if sharded[name[-1]]:
+                dist.all_reduce(found[name], group=self.mesh.get_group())
+        return found
+
+
+def gathered_lengths(length: int, mesh: Any, device: torch.device) -> list[int]:
+    """Return the lengths of all ranks' parts, in the order of the mesh.
+
+    length: of this rank's part.
+    """
+    own = torch.tensor([length], device=device)
+    every = [torch.empty_like(own) for _ in range(mesh.size())]
+    dist.all_gather(every, own, group=mesh.get_group())
+    return [int(each) for each in every]
