@@ -377,6 +377,18 @@ def test_a_partial_waiver_is_stale_only_if_its_cases_were_tried() -> None:
     assert (verdict.status, verdict.message) == ("pass", "no case matches its waiver: L == 9")
 
 
+def test_few_cases_do_not_make_a_waiver_stale() -> None:
+    for waiver in (waiver_of("it is known"), waiver_of("it is known", where="L == 2")):
+        verdict = verdict_of(untested(), [passed()], [waiver], few=True)
+        assert (verdict.status, verdict.message) == ("pass", "no case that was tried needs its waiver: it is known")
+    unclaimed = PropertyResult(prop=prop_of(), not_applicable="needs the claim masks")
+    assert verdict_of(untested(), [unclaimed], [waiver_of()], few=True).status == "stale_waiver"
+    waived = Waiver(implementation=faults.correct.name, clause="MSK-8", reason="known")
+    for profile, status in (("quick", "pass"), ("default", "stale_waiver")):
+        report = check(faults.correct, profile, clauses=["MSK-8"], dtypes=["float32"], waivers=[waived])
+        assert report.verdicts[0].status == status
+
+
 def test_an_expired_waiver_waives_nothing() -> None:
     expired = waiver_of("it was known", expires=date(2020, 1, 1))
     passing = check(faults.correct, "quick", clauses=["MSK-8"], dtypes=["float32"], waivers=[expired]).verdicts[0]

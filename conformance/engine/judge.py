@@ -95,7 +95,8 @@ def judge(
         valid = [waiver for waiver in waivers if not waiver.expired]
         with heeding_interrupts():
             results = _results(implementation, clause, dtype, device, settings, valid)
-            verdict = verdict_of(verdict, results, valid, strict=settings.strict, target=resolved.target)
+            few = settings.profile == "quick"
+            verdict = verdict_of(verdict, results, valid, strict=settings.strict, few=few, target=resolved.target)
             if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
                 verdict = _explained(verdict, results[-1])
     verdict = _with_expired(verdict, waivers)
@@ -158,12 +159,13 @@ def verdict_of(
     waivers: Sequence[Waiver],
     *,
     strict: bool = False,
+    few: bool = False,
     target: str = "",
 ) -> Verdict:
     """Return the verdict that the results of the properties of a clause add up to.
 
     verdict: a pass, with what is known before anything is run. results: in order; only the last one can decide the
-    clause alone. waivers: of the clause, none of them expired.
+    clause alone. waivers: of the clause, none of them expired. few: whether too few cases were tried to call one stale.
     """
     last, tried = results[-1], sum(len(result.cases) for result in results)
     verdict = replace(verdict, examples=tried, margin=max(result.margin for result in results))
@@ -173,15 +175,8 @@ def verdict_of(
     if last.harness_error:
         return replace(verdict, status="harness_error", message=last.harness_error)
     verdict = replace(verdict, rejections=_rejections(results))
-    waived: dict[Waiver, tuple[Property, Failure]] = {}
-    for result in results:
-        waived = {waiver: (result.prop, failure) for waiver, failure in result.waived.items()} | waived
-    if stale := _stale(verdict, results, waivers, waived):
-        return replace(verdict, status="stale_waiver", required=True, message=stale)
-    if waived:
-        return _waived(verdict, waived, target)
     if waivers:
-        return replace(verdict, message=f"no case matches its waiver: {waivers[0].where}")
+        return _with_waivers(verdict, results, waivers, few=few, target=target)
     return replace(verdict, status="pass" if tried else "not_claimed", message=_reasons(results))
 
 
@@ -222,6 +217,29 @@ def _failed(
     return verdict
 
 
+def _with_waivers(
+    verdict: Verdict, results: Sequence[PropertyResult], waivers: Sequence[Waiver], *, few: bool, target: str
+) -> Verdict:
+    """Return the verdict on a clause that fails nowhere, or only where a waiver accepts it."""
+    if not verdict.examples:
+        message = f"nothing is judged: {_reasons(results)}; delete its waiver: {waivers[0].reason}"
+        return replace(verdict, status="stale_waiver", required=True, message=message)
+    waived: dict[Waiver, tuple[Property, Failure]] = {}
+    for result in results:
+        waived = {waiver: (result.prop, failure) for waiver, failure in result.waived.items()} | waived
+    few = few or any(result.prop.slow and not result.cases for result in results)
+    unneeded = _unneeded(waivers, waived, results)
+    if unneeded and not few:
+        said = " as the waiver says" if unneeded.partial else ""
+        message = f"the clause does not fail{said}; delete its waiver: {unneeded.reason}"
+        return replace(verdict, status="stale_waiver", required=True, message=message)
+    if waived:
+        return _waived(verdict, waived, target)
+    if unneeded:
+        return replace(verdict, message=f"no case that was tried needs its waiver: {unneeded.reason}")
+    return replace(verdict, message=f"no case matches its waiver: {waivers[0].where}")
+
+
 def _waived(verdict: Verdict, waived: dict[Waiver, tuple[Property, Failure]], target: str) -> Verdict:
     waiver, (prop, (session, violation)) = next(iter(waived.items()))
     return replace(
@@ -235,19 +253,13 @@ def _waived(verdict: Verdict, waived: dict[Waiver, tuple[Property, Failure]], ta
     )
 
 
-def _stale(
-    verdict: Verdict, results: Sequence[PropertyResult], waivers: Sequence[Waiver], waived: Collection[Waiver]
-) -> str:
-    """Return why a waiver is no longer needed; empty if each of them is."""
-    if waivers and not verdict.examples:
-        return f"nothing is judged: {_reasons(results)}; delete its waiver: {waivers[0].reason}"
-    if any(not waiver.partial for waiver in waived) or any(result.prop.slow and not result.cases for result in results):
-        return ""
-    for waiver in waivers:
-        if waiver not in waived and _matches(waiver, results):
-            said = " as the waiver says" if waiver.partial else ""
-            return f"the clause does not fail{said}; delete its waiver: {waiver.reason}"
-    return ""
+def _unneeded(
+    waivers: Sequence[Waiver], waived: Collection[Waiver], results: Sequence[PropertyResult]
+) -> Waiver | None:
+    """Return a waiver of cases that were tried, none of which failed."""
+    if any(not waiver.partial for waiver in waived):
+        return None
+    return next((waiver for waiver in waivers if waiver not in waived and _matches(waiver, results)), None)
 
 
 def _matches(waiver: Waiver, results: Sequence[PropertyResult]) -> bool:
