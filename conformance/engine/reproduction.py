@@ -6,19 +6,19 @@ import base64
 import sys
 import textwrap
 import zlib
-from dataclasses import fields
-from math import isfinite
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mha.conformance.cases.modes import MODES
+from mha.conformance.engine.redrawn import config_code, redrawn
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
 from mha.implementations.discovery import original_of, split_name
-from mha.spec import CLAUSES, Config, Implementation
+from mha.spec import CLAUSES, Implementation
+from mha.spec.problem import INPUTS
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
 READABLE = 64
@@ -37,7 +37,7 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
         return None
     known = CLAUSES[clause]
     names: dict[int, str] = {}
-    body: list[str] = []
+    body = redrawn(session, names)
     for step in session.steps:
         body += _lines(step, session, names)
     body += violation.assertion
@@ -78,19 +78,15 @@ def _build(build: BuildStep, session: Session, names: dict[int, str]) -> list[st
     named = build.weights.named()
     weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
     options = f"dtype=torch.{session.case.dtype}, device={session.case.device!r}"
-    config = ", ".join(
-        f"{field.name}={literal_of(value)}"
-        for field in fields(Config)
-        if (value := getattr(build.config, field.name)) != field.default
-    )
-    lines.append(f"attention_{build.number} = implementation.build(Config({config}), Weights({weights}), {options})")
+    config = config_code(build.config)
+    lines.append(f"attention_{build.number} = implementation.build({config}, Weights({weights}), {options})")
     return lines
 
 
 def _call(call: CallStep, session: Session, names: dict[int, str]) -> list[str]:
     lines: list[str] = []
     problem, number, mode = call.problem, call.number, MODES[call.mode]
-    inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in ("query", "key", "value")]
+    inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in INPUTS]
     if problem.mask is not None:
         inputs.append(f"mask={_name(problem.mask, f'mask_{number}', names, lines)}")
     options = ", is_causal=True" if problem.is_causal else ""
@@ -105,11 +101,6 @@ def _call(call: CallStep, session: Session, names: dict[int, str]) -> list[str]:
         upstream = _name(call.upstream, f"upstream_{number}", names, lines)
         lines.append(f"output_{number}.backward({upstream})")
     return lines
-
-
-def literal_of(value: object) -> str:
-    """Return a number as an expression that a script can read, NaN included."""
-    return f"float({str(value)!r})" if isinstance(value, float) and not isfinite(value) else repr(value)
 
 
 def _name(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> str:

@@ -17,12 +17,11 @@ def _is_half(x: Tensor) -> bool:
     return traits_of(x.dtype).half
 
 
-@fault("NUM-7", dtype="float16", caught_by="errors_do_not_add_up_to_a_defect", script_shows=False)
+@fault("NUM-7", dtype="float16", caught_by="errors_do_not_add_up_to_a_defect")
 @fault(
     "NUM-7",
     dtype="bfloat16",
     caught_by="errors_do_not_add_up_to_a_defect",
-    script_shows=False,
     trigger="half precision",
 )
 class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: _is_half(next(module.parameters())))):
@@ -33,7 +32,6 @@ class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: _is_half(next(modul
     "NUM-7",
     dtype="bfloat16",
     caught_by="errors_do_not_add_up_to_a_defect",
-    script_shows=False,
     trigger="bfloat16",
 )
 class CastsTruncate(Complete):
@@ -62,7 +60,6 @@ class CastsTruncate(Complete):
     "NUM-7",
     dtype="bfloat16",
     caught_by="errors_for_many_keys_do_not_add_up_to_a_defect",
-    script_shows=False,
     trigger="half precision, S > 512",
 )
 class LateValuesLost(Complete):

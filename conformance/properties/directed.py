@@ -12,7 +12,18 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, HALF, Domain
 from mha.conformance.cases.masks import FEW
 from mha.conformance.harness.assertions import assume, expect
+from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.directed_script import (
+    LAST_KEY,
+    MASKED_KEY,
+    MEAN,
+    SCALE,
+    VALUE,
+    assertion_of,
+    percent,
+    random_formula,
+)
 from mha.conformance.properties.registry import property_of
 from mha.spec.directed import Allowance, allowance, projection
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
@@ -38,13 +49,15 @@ class Direction:
     """What a small defect does to the results.
 
     change: of each result that is looked at, by name, for the whole defect or for each unit of a parameter. more, less:
-    what the results are as if, for a positive and a negative share, with {} for how much.
+    what the results are as if, for a positive and a negative share, with {} for how much. formula: of the change, as
+    lines of a script; see `directed_script`.
     """
 
     change: Mapping[str, Tensor]
     more: str
     less: str
     contexts: Tensor | None = None
+    formula: tuple[str, ...] = ()
 
     def times(self, other: Direction) -> float:
         """Return the scalar product of two."""
@@ -93,17 +106,23 @@ class Tested:
         return abs(self.projected) / self.part.threshold
 
 
-def expect_explained(code: str, tested: Sequence[Tested], place: Callable[[Tested], str] = lambda _: "") -> float:
+def expect_explained(
+    code: str,
+    tested: Sequence[Tested],
+    place: Callable[[Tested], str] = lambda _: "",
+    assertion: Callable[[Tested], Sequence[str]] = lambda _: (),
+) -> float:
     """Expect the error along each direction to be one that rounding explains; return the largest ratio.
 
-    code: the results, as in "output_1 is". place: says where a defect is, as in " in head 0", or "".
+    code: the results, as in "output_1 is". place: says where a defect is, as in " in head 0", or "". assertion: the
+    lines of a script that show it.
     """
     informative = [test for test in tested if test.part.is_informative]
     assume(bool(informative), "rounding alone could hide each defect that is looked for")
     ratio = max(test.ratio for test in informative)
     if ratio > 1:
         found = _explanation(informative)
-        expect(False, _message(code, found, place(found)))
+        expect(False, _message(code, found, place(found)), *assertion(found))
     return ratio
 
 
@@ -121,8 +140,13 @@ def _expect_rounding_alone(session: Session, case: Case) -> None:
     output, graph = session(problem).output, rounding_graph(problem, session.claims)
     finite = bool((output.tensor.isfinite() | ~graph.known).all())
     expect(finite, f"{output.code} is not finite in a row that has keys")
-    tested = [_tested(graph, output.tensor, direction) for direction in _directions(graph, case)]
-    ratio = expect_explained(f"{output.code} is", tested, lambda found: _head(graph, output.tensor, found))
+    tested = [_tested(graph, output.tensor, direction) for direction in directions(graph, case)]
+    ratio = expect_explained(
+        f"{output.code} is",
+        tested,
+        lambda found: _head(graph, output.tensor, found),
+        lambda found: _assertion(session, found),
+    )
     output.note_margin(ratio)
 
 
@@ -130,6 +154,15 @@ def _tested(graph: RoundingGraph, output: Tensor, direction: Direction) -> Teste
     """Test an output along a direction."""
     w = direction.change["output"]
     return Tested(direction, allowance(graph, w), projection(graph, output, w))
+
+
+def _assertion(session: Session, found: Tested) -> list[str]:
+    """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
+    call = session.steps[-1]
+    if not isinstance(call, CallStep):
+        return []
+    text = found.direction.more if found.projected > 0 else found.direction.less
+    return assertion_of(call, session.claims, found.direction.formula, text, found.part.threshold / found.part.size)
 
 
 def _head(graph: RoundingGraph, output: Tensor, found: Tested) -> str:
@@ -163,37 +196,29 @@ def _message(code: str, found: Tested, place: str) -> str:
     text = found.direction.more
     if share < 0:
         share, least, most, text = -share, -most, -least, found.direction.less
-    size = f"{_percent(share)} ({_percent(least)} to {_percent(most)})"
-    explained = _percent(found.part.threshold / found.part.size)
+    size = f"{percent(share)} ({percent(least)} to {percent(most)})"
+    explained = percent(found.part.threshold / found.part.size)
     return f"{code} as if {text.format(size)}{place}; rounding explains {explained} at most"
 
 
-def _percent(share: float) -> str:
-    """Return a share in percent, with two digits after the point if it is small."""
-    return f"{100 * share:.2f}%" if abs(share) < 0.1 else f"{100 * share:.3g}%"
-
-
-def _directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
+def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:
     """Yield what defects do to the output: derivatives first, then whole defects, then a random direction."""
     p, s, v, o, allowed = graph.weights, graph.scores, graph.value, graph.context, graph.allowed
     # d o / d log tau = sum_j p_j (s_j - sum_l p_l s_l) v_j
     scale = (p * (s - (p * s).sum(-1, keepdim=True))) @ v
-    yield _of_contexts(graph, scale, "the scores were {} too large", "the scores were {} too small")
-    yield _of_contexts(graph, o, "the weights were {} too large", "the weights were {} too small")
+    yield _of_contexts(graph, scale, "the scores were {} too large", "the scores were {} too small", SCALE)
+    yield _of_contexts(graph, o, "the weights were {} too large", "the weights were {} too small", ("change = o",))
     constant = v.mean((0, 2), keepdim=True).expand_as(o)
-    yield _of_contexts(graph, constant, "{} of the mean value were added", "{} of the mean value were subtracted")
+    more = "{} of the mean value were added"
+    yield _of_contexts(graph, constant, more, "{} of the mean value were subtracted", VALUE)
     yield from _keys(graph)
     mean = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1)).to(v) @ v - o
-    yield _of_contexts(
-        graph,
-        mean,
-        "{} of each weight were spread evenly over the keys",
-        "{} of each weight were taken evenly from the keys",
-    )
+    more = "{} of each weight were spread evenly over the keys"
+    yield _of_contexts(graph, mean, more, "{} of each weight were taken evenly from the keys", MEAN)
     drawn = random_signs(graph.output, case)
-    yield _of_output(
-        graph, drawn, "{} of an output of random signs were added", "{} of an output of random signs were taken"
-    )
+    more = "{} of an output of random signs were added"
+    random = _of_output(graph, drawn, more, "{} of an output of random signs were taken")
+    yield replace(random, formula=random_formula(case.seed))
 
 
 def _keys(graph: RoundingGraph) -> Iterator[Direction]:
@@ -204,13 +229,15 @@ def _keys(graph: RoundingGraph) -> Iterator[Direction]:
     lost = (p * last).sum(-1, keepdim=True)
     lost = lost.masked_fill(allowed.sum(-1, keepdim=True) < 2, 0.0)
     change = -lost / (1 - lost) * ((last.to(v) @ v) - o)
-    yield _of_contexts(graph, change, "{} of the last allowed key were lost", "the last allowed key counted {} more")
+    more = "{} of the last allowed key were lost"
+    yield _of_contexts(graph, change, more, "the last allowed key counted {} more", LAST_KEY)
     if not bool(allowed.all()):
         # With key j, o moves by r (v_j - o) / (1 + r), for r = exp(s_j - log sum exp(s)).
         first = first_masked_key(allowed)
         read = masked_weight(graph).sum(-1, keepdim=True)
         change = read / (1 + read) * ((first.to(v) @ v) - o)
-        yield _of_contexts(graph, change, "{} of a masked key were read", "{} of a masked key were subtracted")
+        more = "{} of a masked key were read"
+        yield _of_contexts(graph, change, more, "{} of a masked key were subtracted", MASKED_KEY)
 
 
 def last_key(allowed: Tensor) -> Tensor:
@@ -240,9 +267,12 @@ def random_signs(like: Tensor, case: Case) -> Tensor:
     return signs * like.abs().mean()
 
 
-def _of_contexts(graph: RoundingGraph, contexts: Tensor, more: str, less: str) -> Direction:
+def _of_contexts(
+    graph: RoundingGraph, contexts: Tensor, more: str, less: str, formula: tuple[str, ...] = ()
+) -> Direction:
     """Return the direction of a change of the contexts, (B, H, L, d_k)."""
-    return replace(_of_output(graph, graph.output_of(contexts), more, less), contexts=contexts)
+    whole = _of_output(graph, graph.output_of(contexts), more, less)
+    return replace(whole, contexts=contexts, formula=formula)
 
 
 def _of_output(graph: RoundingGraph, change: Tensor, more: str, less: str) -> Direction:

@@ -1,0 +1,73 @@
+"""The numbers of a case in a script, drawn as the case draws them: as bytes, many of them would fill pages."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import isfinite
+
+from torch import Tensor
+
+from mha.conformance.cases.case import SHARING
+from mha.conformance.cases.values import make_inputs
+from mha.conformance.harness.recording import BuildStep, CallStep
+from mha.conformance.harness.session import Session
+from mha.spec import Config
+from mha.spec.problem import INPUTS
+
+# Up to so many numbers in all a script has their bits, which need no generator.
+FEW = 4096
+
+
+def redrawn(session: Session, names: dict[int, str]) -> list[str]:
+    """Return the lines that draw the numbers of the first call, and name them; none if they are few or others."""
+    first = _first_call(session)
+    if first is None:
+        return []
+    build, call = first
+    case, dtype, problem = session.case, f"torch.{session.case.dtype}", call.problem
+    sizes = problem.query.shape[0], problem.query.shape[1], problem.key.shape[1]
+    weights, *inputs = make_inputs("normal", build.config, sizes, case.generator)
+    found = [(f"{name}_{build.number}", x, getattr(weights, name)) for name, x in build.weights.named()]
+    lines = [
+        "# The numbers of the case, drawn as it draws them.",
+        f"generator = torch.Generator().manual_seed({case.seed})",
+        f"weights = Weights.random({config_code(build.config)}, int(torch.randint(2**31, (1,), generator=generator)))",
+        f"{', '.join(name for name, _, _ in found)} = (x.to({dtype}) for _, x in weights.named())",
+        f"shapes = {', '.join(str(tuple(x.shape)) for x in inputs)}",
+        "inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]",
+    ]
+    for name, x in problem.distinct().items():
+        index = SHARING[case.inputs][INPUTS.index(name)]
+        found.append((f"{name}_{call.number}", x, inputs[index]))
+        lines.append(f"{name}_{call.number} = inputs[{index}].to({dtype})")
+    if sum(x.numel() for _, x, _ in found) <= FEW or not all(_is_rounded(x, y) for _, x, y in found):
+        return []
+    names |= {id(x): name for name, x, _ in found}
+    return lines
+
+
+def _first_call(session: Session) -> tuple[BuildStep, CallStep] | None:
+    """Return the first call and how its attention was built, if its numbers may be those that the case draws."""
+    case = session.case
+    build = next((step for step in session.steps if isinstance(step, BuildStep)), None)
+    call = next((step for step in session.steps if isinstance(step, CallStep)), None)
+    if case.values != "normal" or case.device != "cpu" or build is None or call is None:
+        return None
+    valid = all(getattr(call.problem, name).dim() == 3 for name in INPUTS)
+    return (build, call) if valid else None
+
+
+def _is_rounded(x: Tensor, drawn: Tensor | None) -> bool:
+    """Return whether a tensor is what was drawn, rounded to its dtype, and as dense."""
+    return drawn is not None and x.shape == drawn.shape and x.is_contiguous() and x.equal(drawn.to(x.dtype))
+
+
+def config_code(config: Config) -> str:
+    """Return the expression for a configuration."""
+    given = ((field, getattr(config, field.name)) for field in fields(Config))
+    return f"Config({', '.join(f'{field.name}={literal_of(x)}' for field, x in given if x != field.default)})"
+
+
+def literal_of(value: object) -> str:
+    """Return a number as an expression that a script can read, NaN included."""
+    return f"float({str(value)!r})" if isinstance(value, float) and not isfinite(value) else repr(value)

@@ -1,0 +1,85 @@
+"""The script of a directed failure: the same share of the same defect, without the judge."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mha.conformance import check
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.masks import FEW
+from mha.conformance.engine.reproduction import script
+from mha.conformance.faults import registry
+from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.recording import CallStep
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.directed import directions
+from mha.conformance.properties.directed_script import assertion_of
+from mha.implementations.loop import implementation as loop
+from mha.spec.directed import projection
+from mha.spec.rounding_graph import rounding_graph
+
+# Of a correct implementation.
+PLACE = "mha.implementations.loop import implementation"
+CASE = Case(n_heads=4, head_dim=8, B=2, L=9, S=12, dtype="bfloat16", seed=5)
+CASES = {
+    "cross": CASE,
+    "self": replace(CASE, inputs="self", S=9),
+    "causal": replace(CASE, causal=True),
+    "no bias": replace(CASE, bias=False),
+    "laid out": replace(CASE, layout="transposed"),
+    "float mask": replace(CASE, mask=FEW[0], additive=True),
+    **{mask: replace(CASE, mask=mask) for mask in FEW},
+}
+
+
+@pytest.mark.parametrize("which", CASES)
+def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
+    case = CASES[which]
+    session, problem = Session(loop, case), case.problem()
+    output, graph = session(problem).output.tensor, rounding_graph(problem, loop.claims)
+    call = session.steps[-1]
+    assert isinstance(call, CallStep)
+    tried = 0
+    for direction in directions(graph, case):
+        w = direction.change["output"]
+        assertion = assertion_of(call, loop.claims, direction.formula, direction.more, 0.0)
+        text = script(session, "NUM-7", Violation("off", tuple(assertion)))
+        assert text
+        assert ("torch.randn" in text) == (which != "laid out")
+        names: dict[str, Any] = {}
+        with suppress(AssertionError):
+            exec(compile(text, "script", "exec"), names)
+        share = projection(graph, output, w) / float(w.square().sum())
+        torch.testing.assert_close(float(names["share"]), share, rtol=1e-6, atol=1e-12)
+        tried += 1
+    assert tried == 7 - bool(graph.allowed.all())
+
+
+@pytest.mark.parametrize("name", ["ScaleOffInHalf", "LateValuesLost"])
+def test_script_fails_as_the_verdict_does(name: str) -> None:
+    (verdict,) = check(registry.implementations[name], clauses=["NUM-7"], dtypes=["bfloat16"]).verdicts
+    assert verdict.script
+    assert len(verdict.script) < 4000
+    with pytest.raises(AssertionError) as raised:
+        exec(compile(verdict.script, "script", "exec"), {})
+    said, explained = str(raised.value).split("; ")
+    assert verdict.message.split("; ")[1] == explained
+    assert re.sub(r"[\d.]+%", "", said) == re.sub(r"[\d.]+% \(.*\)", "", verdict.message.split("; ")[0])
+    correct = verdict.script.replace(f"from mha.conformance.faults.directed import faulty_{name}", f"from {PLACE}")
+    assert correct != verdict.script
+    exec(compile(correct, "script", "exec"), {})
+
+
+def test_numbers_that_are_few_or_not_normal_keep_their_bits() -> None:
+    for case in (replace(CASE, head_dim=1), replace(CASE, values="integers")):
+        session = Session(loop, case)
+        session(case.problem())
+        text = script(session, "NUM-7", Violation("off", ("assert False",)))
+        assert text
+        assert "torch.randn" not in text
