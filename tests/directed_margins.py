@@ -68,8 +68,8 @@ def exact_of(problem: Problem, implementation: Implementation, seed: int) -> Exa
     if KINDS[seed % len(KINDS)] in ("repeated", "expanded"):
         upstream = upstream[:1, :1].expand_as(upstream).contiguous()
     graph = gradient_graph(problem, claims, upstream)
-    forwards = [direction.change["output"] for direction in directed._directions(graph.forward, case)]
-    backwards = [dict(direction.change) for direction in directed_gradients._directions(graph, graph.exact, case)]
+    forwards = [direction.change["output"] for direction in directed.directions(graph.forward, case)]
+    backwards = [dict(direction.change) for direction in directed_gradients.directions(graph, graph.exact, case)]
     name = list(graph.exact)[seed % len(graph.exact)]
     forwards.append(single(graph.forward.output, seed))
     backwards.append({name: single(graph.exact[name], seed)})

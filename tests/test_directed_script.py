@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,9 +20,12 @@ from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.directed import directions
-from mha.conformance.properties.directed_script import assertion_of
+from mha.conformance.properties.directed_gradients import directions as directions_of_gradients
+from mha.conformance.properties.directed_script import assertion_of, gradient_assertion_of
 from mha.implementations.loop import implementation as loop
 from mha.spec.directed import projection
+from mha.spec.directed_gradients import projection_of_gradients
+from mha.spec.gradient_graph import gradient_graph
 from mha.spec.rounding_graph import rounding_graph
 
 # Of a correct implementation.
@@ -38,6 +42,17 @@ CASES = {
 }
 
 
+def share_by_script(session: Session, clause: str, assertion: Sequence[str]) -> float:
+    """Return the share of a defect that a script finds."""
+    text = script(session, clause, Violation("off", tuple(assertion)))
+    assert text
+    assert ("torch.randn" in text) == (session.case.layout == "contiguous")
+    names: dict[str, Any] = {}
+    with suppress(AssertionError):
+        exec(compile(text, "script", "exec"), names)
+    return float(names["share"])
+
+
 @pytest.mark.parametrize("which", CASES)
 def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     case = CASES[which]
@@ -49,23 +64,39 @@ def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     for direction in directions(graph, case):
         w = direction.change["output"]
         assertion = assertion_of(call, loop.claims, direction.formula, direction.more, 0.0)
-        text = script(session, "NUM-7", Violation("off", tuple(assertion)))
-        assert text
-        assert ("torch.randn" in text) == (which != "laid out")
-        names: dict[str, Any] = {}
-        with suppress(AssertionError):
-            exec(compile(text, "script", "exec"), names)
         share = projection(graph, output, w) / float(w.square().sum())
-        torch.testing.assert_close(float(names["share"]), share, rtol=1e-6, atol=1e-12)
+        assert share_by_script(session, "NUM-7", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
         tried += 1
     assert tried == 7 - bool(graph.allowed.all())
 
 
-@pytest.mark.parametrize("name", ["ScaleOffInHalf", "LateValuesLost"])
-def test_script_fails_as_the_verdict_does(name: str) -> None:
-    (verdict,) = check(registry.implementations[name], clauses=["NUM-7"], dtypes=["bfloat16"]).verdicts
+@pytest.mark.parametrize("which", CASES)
+def test_script_finds_the_same_share_of_each_defect_of_gradients(which: str) -> None:
+    case = CASES[which]
+    session, problem = Session(loop, case), case.problem()
+    upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query)
+    recorded = session.gradients(problem, upstream)
+    graph, call = gradient_graph(problem, loop.claims, upstream), session.steps[-1]
+    assert isinstance(call, CallStep)
+    found = {name: recorded[name].tensor for name in recorded if name in graph.exact}
+    codes = {name: recorded[name].code for name in found}
+    tried = 0
+    for direction in directions_of_gradients(graph, found, case):
+        w = direction.change
+        assertion = gradient_assertion_of(call, loop.claims, codes, direction.formula, direction.more, 0.0)
+        share = projection_of_gradients(graph, found, w) / sum(float(x.square().sum()) for x in w.values())
+        assert share_by_script(session, "GRD-8", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
+        tried += 1
+    assert tried == len(found) + 7 - bool(graph.forward.allowed.all())
+
+
+@pytest.mark.parametrize(
+    ("clause", "name"), [("NUM-7", "ScaleOffInHalf"), ("NUM-7", "LateValuesLost"), ("GRD-8", "KeyGradientOffInHalf")]
+)
+def test_script_fails_as_the_verdict_does(clause: str, name: str) -> None:
+    (verdict,) = check(registry.implementations[name], clauses=[clause], dtypes=["bfloat16"]).verdicts
     assert verdict.script
-    assert len(verdict.script) < 4000
+    assert len(verdict.script) < 5000
     with pytest.raises(AssertionError) as raised:
         exec(compile(verdict.script, "script", "exec"), {})
     said, explained = str(raised.value).split("; ")

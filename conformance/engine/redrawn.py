@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from math import isfinite
 
+import torch
 from torch import Tensor
 
-from mha.conformance.cases.case import SHARING
+from mha.conformance.cases.case import SHARING, Case
 from mha.conformance.cases.values import make_inputs
 from mha.conformance.harness.recording import BuildStep, CallStep
 from mha.conformance.harness.session import Session
@@ -16,6 +17,8 @@ from mha.spec.problem import INPUTS
 
 # Up to so many numbers in all a script has their bits, which need no generator.
 FEW = 4096
+# In place of a weight that is not there.
+NONE = torch.empty(0)
 
 
 def redrawn(session: Session, names: dict[int, str]) -> list[str]:
@@ -27,7 +30,8 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
     case, dtype, problem = session.case, f"torch.{session.case.dtype}", call.problem
     sizes = problem.query.shape[0], problem.query.shape[1], problem.key.shape[1]
     weights, *inputs = make_inputs("normal", build.config, sizes, case.generator)
-    found = [(f"{name}_{build.number}", x, getattr(weights, name)) for name, x in build.weights.named()]
+    given = dict(build.weights.named())
+    found = [(f"{name}_{build.number}", given.pop(name, NONE), x) for name, x in weights.named()]
     lines = [
         "# The numbers of the case, drawn as it draws them.",
         f"generator = torch.Generator().manual_seed({case.seed})",
@@ -40,10 +44,21 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
         index = SHARING[case.inputs][INPUTS.index(name)]
         found.append((f"{name}_{call.number}", x, inputs[index]))
         lines.append(f"{name}_{call.number} = inputs[{index}].to({dtype})")
-    if sum(x.numel() for _, x, _ in found) <= FEW or not all(_is_rounded(x, y) for _, x, y in found):
+    few = sum(x.numel() for _, x, _ in found) <= FEW
+    if few or given or not all(_is_rounded(x, y) for _, x, y in found):
         return []
     names |= {id(x): name for name, x, _ in found}
-    return lines
+    return lines + _upstream(session.case, call, names)
+
+
+def _upstream(case: Case, call: CallStep, names: dict[int, str]) -> list[str]:
+    """Return the line that draws what the output is multiplied by for the gradients, if it was drawn so."""
+    upstream = call.upstream
+    if upstream is None or not _is_rounded(upstream, torch.randn(upstream.shape, generator=case.generator)):
+        return []
+    name = names[id(upstream)] = f"upstream_{call.number}"
+    generator = f"torch.Generator().manual_seed({case.seed})"
+    return [f"{name} = torch.randn({tuple(upstream.shape)}, generator={generator}).to(torch.{case.dtype})"]
 
 
 def _first_call(session: Session) -> tuple[BuildStep, CallStep] | None:
@@ -57,9 +72,9 @@ def _first_call(session: Session) -> tuple[BuildStep, CallStep] | None:
     return (build, call) if valid else None
 
 
-def _is_rounded(x: Tensor, drawn: Tensor | None) -> bool:
+def _is_rounded(x: Tensor, drawn: Tensor) -> bool:
     """Return whether a tensor is what was drawn, rounded to its dtype, and as dense."""
-    return drawn is not None and x.shape == drawn.shape and x.is_contiguous() and x.equal(drawn.to(x.dtype))
+    return x.shape == drawn.shape and x.is_contiguous() and x.equal(drawn.to(x.dtype))
 
 
 def config_code(config: Config) -> str:

@@ -71,12 +71,11 @@ class LateValuesLost(Complete):
         return super().combine(weights, v, allowed)
 
 
-@fault("GRD-8", dtype="float16", caught_by="errors_of_gradients_do_not_add_up_to_a_defect", script_shows=False)
+@fault("GRD-8", dtype="float16", caught_by="errors_of_gradients_do_not_add_up_to_a_defect")
 @fault(
     "GRD-8",
     dtype="bfloat16",
     caught_by="errors_of_gradients_do_not_add_up_to_a_defect",
-    script_shows=False,
     trigger="half precision, backwards",
 )
 class KeyGradientOffInHalf(Complete):
@@ -106,7 +105,6 @@ class _SoftmaxOffBackwards(torch.autograd.Function):
     "GRD-8",
     dtype="float16",
     caught_by="errors_of_gradients_do_not_add_up_to_a_defect",
-    script_shows=False,
     trigger="half precision, backwards",
 )
 class RowSumOffInHalf(Complete):
@@ -124,7 +122,6 @@ class RowSumOffInHalf(Complete):
     "GRD-8",
     dtype="bfloat16",
     caught_by="errors_of_gradients_do_not_add_up_to_a_defect",
-    script_shows=False,
     trigger="half precision, backwards",
 )
 class LastKeyLostBackwards(Complete):

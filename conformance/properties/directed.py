@@ -105,6 +105,11 @@ class Tested:
         """The error over what rounding explains."""
         return abs(self.projected) / self.part.threshold
 
+    @property
+    def text(self) -> str:
+        """What the results are as if, with {} for how much."""
+        return self.direction.more if self.projected > 0 else self.direction.less
+
 
 def expect_explained(
     code: str,
@@ -158,11 +163,9 @@ def _tested(graph: RoundingGraph, output: Tensor, direction: Direction) -> Teste
 
 def _assertion(session: Session, found: Tested) -> list[str]:
     """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
-    call = session.steps[-1]
-    if not isinstance(call, CallStep):
-        return []
-    text = found.direction.more if found.projected > 0 else found.direction.less
-    return assertion_of(call, session.claims, found.direction.formula, text, found.part.threshold / found.part.size)
+    call, share = session.steps[-1], found.part.threshold / found.part.size
+    assert isinstance(call, CallStep)
+    return assertion_of(call, session.claims, found.direction.formula, found.text, share)
 
 
 def _head(graph: RoundingGraph, output: Tensor, found: Tested) -> str:
@@ -193,12 +196,11 @@ def _explanation(tested: Sequence[Tested]) -> Tested:
 def _message(code: str, found: Tested, place: str) -> str:
     """Return how much of which defect there is, with its interval."""
     share, least, most = found.part.share(found.projected)
-    text = found.direction.more
     if share < 0:
-        share, least, most, text = -share, -most, -least, found.direction.less
+        share, least, most = -share, -most, -least
     size = f"{percent(share)} ({percent(least)} to {percent(most)})"
     explained = percent(found.part.threshold / found.part.size)
-    return f"{code} as if {text.format(size)}{place}; rounding explains {explained} at most"
+    return f"{code} as if {found.text.format(size)}{place}; rounding explains {explained} at most"
 
 
 def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import WITH_GRADIENT
 from mha.conformance.harness.assertions import assume, expect
+from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.directed import (
     MANY_ROWS,
@@ -22,10 +23,23 @@ from mha.conformance.properties.directed import (
     masked_weight,
     random_signs,
 )
+from mha.conformance.properties.directed_script import (
+    BACKWARD_SCALE,
+    D_SCORE,
+    LAST_KEY_GRADIENT,
+    LAST_KEY_OF_QUERIES,
+    MASKED_KEY_GRADIENT,
+    ROW_SUM,
+    gradient_assertion_of,
+    random_gradients,
+)
 from mha.conformance.properties.registry import property_of
 from mha.spec.directed_gradients import allowance_of_gradients, projection_of_gradients
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 from mha.spec.problem import INPUTS
+
+# How the gradients move, by name, in words for more and for less of it, and as a formula.
+Change = tuple[dict[str, Tensor], str, str, tuple[str, ...]]
 
 
 @property_of(
@@ -57,58 +71,81 @@ def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) 
             allowance_of_gradients(graph, direction.change),
             projection_of_gradients(graph, found, direction.change),
         )
-        for direction in _directions(graph, found, case)
+        for direction in directions(graph, found, case)
     ]
-    recorded[next(iter(found))].note_margin(expect_explained("the gradients are", tested))
+    codes = {name: recorded[name].code for name in found}
+    ratio = expect_explained("the gradients are", tested, assertion=lambda one: _assertion(session, codes, one))
+    recorded[next(iter(found))].note_margin(ratio)
 
 
-def _directions(graph: GradientGraph, found: Mapping[str, Tensor], case: Case) -> Iterator[Direction]:
+def _assertion(session: Session, codes: Mapping[str, str], found: Tested) -> list[str]:
+    """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
+    call, share = session.steps[-1], found.part.threshold / found.part.size
+    assert isinstance(call, CallStep)
+    return gradient_assertion_of(call, session.claims, codes, found.direction.formula, found.text, share)
+
+
+def directions(graph: GradientGraph, found: Mapping[str, Tensor], case: Case) -> Iterator[Direction]:
     """Yield what defects do to the gradients that were found: sizes first, then steps of the backward pass."""
     for name in found:
         text = f"the gradient of {'the ' if name in INPUTS else ''}{name} were"
-        yield Direction({name: graph.exact[name]}, f"{text} {{}} too large", f"{text} {{}} too small")
-    for change, more, less in _changes(graph):
-        yield Direction({name: change[name] for name in found if name in change}, more, less)
+        formula: tuple[str, ...] = (f"direction = {{{name!r}: exact[{name!r}]}}",)
+        more = f"{text} {{}} too large"
+        yield Direction({name: graph.exact[name]}, more, f"{text} {{}} too small", formula=formula)
+    for change, more, less, formula in _changes(graph):
+        yield Direction({name: change[name] for name in found if name in change}, more, less, formula=formula)
     drawn = {name: random_signs(graph.exact[name], case) for name in graph.problem.distinct()}
     more = "{} of gradients of random signs were added"
-    yield Direction(drawn, more, more.replace("added", "taken"))
+    yield Direction(drawn, more, more.replace("added", "taken"), formula=random_gradients(case.seed, drawn))
 
 
-def _changes(graph: GradientGraph) -> Iterator[tuple[dict[str, Tensor], str, str]]:
-    """Yield how gradients move by a defect of one step of the backward pass, in words for more and less of it."""
-    forward = graph.forward
-    p, s, allowed, d_s = forward.weights, forward.scores, forward.allowed, graph.d_score
+def _changes(graph: GradientGraph) -> Iterator[Change]:
+    """Yield what a defect of one step of the backward pass does to the gradients."""
+    p, s, d_s = graph.forward.weights, graph.forward.scores, graph.d_score
     none = torch.zeros_like(p)
     yield (
         graph.joined(graph.core(d_s, none)),
         "the gradients of the scores were {} too large",
         "the gradients of the scores were {} too small",
+        D_SCORE,
     )
     yield (
         graph.of_weights(p * (s - (p * s).sum(-1, keepdim=True))),
         "the scores of the backward pass were {} too large",
         "the scores of the backward pass were {} too small",
+        BACKWARD_SCALE,
     )
     yield (
         graph.joined(graph.core(p * graph.row_sum, none)),
         "{} of the row sum of P dP were left out",
         "{} of the row sum of P dP were subtracted twice",
+        ROW_SUM,
     )
+    yield from _changes_by_keys(graph)
+
+
+def _changes_by_keys(graph: GradientGraph) -> Iterator[Change]:
+    """Yield what the last allowed key lost and a masked key read do to the gradients."""
+    forward = graph.forward
+    p, allowed, d_s = forward.weights, forward.allowed, graph.d_score
     last = last_key(allowed)
     lost = graph.core(-d_s * last, -p * last)
     yield (
         graph.joined(lost | {"q": torch.zeros_like(lost["q"])}),
         "{} of the gradients of the last allowed key were lost",
         "the gradients of the last allowed key were {} too large",
+        LAST_KEY_GRADIENT,
     )
     yield (
         graph.joined({role: x if role == "q" else torch.zeros_like(x) for role, x in lost.items()}),
         "{} of the part of the last allowed key in the queries' gradient were lost",
         "the part of the last allowed key in the queries' gradient were {} too large",
+        LAST_KEY_OF_QUERIES,
     )
     if not bool(allowed.all()):
         yield (
             graph.of_weights(masked_weight(forward), of_sum=False),
             "{} of a masked key were read in the backward pass",
             "{} of a masked key were subtracted in the backward pass",
+            MASKED_KEY_GRADIENT,
         )

@@ -1,10 +1,13 @@
 """A directed failure as lines of a script: the exact output, and how much the error has of what a defect would do.
 
-The formulas are those of `directed`, for q, k, v (B, H, N, d_k), scores s, weights p, contexts o and the boolean
-`allowed`. Each sets `change`, of the contexts, or `direction`, of the output.
+The formulas are those of `directed` and `directed_gradients`, for q, k, v (B, H, N, d_k), scores s, weights p, contexts
+o, the boolean `allowed`, and d_o, d_p, d, d_s of the backward pass. One of an output sets `change`, of the contexts, or
+`direction`; one of gradients sets of_q, of_k and of_v, what q, k and v get, or `direction`, by name.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 
 from mha.conformance.harness.recording import CallStep
 from mha.spec import Claims, Problem
@@ -24,6 +27,25 @@ MASKED_KEY = (
     "read = read.sum(-1, keepdim=True)",
     "change = read / (1 + read) * (first.double() @ v - o)",
 )
+# From the changes of dS and of P, which dV has.
+CORE = "of_q, of_k, of_v = scale * of_s @ k, scale * of_s.mT @ q, of_p.mT @ d_o"
+D_SCORE = ("of_s, of_p = d_s, torch.zeros_like(p)", CORE)
+BACKWARD_SCALE = (
+    "change = p * (s - (p * s).sum(-1, keepdim=True))",
+    "of_s, of_p = change * (d_p - d) - p * (change * d_p).sum(-1, keepdim=True), change",
+    CORE,
+)
+ROW_SUM = ("of_s, of_p = p * d, torch.zeros_like(p)", CORE)
+LOST_GRADIENT = (
+    "last = allowed & (allowed.cumsum(-1) == allowed.sum(-1, keepdim=True))",
+    "of_s, of_p = -d_s * last, -p * last",
+    CORE,
+)
+LAST_KEY_GRADIENT = (*LOST_GRADIENT, "of_q = torch.zeros_like(q)")
+LAST_KEY_OF_QUERIES = (*LOST_GRADIENT, "of_k, of_v = torch.zeros_like(k), torch.zeros_like(v)")
+MASKED_KEY_GRADIENT = (*MASKED_KEY[:2], "of_s, of_p = read * (d_p - d), read", CORE)
+
+MOVED = "torch.autograd.grad((q, k, v), leaves, (of_q, of_k, of_v), materialize_grads=True)"
 
 
 def random_formula(seed: int) -> tuple[str, ...]:
@@ -34,28 +56,77 @@ def random_formula(seed: int) -> tuple[str, ...]:
     )
 
 
-def assertion_of(call: CallStep, claims: Claims, formula: tuple[str, ...], text: str, explained: float) -> list[str]:
-    """Return the lines that fail as a call did; none where the exact output takes more than those of `_exact`.
+def random_gradients(seed: int, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the direction of gradients of random signs, with the seed of the case."""
+    signs = f"torch.randint(0, 2, exact[name].shape, generator=torch.Generator().manual_seed({seed})) * 2 - 1"
+    return (f"direction = {{name: ({signs}) * exact[name].abs().mean() for name in {tuple(names)!r}}}",)
+
+
+def assertion_of(call: CallStep, claims: Claims, formula: Sequence[str], text: str, explained: float) -> list[str]:
+    """Return the lines that fail as the output of a call did; none where it takes more than those of `_exact`.
 
     text: what the output is as if, with {} for how much. explained: the share that rounding explains.
     """
-    config = call.problem.config
-    if not formula or config.extra_keys or config.kv_heads != config.n_heads:
+    if not formula or not _is_plain(call.problem):
         return []
     number = call.number
     return [
         "",
+        "# The same call in float64.",
         *_exact(call, claims),
         "",
         "# What the defect would do to the output, and how much of that the error has.",
         *formula,
         *(["direction = join(change)"] if formula[-1].startswith("change") else []),
-        "rows = allowed.any(-1).all(1).unsqueeze(-1)  # that have keys",
-        "direction = direction * rows",
+        "direction = direction * allowed.any(-1).all(1).unsqueeze(-1)  # in rows that have keys",
         f"share = ((output_{number}.detach().double() - exact) * direction).sum() / direction.square().sum()",
+        *_share(f"output_{number} is", text, explained),
+    ]
+
+
+def gradient_assertion_of(
+    call: CallStep, claims: Claims, found: Mapping[str, str], formula: Sequence[str], text: str, explained: float
+) -> list[str]:
+    """Return the lines that fail as the gradients of a call did; see `assertion_of`.
+
+    found: the expression for each gradient, by the name of the input or the weight.
+    """
+    if not formula or not _is_plain(call.problem):
+        return []
+    given = ", ".join(f"{name}_{call.number if name in INPUTS else call.build}" for name in found)
+    n_heads = call.problem.config.n_heads
+    return [
+        f"found = {{{', '.join(f'{name!r}: {code}' for name, code in found.items())}}}",
+        "",
+        "# The same call in float64, and its gradients.",
+        f"{given} = leaves = [x.detach().double().requires_grad_() for x in ({given})]",
+        *_exact(call, claims),
+        f"upstream = upstream_{call.number}.double()",
+        "exact = dict(zip(found, torch.autograd.grad(exact, leaves, upstream, retain_graph=True)))",
+        f"d_o = (upstream @ w_o_{call.build}.double()).unflatten(-1, ({n_heads}, -1)).transpose(1, 2)",
+        "d_p = d_o @ v.mT",
+        "d = (p * d_p).sum(-1, keepdim=True)",
+        "d_s = p * (d_p - d)",
+        "",
+        "# What the defect would do to the gradients, and how much of that their errors have.",
+        *formula,
+        *([] if formula[-1].startswith("direction") else [f"moved = {MOVED}", "direction = dict(zip(found, moved))"]),
+        "projected = sum(((found[name].double() - exact[name]) * w).sum() for name, w in direction.items())",
+        "share = projected / sum(w.square().sum() for w in direction.values())",
+        *_share("the gradients are", text, explained),
+    ]
+
+
+def _is_plain(problem: Problem) -> bool:
+    return not problem.config.extra_keys and problem.config.kv_heads == problem.config.n_heads
+
+
+def _share(code: str, text: str, explained: float) -> list[str]:
+    """Return the lines that compare a share with what rounding explains; code: what was tested, as in "output_1 is"."""
+    return [
         f"as_if = {text!r}.format(f'{{share.abs():.2%}}')",
         f"assert share.abs() <= {explained:.4g}, "
-        f'f"output_{number} is as if {{as_if}}; rounding explains {percent(explained)} at most"',
+        f'f"{code} as if {{as_if}}; rounding explains {percent(explained)} at most"',
     ]
 
 
@@ -63,11 +134,11 @@ def _exact(call: CallStep, claims: Claims) -> list[str]:
     """Return the lines that compute a call in float64, up to the exact output."""
     problem, number, build = call.problem, call.number, call.build
     config, shape = problem.config, tuple(problem.shape)
-    lines = ["# The same call in float64."]
+    lines = [f"scale = {claims.scale_for(config.head_dim)!r}"]
     for role, name in zip("qkv", INPUTS, strict=True):
         x = f"{_name_of(problem, name)}_{number}.double() @ w_{role}_{build}.double().T{_bias(problem, role, build)}"
         lines.append(f"{role} = ({x}).unflatten(-1, ({config.n_heads}, -1)).transpose(1, 2)")
-    lines.append(f"s = {claims.scale_for(config.head_dim)!r} * q @ k.mT")
+    lines.append("s = scale * q @ k.mT")
     lines.append(f"allowed = torch.ones({shape}, dtype=torch.bool)")
     masked = "s"
     if problem.mask is not None and problem.mask.is_floating_point():
