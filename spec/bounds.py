@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mha.spec.claims import Cast
 from mha.spec.dtypes import torch_dtype, traits_of
 
 # The largest number whose exponential is taken. A bound of e^600 proves nothing, but it is finite.
@@ -82,8 +83,10 @@ class Units:
         return Units(**worst | {"largest": min(self.largest, other.largest)})
 
 
-def units_of(dtype: torch.dtype) -> Units:
+def units_of(dtype: torch.dtype, mode: Cast = "nearest") -> Units:
     """Return the roundoffs with which an implementation may compute in a dtype; see `mha.spec.dtypes`.
+
+    mode: how casts to a dtype narrower than its accumulator round.
 
     >>> units_of(torch.float16).largest, units_of(torch.float32).largest
     (65504.0, inf)
@@ -92,10 +95,11 @@ def units_of(dtype: torch.dtype) -> Units:
     accumulator = torch.finfo(torch_dtype(traits.accumulator))
     oracle = torch.finfo(torch.float64).eps / 2
     info = torch.finfo(dtype)
+    roundoff = info.eps if traits.half and mode != "nearest" else info.eps / 2
     return Units(
         accumulate=accumulator.eps / 2 + oracle,
-        store=info.eps / 2 + oracle,
-        subnormal=info.tiny * info.eps / 2,
+        store=roundoff + oracle,
+        subnormal=info.tiny * roundoff,
         flush=accumulator.tiny,
         largest=info.max if traits.narrow else float("inf"),
     )

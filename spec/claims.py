@@ -12,6 +12,7 @@ from mha.spec.dtypes import TRAITS
 
 Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
+Cast = Literal["nearest", "toward_zero", "stochastic"]
 MASK_FORMS = ("bool", "float")
 DTYPES = tuple(TRAITS)
 # Those in which torch computes: what an implementation in torch operations claims.
@@ -46,9 +47,11 @@ class Rounding:
     softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
     merges: how many times a partial result of a row is rescaled again when parts of the row are merged. Over n ranks
         that hold the keys, n - 1 more are counted without being declared.
+    mode: how casts to bfloat16 and float16 round. One that is not to nearest may be off by two unit roundoffs; one that
+        drops bits ("toward_zero") errs in one direction, and is not judged by directed tests.
 
     Raises ValueError for a `scaling_roundings`, an `exp_error` or `merges` outside its range: the bound would prove
-    nothing.
+    nothing. So it does for an unknown `mode`.
 
     >>> Rounding(softmax_stored=False, log_normaliser=False).exp_error  # a plain `torch.softmax`
     40
@@ -61,6 +64,7 @@ class Rounding:
     log_normaliser: bool = True
     softmax_in_float32: bool = False
     merges: int = 0
+    mode: Cast = "nearest"
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the profile is one for which the bound proves something."""
@@ -70,6 +74,8 @@ class Rounding:
             raise ValueError(f"Rounding.exp_error must be from 0 to {LARGEST_EXP_ERROR}, but is {self.exp_error!r}")
         if not 0 <= self.merges <= MOST_MERGES:
             raise ValueError(f"Rounding.merges must be from 0 to {MOST_MERGES}, but is {self.merges!r}")
+        if self.mode not in get_args(Cast):
+            raise ValueError(f"Rounding.mode must be one of {', '.join(get_args(Cast))}, but is {self.mode!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Precision:
     @staticmethod
     def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
         """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
-        units = units_of(dtype)
+        units = units_of(dtype, rounding.mode)
         softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
         return Precision(units, softmax, rounding)
 

@@ -112,7 +112,7 @@ class _Maker:
     def __init__(self, problem: Problem, claims: Claims, upstream: Tensor) -> None:
         self.problem, self.claims, self.upstream = problem, claims, upstream
         self.rounding, self.dtype = claims.rounding, problem.query.dtype
-        self.units, self.forward = units_of(self.dtype), rounding_graph(problem, claims)
+        self.units, self.forward = units_of(self.dtype, self.rounding.mode), rounding_graph(problem, claims)
         self.places: dict[str, Place] = defaultdict(Place, self.forward.places)
         del self.places["output"]
         self.n_query, self.n_key = (self.forward.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
@@ -148,7 +148,7 @@ class _Maker:
     def _stored(self, name: str, x: Tensor, times: int = 1, span: Tensor | None = None) -> None:
         """Note `times` stores of x, or of partial sums of which it is the last, for a span of sum |x_i|."""
         copies = copies_of(x)
-        self.places[name].store(self.dtype, copies, (x, 1.0))
+        self.places[name].store(self.dtype, self.units, copies, (x, 1.0))
         if times > 1:
             size = x.abs() if span is None else (span + x.abs()) / 2
             place = self.places[name]

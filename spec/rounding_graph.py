@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.spec.bounds import row_max, units_of
+from mha.spec.bounds import Units, row_max, units_of
 from mha.spec.claims import Claims
 from mha.spec.core import normaliser_error
 from mha.spec.dtypes import traits_of
@@ -41,12 +41,14 @@ class Place:
     own: Tensor | float = 0.0
     moves: list[tuple[Tensor, ...]] = field(default_factory=list)
 
-    def store(self, dtype: torch.dtype, copies: Tensor, *forms: tuple[Tensor, float | Tensor], times: int = 1) -> None:
+    def store(
+        self, dtype: torch.dtype, units: Units, copies: Tensor, *forms: tuple[Tensor, float | Tensor], times: int = 1
+    ) -> None:
         """Note that x is stored in one of several forms, each with its factor: x is the number of the place times that.
 
         times: how many stores there are, each of a number as large as x.
         """
-        units, least = units_of(dtype), 2 * torch.finfo(dtype).tiny
+        least = 2 * torch.finfo(dtype).tiny
         size = torch.stack([(x / factor).abs() for x, factor in forms]).amax(0)
         # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
         eta = units.subnormal + units.flush
@@ -139,7 +141,7 @@ class _Maker:
     def __init__(self, problem: Problem, claims: Claims) -> None:
         self.problem, self.claims, self.rounding = problem, claims, claims.rounding
         self.dtype, self.config = problem.query.dtype, problem.config
-        self.units, self.tau = units_of(self.dtype), claims.scale_for(problem.config.head_dim)
+        self.units, self.tau = units_of(self.dtype, self.rounding.mode), claims.scale_for(problem.config.head_dim)
         self.places: dict[str, Place] = defaultdict(Place)
         self.largest = torch.zeros(())  # the largest magnitude of a row's scores, (B, H, L)
 
@@ -174,7 +176,7 @@ class _Maker:
 
     def _stored(self, name: str, copies: Tensor, *forms: tuple[Tensor, float | Tensor]) -> None:
         """Note a store; see `Place.store`."""
-        self.places[name].store(self.dtype, copies, *forms)
+        self.places[name].store(self.dtype, self.units, copies, *forms)
 
     def _linear(self, name: str, x: Tensor, role: str, grow: int = 0) -> tuple[Tensor, Tensor]:
         """Return x W^T + b and x W^T, stored before and after the bias; in heads, if not "o".

@@ -17,7 +17,7 @@ from mha.conformance.properties.directed import (
     MANY_ROWS,
     Direction,
     Tested,
-    assume_cpu,
+    assume_modelled,
     expect_explained,
     last_key,
     masked_weight,
@@ -56,7 +56,7 @@ Change = tuple[dict[str, Tensor], str, str, tuple[str, ...]]
 )
 def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of the gradients better than rounding does."""
-    assume_cpu(case)
+    assume_modelled(session, case)
     problem = case.problem()
     assume(bool(problem.allowed(session.claims.causal).any(-1).all()), "a row is empty")
     upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query)

@@ -182,7 +182,7 @@ def _slack(session: Session, problem: Problem) -> Tensor:
 
     In each direction a dropped or doubled weight carries its own error and that of the sums that it enters.
     """
-    units, weights = units_of(problem.query.dtype), session.expected(problem).weights
+    units, weights = units_of(problem.query.dtype, session.claims.rounding.mode), session.expected(problem).weights
     terms = problem.query.shape[1] + problem.key.shape[1] + 2 * problem.config.d_model + 8
     return 2 * (weights.rad + (units.gamma(terms) + 4 * units.store) * weights.size)
 
@@ -198,7 +198,11 @@ def _expect_dropped_contexts(session: Session, problem: Problem, output: Ball, u
 
     output: (B, L, D), with the error of contexts that are computed again.
     """
-    units, arrived, items = units_of(problem.query.dtype), upstream.double().flatten(0, 1), len(upstream)
+    units, arrived, items = (
+        units_of(problem.query.dtype, session.claims.rounding.mode),
+        upstream.double().flatten(0, 1),
+        len(upstream),
+    )
     contexts, error = output.mid.flatten(0, 1), output.rad.flatten(0, 1)
     # A pass for each item may be stored; output and context may each be rounded once more.
     relative = units.gamma(len(contexts) + items) + (items + 3) * units.store

@@ -179,7 +179,7 @@ CLAUSES: tuple[Clause, ...] = (
         differs=(
             "FlashAttention's own tests allow twice the largest error of plain code, which a scale that is 1% off "
             "often passes in bfloat16. Where an implementation rounds, `Claims(rounding=...)` says; one that truncates "
-            "instead of rounding to nearest is outside the model, and fails."
+            'instead of rounding to nearest fails, or declares `Rounding(mode="toward_zero")` and is left out.'
         ),
         violation=(
             "`scores * 0.18` for 1/sqrt(32) = 0.17678: each bfloat16 output is within the bound, but together they are "
