@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.adapters.sharded import from_sharded, gathered_lengths
 from mha.spec import Claims, Sizes
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 def attend(
@@ -38,6 +39,7 @@ implementation = from_sharded(
         causal=None,
         returns_weights=False,
         world_sizes={2, 4},
+        dtypes=COMPUTE_DTYPES,
         devices={"cpu"},
         sizes=Sizes(length_multiple=8),
     ),

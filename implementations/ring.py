@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Shard
 
 from mha.implementations.adapters.sharded import from_sharded, gathered_lengths
-from mha.spec import Claims, positions
+from mha.spec import Claims, Rounding, positions
+from mha.spec.claims import COMPUTE_DTYPES
 from mha.spec.sharding import Order
 
 
@@ -152,7 +153,9 @@ CLAIMS = Claims(
     grouped_query=True,
     returns_weights=False,
     world_sizes={1, 2, 3, 4},
+    dtypes=COMPUTE_DTYPES,
     devices={"cpu"},
+    rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, partials_stored=False),
 )
 implementation = from_sharded(attend, placements=Shard(2), claims=CLAIMS, name="ring")
 zigzag = from_sharded(

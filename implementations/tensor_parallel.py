@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import Placement, Replicate
 
 from mha.spec import Attention, Claims, Config, Implementation, Output, Rounding, Weights, validate_call
+from mha.spec.claims import COMPUTE_DTYPES
 from mha.spec.sharding import PLACED, Order
 
 PARAMETERS = {"w": "weight", "b": "bias"}
@@ -98,6 +99,7 @@ CLAIMS = Claims(
     returns_weights=False,
     dropout="output",
     world_sizes={1, 2, 3, 4},
+    dtypes=COMPUTE_DTYPES,
     devices={"cpu"},
     rounding=Rounding(softmax_stored=False, log_normaliser=False),
 )

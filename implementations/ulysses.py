@@ -14,6 +14,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from mha.implementations.adapters.sharded import from_sharded, gathered_lengths
 from mha.spec import Claims, Rounding
+from mha.spec.claims import COMPUTE_DTYPES
 
 
 class Exchange(torch.autograd.Function):
@@ -118,8 +119,9 @@ implementation = from_sharded(
         grouped_query=True,
         returns_weights=False,
         world_sizes={1, 2, 3, 4},
+        dtypes=COMPUTE_DTYPES,
         devices={"cpu"},
-        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False, partials_stored=False),
     ),
     name="ulysses",
 )

@@ -11,7 +11,8 @@ output, C = [o_1 ... o_H] the contexts side by side, and dX the gradient of X:
 Assumptions, in addition to those of `mha.spec.core`:
 
 - One set of weights P serves the whole backward pass. It is stored, or recomputed from the log-sum-exp of each row.
-- Sums run in any order. Partial sums may be stored: of each item for weights, of each head for inputs.
+- Sums run in any order. Partial sums may be stored: of each item for weights, of each head for inputs. Over ranks,
+  those of each rank may be too, for dQ, dK and dV as well.
 - D is computed as rowsum(P dP) or as dC.o.
 - The softmax takes the maximum of a row as a constant, or differentiates it once.
 - Projections are applied one after the other. If two are multiplied into one, such as W_o W_v, gradients may round
@@ -105,7 +106,8 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     expected = oracle(problem, claims) if expected is None else expected
     config, given, tau = problem.config, problem.weights, claims.scale_for(problem.config.head_dim)
     precision = Precision.of(problem.query.dtype, claims.rounding)
-    units, batch = precision.units, problem.shape[0]
+    # Partial sums of weights are of each item, and of each rank's part of it.
+    units, batch = precision.units, problem.shape[0] * precision.rounding.ranks
     # dW_o = dY^T C, db_o = sum dY, dC = dY W_o
     context = Ball(expected.context.mid.nan_to_num(nan=0.0), expected.context.rad)
     exact = Ball.exact(upstream)
@@ -120,7 +122,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
         keys = slice(problem.shape[3])
         found["mask"] = _mask_gradient(d_scores[..., keys], problem.mask, core.allowed[..., keys], units)
     for name, part in _head_gradients(problem, expected, core, d_scores, tau, precision).items():
-        found |= _projection_gradients(problem, name, part, core.allowed, units)
+        found |= _projection_gradients(problem, name, part, core.allowed, precision)
     names = (*INPUTS, *(name for name, _ in given.named()), "mask")
     return {name: found[name] for name in names if name in found}
 
@@ -234,24 +236,29 @@ def _head_gradients(
     # gamma(n + 5) (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; a q or k that was scaled before
     # the product was rounded then.
     scaling = max(1, precision.rounding.scaling_roundings) * units.store
-    of_query, of_key = (compound(units.gammas(n + 5), scaling) for n in (n_query, n_key))
+    # Parts of each rank: (+) (1 + u_s - u_a)^t - 1, for t others, and 2 t eta_s more
+    others = precision.rounding.ranks - 1
+    parted = units.stores(others)
+    of_query, of_key = (compound(units.gammas(n + 5), scaling, parted) for n in (n_query, n_key))
+    of_value = compound(units.gammas(n_key + 1), parted)
     # dS may be stored again once it is scaled: |tau| rad dS += eta_s
     scaled_lost = units.subnormal / abs(tau) if tau else 0.0
     d_scores = Ball(d_scores.mid, d_scores.rad + scaled_lost * core.allowed)
     forms = (expected.key,) if expected.bare_key is None else (expected.key, expected.bare_key)
-    d_query = [_product(d_scores, key, of_query, tau, units) for key in forms]
+    lost = 2 * others * units.subnormal
+    d_query = [_product(d_scores, key, of_query, tau, units, lost) for key in forms]
     parts = {
         "query": d_query[0].covering(d_query[-1]),
-        "key": _product(d_scores.mT, expected.query, of_key, tau, units),
-        "value": _product(core.weights.mT, core.d_context, units.gammas(n_key + 1), 1.0, units),
+        "key": _product(d_scores.mT, expected.query, of_key, tau, units, lost),
+        "value": _product(core.weights.mT, core.d_context, of_value, 1.0, units, lost),
     }
     return {name: _join(part, 1 if name == "query" else repeats, units) for name, part in parts.items()}
 
 
-def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units) -> Ball:
-    """Return tau a @ b, stored; relative: error of each product in a row of a."""
+def _product(a: Ball, b: Ball, relative: Tensor, tau: float, units: Units, lost: float) -> Ball:
+    """Return tau a @ b, stored; relative: error of each product in a row of a. lost: what parts of it lose."""
     result = a.times(b, relative)
-    return Ball(tau * result.mid, abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush).stored(units)
+    return Ball(tau * result.mid, abs(tau) * result.rad + (a.mid.shape[-1] + 1) * units.flush + lost).stored(units)
 
 
 def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
@@ -267,19 +274,19 @@ def _join(heads: Ball, repeats: int, units: Units) -> _Partial:
 
 
 def _projection_gradients(
-    problem: Problem, name: str, part: _Partial, allowed: Tensor, units: Units
+    problem: Problem, name: str, part: _Partial, allowed: Tensor, precision: Precision
 ) -> dict[str, Ball]:
     """Return the gradients of an input, of its projection, and of an extra key or value, by name, from dQ, dK or dV."""
     config, role, source, found = problem.config, name[0], getattr(problem, name), {}
     repeats = 1 if name == "query" else config.n_heads // config.kv_heads
-    batch, _, queries, keys = problem.shape
+    units, (batch, _, queries, keys) = precision.units, problem.shape
     if part.size.shape[1] > source.shape[1]:
         if config.bias_kv:
             extra = part[:, keys : keys + 1]
             found[f"extra_{role}"] = _bias_gradient(extra, batch * queries + batch * repeats, batch * repeats, units)
         part = part[:, :keys]
-    # dW = dX^T x, db = sum dX, partial sums for each item and repeat
-    pieces = batch * repeats
+    # dW = dX^T x, db = sum dX, partial sums for each item, repeat and rank
+    pieces = batch * repeats * precision.rounding.ranks
     found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
     # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up head by head.
     sharing = sum(getattr(problem, other) is source for other in INPUTS)

@@ -59,9 +59,17 @@ class Units:
         True
         """
         # gamma(n) (+) (1 + u_s - u_a)^t - 1, for t partial sums
-        gamma = self.gamma(terms)
-        stored = math.expm1(min(pieces * math.log1p(self.store - self.accumulate), LARGEST_LOG))
+        gamma, stored = self.gamma(terms), self.stores(pieces)
         return gamma + stored + gamma * stored if stored else gamma
+
+    def stores(self, pieces: int) -> float:
+        """Return what it adds to the relative error of a sum that so many partial sums on the way are stored.
+
+        >>> units_of(torch.float32).stores(4), units_of(torch.bfloat16).stores(1) > 0.003
+        (0.0, True)
+        """
+        # (1 + u_s - u_a)^t - 1
+        return math.expm1(min(pieces * math.log1p(self.store - self.accumulate), LARGEST_LOG))
 
     def gammas(self, terms: Tensor) -> Tensor:
         """Return `gamma` of every number of a float64 tensor.
@@ -207,11 +215,12 @@ def row_max(x: Tensor) -> Tensor:
     return x.amax(-1) if x.shape[-1] else x.sum(-1)
 
 
-def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False) -> Ball:
+def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False, others: int = 0) -> Ball:
     """Return y = x W^T + b, (..., m), computed in the accumulator and stored, before the bias is added too.
 
     x: (..., n). weight: W, (m, n), and bias: b, (m,), or None, both exact.
-    rounded: whether x, W and b are first rounded to the storage dtype, as under autocast.
+    rounded: whether x, W and b are first rounded to the storage dtype, as under autocast. others: to how many parts of
+    the sum that are stored as well a stored one is added; the bias may be shared out among them.
 
     >>> y = affine(Ball.exact(torch.ones(2)), torch.ones(3, 2), torch.ones(3), units_of(torch.float32))
     >>> y.mid, bool((y.rad < 1e-5).all())
@@ -221,8 +230,14 @@ def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: 
     matrix = weight.detach().double().T
     # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a, with r = gamma(n + 1), and u_s where W is rounded
     terms = matrix.shape[0] + 1
-    relative = units.gamma(terms) + (units.store if rounded else 0.0)
-    product = Ball(x.mid @ matrix, (x.rad + relative * x.size) @ matrix.abs() + terms * units.flush)
+    # r (+)= (1 + u_s - u_a)^(t + 1) - 1, and 2 (t + 1) eta_s more, for t other parts: a share of the bias is stored too
+    stores = others + 1 if others else 0
+    relative = units.partial_sums(terms, stores) + (units.store if rounded else 0.0)
+    lost = terms * units.flush + 2 * stores * units.subnormal
+    product = Ball(x.mid @ matrix, (x.rad + relative * x.size) @ matrix.abs() + lost)
+    if stores and units.largest < float("inf"):
+        overflows = x.size @ matrix.abs() + (0.0 if bias is None else bias.detach().abs()) >= units.largest
+        product = Ball(product.mid, product.rad.masked_fill(overflows, float("inf")))
     if bias is None:
         return product.stored(units)
     # torch's own linear layer stores the product first if its input is not dense. Then rad += r |b|.

@@ -49,6 +49,10 @@ class Rounding:
         that hold the keys, n - 1 more are counted without being declared.
     mode: how casts to bfloat16 and float16 round. One that is not to nearest may be off by two unit roundoffs; one that
         drops bits ("toward_zero") errs in one direction, and is not judged by directed tests.
+    partials_stored: over ranks, partial results are stored in the dtype of the inputs: the contexts of parts of a row
+        before they are merged and after each merge, and the parts of an output before and after each is added. Parts
+        of a gradient may be in any case. A merge is differentiated as a whole, or in the accumulator.
+    ranks: over how many ranks partial results may be shared out. It is not declared: each case says so.
 
     Raises ValueError for a `scaling_roundings`, an `exp_error` or `merges` outside its range: the bound would prove
     nothing. So it does for an unknown `mode`.
@@ -65,6 +69,8 @@ class Rounding:
     softmax_in_float32: bool = False
     merges: int = 0
     mode: Cast = "nearest"
+    partials_stored: bool = True
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the profile is one for which the bound proves something."""
@@ -76,6 +82,13 @@ class Rounding:
             raise ValueError(f"Rounding.merges must be from 0 to {MOST_MERGES}, but is {self.merges!r}")
         if self.mode not in get_args(Cast):
             raise ValueError(f"Rounding.mode must be one of {', '.join(get_args(Cast))}, but is {self.mode!r}")
+        if not self.ranks >= 1:
+            raise ValueError(f"Rounding.ranks must be positive, but is {self.ranks!r}")
+
+    @property
+    def others(self) -> int:
+        """How many ranks' partial results are added to one that is stored: 0 where they are not stored."""
+        return self.ranks - 1 if self.partials_stored else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,11 +331,16 @@ def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) 
     # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) 3 u_a (+) u_p (+) of_sum) (p_j + spread_j) + eta_s + eta_a)
     #           (|v_j| + dv_j)
     relative = compound(gamma, gamma, 3 * u_a, softmax.cast, softmax.of_sum)
+    # Contexts of parts of a row that are stored, and after all merges but the last: (+) (1 + u_s - u_a)^t - 1, for t
+    # other parts; each is lost up to eta_s.
+    others = precision.rounding.others
+    relative = compound(relative, units.stores(others))
     rounded = relative * (softmax.p + softmax.spread) + softmax.underflow
     # B_o = T1 + T2 + T3 + sum_j (p_j + dp_j) dv_j + n eta_a, then stored: + u_s (|o| + B_o) + eta_s
     radius = t1 + rounded @ v.size + (softmax.p + dp) @ v.rad
     n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
-    exact = Ball(o, (radius + n * units.flush).masked_fill(empty, 0.0))
+    radius = radius + n * units.flush + 2 * others * units.subnormal
+    exact = Ball(o, radius.masked_fill(empty, 0.0))
     return Ball(o, exact.stored(units).rad.masked_fill(empty, 0.0))
 
 

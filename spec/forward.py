@@ -77,7 +77,8 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     attended = _attend_in_blocks(heads, claims.scale_for(problem.config.head_dim), precision, claims.empty_row)
     # y = o W_o^T + b_o
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))).known()
-    output = affine(context, problem.weights.w_o, problem.weights.b_o, precision.units, low)
+    given = problem.weights
+    output = affine(context, given.w_o, given.b_o, precision.units, low, others=rounding.others)
     return Expected(
         output=output.known(),
         weights=attended.weights,

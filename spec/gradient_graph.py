@@ -8,8 +8,8 @@ As in `mha.spec.backward`, for an output's gradient dY, inputs x and weights W,
 The places, besides those of the forward pass: dC; dP and D, with the products that D sums, and what the backward pass
 of a softmax makes of them step by step; dS, before and after it is scaled; dQ, dK, dV; and the gradients themselves.
 Parts of a sum may be stored: of each head, and of each input that shares a tensor, for dx; of each item for dW; and of
-up to `PARTS` parts of the queries or keys for dQ, dK and dV, such as the chunks that autograd adds up. A partial sum is
-at most (sum |x_i| + |sum x_i|) / 2, the larger one of the sum's positive and its negative part.
+up to `PARTS` parts of the queries or keys for dQ, dK and dV, such as the chunks that autograd adds up; over ranks, also
+those of each rank.
 
 What it is for: `mha.spec.directed_gradients`.
 """
@@ -147,15 +147,10 @@ class _Maker:
 
     def _stored(self, name: str, x: Tensor, times: int = 1, span: Tensor | None = None) -> None:
         """Note `times` stores of x, or of partial sums of which it is the last, for a span of sum |x_i|."""
-        copies = copies_of(x)
+        copies, lost = copies_of(x), self.units.subnormal + self.units.flush
         self.places[name].store(self.dtype, self.units, copies, (x, 1.0))
         if times > 1:
-            size = x.abs() if span is None else (span + x.abs()) / 2
-            place = self.places[name]
-            place.size, place.square = place.size + (times - 1) * size, place.square + (times - 1) * size.square()
-            place.repeated = place.repeated + (times - 1) * copies * size.square()
-            place.own = place.own + (times - 1) * (self.units.subnormal + self.units.flush)
-            place.moves += place.moves[-1:] * (times - 1)
+            self.places[name].store_parts(copies, x, x.abs() if span is None else span, times - 1, lost)
 
     def _context_gradient(self) -> Tensor:
         """Return dC = dY W_o."""
@@ -188,7 +183,9 @@ class _Maker:
         if rounding.softmax_stored:  # beside the maximum of a row, the sum of what it gets is accumulated
             places["d_score"].own += gamma * (p * (d_p.abs() + d.abs()))
         # The weights of a row share the error of its normaliser, and that of their sum.
-        drift = normaliser_error(forward.scores.abs().amax(-1), p.shape[-1], u_a) if p.shape[-1] else 0.0
+        drift = (
+            normaliser_error(forward.scores.abs().amax(-1), p.shape[-1], u_a, rounding.merges) if p.shape[-1] else 0.0
+        )
         places["recomputed"].own += (2 * units.gammas(self.n_query.clamp(min=1)) + 4 * u_a + drift) * p
 
     def _heads(self, graph: GradientGraph, heads: Mapping[str, Tensor]) -> None:
@@ -208,12 +205,13 @@ class _Maker:
         parts = {"k": tau * d_s.mT @ forward.query, "v": p.mT @ graph.d_context}
         for role, span in spans.items():
             terms = self.n_query if role == "q" else self.n_key
+            pieces = PARTS + 1 + 2 * (self.rounding.ranks - 1)
             if repeats > 1 and role != "q":
-                self._stored(f"d_{role} of heads", parts[role], PARTS + 1, span)
+                self._stored(f"d_{role} of heads", parts[role], pieces, span)
                 self.places[f"d_{role} of heads"].own += units.gammas(terms + 5) * span
                 self._stored(f"d_{role}", heads[role], repeats, graph.grouped(parts[role].abs()))
             else:
-                self._stored(f"d_{role}", heads[role], PARTS + 1, span)
+                self._stored(f"d_{role}", heads[role], pieces, span)
                 self.places[f"d_{role}"].own += units.gammas(terms + 5) * span
 
     def _gradients(self, heads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
@@ -239,7 +237,8 @@ class _Maker:
     def _weight(self, name: str, d_y: Tensor, x: Tensor, exact: Tensor, repeats: int) -> None:
         """Note what is stored of the gradient of a weight, dy^T x: parts of each item, and of chunks of its rows."""
         span, size = (d_y.mT @ x).abs().sum(0), (d_y.abs().mT @ x.abs()).sum(0)
-        items, terms = len(d_y) * repeats, d_y.shape[0] * (d_y.shape[1] + repeats)
+        items = len(d_y) * repeats * self.rounding.ranks
+        terms = d_y.shape[0] * d_y.shape[1] + items
         self._stored(f"gradient of {name}", exact, 2 * items, span)
         self.places[f"gradient of {name}"].own += self.units.gamma(terms) * size + terms * self.units.flush
 

@@ -2,8 +2,8 @@
 
 The places, from `Rounding`: projected queries, keys and values, before and after the bias, and scaled; scores, as the
 product, scaled, and with a float mask; differences, exponentials and sums of the softmax; weights; contexts; and the
-output, before and after its bias. A key/value head is one place, however many query heads share it. What it is for:
-`mha.spec.directed`.
+output, before and after its bias. Over ranks, also parts of contexts and outputs, whatever is on which rank. A
+key/value head is one place, however many query heads share it. What it is for: `mha.spec.directed`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,18 @@ class Place:
         self.own = self.own + times * torch.stack(lost).amax(0)
         moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
         self.moves += [moves] * times
+
+    def store_parts(self, copies: Tensor, sum_: Tensor, span: Tensor, times: int, lost: float) -> None:
+        """Note that partial sums of the numbers stored last are stored, so many times.
+
+        A partial sum of x_i is at most (sum |x_i| + |sum x_i|) / 2, the larger one of the sum's positive and its
+        negative part. sum_: sum x_i. span: sum |x_i|. lost: what is lost of each that underflows.
+        """
+        size = (span + sum_.abs()) / 2
+        self.size, self.square = self.size + times * size, self.square + times * size.square()
+        self.repeated = self.repeated + times * copies * size.square()
+        self.own = self.own + times * lost
+        self.moves += self.moves[-1:] * times
 
 
 # d<w, y*> / dx of a place: a tensor for each use of the numbers, in each form that may be the one.
@@ -154,7 +166,8 @@ class _Maker:
         scores = self._scores(query, (k, bare))
         p = self._softmax(scores, self._mask(scores, allowed), allowed)
         context = self._context(p, v, allowed)
-        output, _ = self._linear("output", context.transpose(1, 2).flatten(2), "o")
+        output, bare_output = self._linear("output", context.transpose(1, 2).flatten(2), "o")
+        self._parts(p, v, context, bare_output)
         return RoundingGraph(
             output=output,
             weights=p,
@@ -201,6 +214,21 @@ class _Maker:
             self._stored(name, copies, (y, 1.0))
         self.places[name].own += self.units.gamma(matrix.shape[1] + 1) * arrange(size + shift.abs())
         return y, bare
+
+    def _parts(self, p: Tensor, value: Tensor, context: Tensor, output: Tensor) -> None:
+        """Note what ranks store before they merge contexts, or add up outputs: each part, and all sums but the last."""
+        ranks, lost = self.rounding.ranks, self.units.subnormal + self.units.flush
+        if not self.rounding.others:
+            return
+        matrix, bias = (getattr(self.problem.weights, name) for name in ("w_o", "b_o"))
+        heads = matrix.detach().double().unflatten(1, (context.shape[1], -1)).transpose(0, 1)
+        span = (context @ heads.mT).abs().sum(1)
+        if bias is not None:  # each rank may add its share, which is the same in every row
+            whole = bias.detach().double().expand_as(output)
+            self._stored("output", copies_of(whole), (whole / ranks, 1 / ranks))
+            output, span = output + whole, span + whole.abs()
+        for name, x, size in (("context", context, p @ value.abs()), ("output", output, span)):
+            self.places[name].store_parts(copies_of(x), x, size, 2 * (ranks - 1), lost)
 
     def _query(self) -> Tensor:
         query, _ = self._linear("query", self.problem.query, "q")

@@ -15,10 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from mha.spec import Attention, Claims, Config, Implementation, Output, Weights, positions
+from mha.spec.claims import COMPUTE_DTYPES
 from mha.spec.sharding import PLACED, Order
 
 CLAIMS = Claims(
-    masks={"bool", "float"}, grouped_query=True, returns_weights=False, world_sizes={1, 2, 3, 4}, devices={"cpu"}
+    masks={"bool", "float"},
+    grouped_query=True,
+    returns_weights=False,
+    world_sizes={1, 2, 3, 4},
+    dtypes=COMPUTE_DTYPES,
+    devices={"cpu"},
 )
 # A part of the result: the contexts, and the log-sum-exps of the scores, (B, H, L_r, 1).
 Part = tuple[Tensor, Tensor]
@@ -145,10 +151,12 @@ class SequenceParallel(OnRank):
             scores = self.hide(scores, self.columns_of(mask, columns, rank, of_keys))
             if is_causal:
                 scores = scores.masked_fill(self.later(rows, columns, rank), -math.inf)
-            part = self.part(scores, self.repeat(v_part, q.shape[1]))
+            # Log-sum-exps in half precision would be off by more than the bound has.
+            wide = torch.promote_types(scores.dtype, torch.float32)
+            part = self.part(scores.to(wide), self.repeat(v_part, q.shape[1]).to(wide))
             merged = part if merged is None else self.merge(merged, part)
         assert merged is not None
-        return Output(self.project(merged[0].transpose(1, 2).flatten(2), "o"))
+        return Output(self.project(merged[0].to(q).transpose(1, 2).flatten(2), "o"))
 
     def lengths(self, x: Tensor) -> list[int]:
         """Return the lengths of all ranks' parts."""

@@ -38,6 +38,7 @@ MODULES = (
     "paths",
     "shapes",
     "sharding",
+    "sharding_in_half",
     "sizes",
     "softmax",
     "state",

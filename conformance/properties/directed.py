@@ -75,7 +75,7 @@ class Direction:
 )
 def errors_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the error of the output better than rounding does."""
-    _expect_rounding_alone(session, case)
+    expect_rounding_alone(session, case)
 
 
 @property_of(
@@ -89,7 +89,7 @@ def errors_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
 def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the error of the output better than rounding does, for 600 keys."""
     queries = FEW_ROWS if case.inputs == "cross" else MANY_KEYS
-    _expect_rounding_alone(session, replace(case, B=1, n_heads=4, head_dim=16, L=queries, S=MANY_KEYS))
+    expect_rounding_alone(session, replace(case, B=1, n_heads=4, head_dim=16, L=queries, S=MANY_KEYS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def assume_modelled(session: Session, case: Case) -> None:
     assume(not dropped, 'errors of casts that round toward zero add up: Rounding(mode="toward_zero")')
 
 
-def _expect_rounding_alone(session: Session, case: Case) -> None:
+def expect_rounding_alone(session: Session, case: Case) -> None:
     """Expect the error of the output along each direction to be one that rounding explains."""
     assume_modelled(session, case)
     problem = case.problem()

@@ -9,7 +9,7 @@ from math import lcm
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import (
     as_claimed,
@@ -36,7 +36,6 @@ SHARDED = Domain(
     layouts=DENSE,
     need_weights=(False,),
     ranks=RANKS,
-    dtypes=BOUNDED,
     max_heads=4,
     max_length=33,
 )

@@ -242,10 +242,11 @@ def runs_on_ranks_only(implementation: Implementation) -> bool:
 
 
 def claims_on_ranks(claims: Claims, ranks: int) -> Claims:
-    """Return the claims with one rescaling more for each merge: over n ranks that hold the keys, n - 1."""
+    """Return the claims with the number of ranks, and one rescaling more for each merge: over n ranks, n - 1."""
     if ranks < 2:
         return claims
-    rounding = replace(claims.rounding, merges=min(claims.rounding.merges + ranks - 1, MOST_MERGES))
+    merges = min(claims.rounding.merges + ranks - 1, MOST_MERGES)
+    rounding = replace(claims.rounding, merges=merges, ranks=ranks)
     return replace(claims, rounding=rounding)
 
 
