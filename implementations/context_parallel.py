@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.adapters.sharded import from_sharded, gathered_lengths
 from mha.spec import Claims, Sizes
-from mha.spec.claims import COMPUTE_DTYPES
 
 
 def attend(
@@ -39,7 +38,6 @@ implementation = from_sharded(
         causal=None,
         returns_weights=False,
         world_sizes={2, 4},
-        dtypes=COMPUTE_DTYPES,
         devices={"cpu"},
         sizes=Sizes(length_multiple=8),
     ),

@@ -235,6 +235,10 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("replay", "Case(L=2)", "--clause", "CAU-1", *ON_SDPA),
         "INAPPLICABLE CAU-1   sdpa: the clause cannot be judged on this case",
     ),
+    "more ranks than the claim": (
+        ("replay", "Case(ranks=9)", "--clause", "DST-1", "--impl", "ring"),
+        "ring claims [1, 2, 3, 4] ranks (Claims.world_sizes), not 9; give the case another `ranks`",
+    ),
     "several implementations": (("replay", "run.json", "--impl", "all"), "'all' names "),
     "nothing to show": (("show", ""), "no clause is named"),
     "no such clause to waive": (("waive", "MSK-99", "--reason", "x", *IN_RUN), "unknown clause 'MSK-99'"),

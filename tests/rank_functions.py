@@ -1,4 +1,4 @@
-"""Functions for `from_sharded` that fail; ranks import them from here."""
+"""Functions for `from_sharded` that fail, and a correct class; ranks import them from here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ from time import sleep
 from typing import Any
 
 from torch import Tensor
+
+from mha.conformance.faults.ranks import Part, SequenceParallel, Spmd
+
+
+class PartsStored(SequenceParallel):
+    """Correct: parts of contexts, and merges of them, are stored in the dtype of the inputs."""
+
+    def part(self, scores: Tensor, v: Tensor) -> Part:
+        context, z = super().part(scores, v)
+        return self.stored(context), z
+
+    def merge(self, one: Part, other: Part) -> Part:
+        context, z = super().merge(one, other)
+        return self.stored(context), z
+
+    def stored(self, context: Tensor) -> Tensor:
+        return context + (context.to(self.w_o).to(context) - context).detach()
+
+
+parts_stored = Spmd(PartsStored)
 
 
 def refuse(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:

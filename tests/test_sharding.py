@@ -29,8 +29,10 @@ from mha.conformance.sharding.group import RankError, group
 from mha.implementations import ImplementationError, context_parallel, ring, tensor_parallel, ulysses
 from mha.implementations.adapters.sharded import from_sharded
 from mha.implementations.discovery import Renamed, as_resolved
-from mha.spec import Claims, Config, Sharded, Weights, positions
-from rank_functions import die_on_one, hang_on_one, refuse, refuse_on_one
+from mha.spec import Claims, Config, Problem, Rounding, Sharded, Weights, oracle, positions
+from mha.spec.directed import allowance
+from mha.spec.rounding_graph import rounding_graph
+from rank_functions import die_on_one, hang_on_one, parts_stored, refuse, refuse_on_one
 
 OURS = {
     "ring": ring.implementation,
@@ -63,6 +65,62 @@ def test_ours_conform(name: str) -> None:
     report = check(OURS[name], "quick", clauses="DST", dtypes=torch.float32, strict=True)
     assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}, report.verdicts
     assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 6
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["ring", "ulysses", "tensor_parallel", "parts_stored"])
+def test_ours_conform_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    ours = {**OURS, "parts_stored": parts_stored}[name]
+    report = check(ours, "quick", clauses=["DST-1", "DST-2"], dtypes=dtype, strict=True)
+    assert [verdict.status for verdict in report.verdicts] == ["pass", "pass"], report.verdicts
+
+
+def of_parts(stored: bool) -> Rounding:
+    return Rounding(
+        scores_stored=False,
+        softmax_stored=False,
+        scaling_roundings=0,
+        log_normaliser=False,
+        partials_stored=stored,
+        ranks=2,
+    )
+
+
+def test_parts_that_cancel_need_the_bound_of_parts_that_are_stored() -> None:
+    """Of an output that is 0, only parts have roundings; so has a context of opposite values."""
+    one, two = torch.ones(1, 1), Config(d_model=2, n_heads=2, bias=False)
+    x = torch.full((1, 1, 2), 1.0).bfloat16()
+    # Heads of 1.01 and -1.01: what each rank adds to the output is off by u_s, and the sum is 0.
+    weights = Weights(
+        torch.eye(2), torch.eye(2), torch.diag(torch.tensor([1.0, -1.0])), torch.tensor([[1.01, 1.01]] * 2)
+    )
+    problem = Problem(two, weights.to(torch.bfloat16), x, x, x)
+    values = torch.tensor([[[1.01], [-1.01]]]).bfloat16()
+    same = Weights(0 * one, 0 * one, one, one).to(torch.bfloat16)
+    row = Problem(Config(d_model=1, n_heads=1, bias=False), same, values[:, :1], values, values)
+    u = 2.0**-9
+    for case in (problem, row):
+        loose, strict = (oracle(case, Claims(rounding=of_parts(stored))).output for stored in (True, False))
+        assert (loose.mid == 0).all()
+        added = loose.rad - strict.rad
+        assert (added > u).all()
+        assert (added < 8 * u).all()
+
+
+def test_parts_over_ranks_are_places_of_the_rounding_graph() -> None:
+    problem = Case(dtype="bfloat16", B=2, n_heads=2, head_dim=8, L=8, S=8).problem()
+    for bias in (True, False):
+        given = problem if bias else replace(problem, weights=replace(problem.weights, b_o=None))
+        graphs = [rounding_graph(given, Claims(rounding=of_parts(stored))) for stored in (True, False)]
+        loose, strict = (allowance(graph, graphs[0].output) for graph in graphs)
+        assert loose.sd > 1.2 * strict.sd
+        # What two ranks store of the output, their roundings in the direction of the output.
+        graph, w = graphs[0], graphs[0].output
+        heads = graph.w_o.unflatten(1, (2, -1)).transpose(0, 1)
+        parts = graph.context @ heads.mT
+        moved = (parts.bfloat16().double() - parts).sum(1)
+        assert abs(float((moved * w).sum())) < loose.threshold
 
 
 def test_clauses_without_ranks_are_not_claimed_unless_it_has_such_a_form() -> None:

@@ -10,6 +10,7 @@ from mha.conformance.engine.replay import Outcome, failures, one_of, replay_case
 from mha.conformance.reports.files import read
 from mha.conformance.reports.text import subject, visible, visible_name
 from mha.conformance.settings import validate_devices
+from mha.conformance.sharding.gathered import refused_ranks
 
 
 def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tuple[Outcome, str]]:
@@ -35,6 +36,8 @@ def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outc
         raise ValueError("a case needs the clause and the implementation to check it on: add --clause and --impl")
     case, implementation = read_case(text), one_of(target)
     validate_devices([case.device])
+    if case.ranks and (refused := refused_ranks(implementation, case.ranks)):
+        raise ValueError(refused)
     outcome, message = replay_case(implementation, clauses[0], case)
     return outcome, _line(outcome, clauses[0], visible_name(implementation.name), message or text)
 

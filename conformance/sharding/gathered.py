@@ -52,11 +52,8 @@ class OnRanks:
         Raises what all ranks raise, `RankError` if they disagree, and ImplementationError where the implementation
         cannot be sent to them or claims no such number of ranks.
         """
-        if len(self.members) not in self.claims.world_sizes:
-            raise ImplementationError(
-                f"{self.name} claims {sorted(self.claims.world_sizes)} ranks (Claims.world_sizes), not "
-                f"{len(self.members)}; give the case another `ranks`"
-            )
+        if refused := refused_ranks(self.implementation, len(self.members)):
+            raise ImplementationError(refused)
         needed, found = max(self.members) + 1, torch.cuda.device_count()
         if device == "cuda" and found < needed:
             raise ImplementationError(
@@ -233,6 +230,17 @@ def on_ranks(implementation: Implementation, ranks: int) -> Implementation:
     """Return an implementation on so many ranks; as it is if that is 0, or if it is not sharded."""
     original = original_of(implementation)
     return OnRanks(original, tuple(range(ranks))) if ranks and isinstance(original, Sharded) else implementation
+
+
+def refused_ranks(implementation: Implementation, ranks: int) -> str:
+    """Return why an implementation that claims ranks does not run on so many; empty if it does."""
+    claimed = implementation.claims.world_sizes
+    if not claimed or ranks in claimed:
+        return ""
+    return (
+        f"{implementation.name} claims {sorted(claimed)} ranks (Claims.world_sizes), not {ranks}; "
+        "give the case another `ranks`"
+    )
 
 
 def runs_on_ranks_only(implementation: Implementation) -> bool:
