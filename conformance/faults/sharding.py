@@ -17,7 +17,7 @@ from mha.conformance.faults.ranks import CLAIMS, HeadsParallel, Part, SequencePa
 from mha.spec import Output, positions
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class ValuesStay(SequenceParallel):
     """Keys come from every rank, and values are the rank's own each time."""
 
@@ -26,7 +26,7 @@ class ValuesStay(SequenceParallel):
         return super().gather(x, lengths) if self.gathered % 2 else [x] * self.size
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class LastPartMissing(SequenceParallel):
     """The ring stops one step early: the keys of the last rank are never attended to."""
 
@@ -36,7 +36,7 @@ class LastPartMissing(SequenceParallel):
         return super().part(scores - math.inf if last else scores, v)
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class MergedWithoutRescaling(SequenceParallel):
     """Parts are averaged by their sums of exponentials, though each has subtracted a maximum of its own."""
 
@@ -45,7 +45,7 @@ class MergedWithoutRescaling(SequenceParallel):
         return context, z - scores.amax(-1, keepdim=True).clamp(min=-1e30)
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class PartsAveraged(SequenceParallel):
     """The contexts of the ranks' parts are averaged, without regard to their sums of exponentials."""
 
@@ -54,7 +54,7 @@ class PartsAveraged(SequenceParallel):
         return context, z.clamp(min=0, max=0)
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class ScoresIgnored(SequenceParallel):
     """Each context is the mean of the allowed values of all ranks."""
 
@@ -62,7 +62,7 @@ class ScoresIgnored(SequenceParallel):
         return 0 * super().product(q, k)
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class HeadsRotated(HeadsParallel):
     """Each rank multiplies its heads by the columns of W_o for the heads of the next rank."""
 
@@ -70,7 +70,7 @@ class HeadsRotated(HeadsParallel):
         return (self.rank + 1) % self.size if name == "w_o" else self.rank
 
 
-@fault("DST-1")
+@fault("DST-1", caught_by="sharded_output_is_the_unsharded_one")
 class SummedOnTheFirstRank(HeadsParallel):
     """The sum of the outputs is on the first rank only; the others keep their part of it."""
 
@@ -123,7 +123,7 @@ class _GatherWithoutSum(torch.autograd.Function):
         return upstream[ctx.rank], None
 
 
-@fault("DST-2")
+@fault("DST-2", caught_by="sharded_gradients_are_the_unsharded_ones")
 class GatheredWithoutGradients(SequenceParallel):
     """Keys and values have gradients from their own rank's queries only, as with a plain `dist.all_gather`."""
 
@@ -133,7 +133,7 @@ class GatheredWithoutGradients(SequenceParallel):
         return [part[:, :, :length] for part, length in zip(every, lengths, strict=True)]
 
 
-@fault("DST-2")
+@fault("DST-2", caught_by="sharded_gradients_are_the_unsharded_ones")
 class GradientsNotSummed(SequenceParallel):
     """The gradients of the weights are those of a rank's own part of the sequence."""
 
@@ -141,7 +141,7 @@ class GradientsNotSummed(SequenceParallel):
         return grad
 
 
-@fault("DST-2")
+@fault("DST-2", caught_by="sharded_gradients_are_the_unsharded_ones")
 class GradientsAveraged(SequenceParallel):
     """The gradients of the weights are averaged over the ranks, as for parts of a batch."""
 
@@ -149,7 +149,7 @@ class GradientsAveraged(SequenceParallel):
         return super().whole(name, grad) / self.size
 
 
-@fault("DST-2")
+@fault("DST-2", caught_by="sharded_gradients_are_the_unsharded_ones")
 class InputGradientsNotSummed(HeadsParallel):
     """The gradient of an input is that of a rank's own heads."""
 
