@@ -13,6 +13,7 @@ from mha.conformance.cases.domain import CaseSpace, Domain
 from mha.conformance.engine.search import Budget, Search
 from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
+from mha.conformance.faults.ranks import CLAIMS as ON_RANKS
 from mha.conformance.faults.ranks import SequenceParallel
 from mha.conformance.harness.known_bad.answers import REJECTED
 from mha.conformance.harness.known_bad.defect import KnownBad
@@ -148,6 +149,9 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
     "log_normaliser": (False, "SMX-4", "float32"),
     "softmax_in_float32": (True, "NUM-2", "float64"),
     "merges": (3, "NUM-1", "float32"),
+    "mode": ("toward_zero", "NUM-7", "bfloat16"),
+    "partials_stored": (False, "DST-1", "bfloat16"),
+    "ranks": (3, "NUM-1", "bfloat16"),
 }
 
 
@@ -172,8 +176,7 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(Rounding)])
 def test_every_rounding_changes_a_verdict(field: str) -> None:
     value, clause, dtype = ROUNDING[field]
-    claims = [replace(CLAIMS, rounding=Rounding(**rounding)) for rounding in ({}, {field: value})]
-    one, other = (
-        verdict_on(faults.implementation_of(faults.Complete, each), clause, dtype, "quick") for each in claims
-    )
+    cls, given = (SequenceParallel, ON_RANKS) if field == "partials_stored" else (faults.Complete, CLAIMS)
+    claims = [replace(given, rounding=Rounding(**rounding)) for rounding in ({}, {field: value})]
+    one, other = (verdict_on(faults.implementation_of(cls, each), clause, dtype, "quick") for each in claims)
     assert one != other
