@@ -16,9 +16,10 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
-from mha.spec.bounds import Ball
+from mha.spec.bounds import Ball, units_of
 from mha.spec.claims import EmptyRow
 from mha.spec.dtypes import TRAITS
+from mha.spec.rounding_graph import rounding_graph
 
 CASES = 120
 SEEDS = 24
@@ -254,3 +255,16 @@ def test_blocks_of_queries_give_what_all_at_once_give(
         torch.testing.assert_close(other.rad, one.rad, rtol=1e-12, atol=0.0)
     torch.testing.assert_close(parts.max_score, whole.max_score, rtol=1e-14, atol=0.0)
     assert torch.equal(parts.empty, whole.empty)
+
+
+def test_other_casts_may_be_off_by_two_roundoffs() -> None:
+    nearest, dropped, single = units_of(torch.bfloat16), units_of(torch.bfloat16, "toward_zero"), torch.float32
+    assert dropped.store == pytest.approx(2 * nearest.store)
+    assert dropped.subnormal == 2 * nearest.subnormal
+    assert (dropped.accumulate, dropped.gamma(9)) == (nearest.accumulate, nearest.gamma(9))
+    assert units_of(single, "toward_zero") == units_of(single)
+    problem = Case(dtype="bfloat16").problem()
+    graphs = [rounding_graph(problem, Claims(rounding=Rounding(mode=mode))) for mode in ("nearest", "stochastic")]
+    assert graphs[1].store == dropped.store > graphs[0].store
+    with pytest.raises(ValueError, match="must be one of nearest, toward_zero, stochastic, but is 'up'"):
+        Rounding(mode="up")  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ import variants
 from mha.conformance import Verdict, check
 from mha.conformance.faults import mask_edges
 from mha.conformance.faults import registry as faults
-from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM
+from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM, implementation_of
+from mha.conformance.faults.directed import CastsTruncate
 from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
@@ -214,3 +215,12 @@ def test_roundings_without_a_bound_are_rejected(rounding: dict[str, int]) -> Non
 def test_contradictory_claims_are_refused(claims: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         claims()
+
+
+def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
+    truncating = implementation_of(CastsTruncate)
+    rounding = replace(truncating.claims.rounding, mode="toward_zero")
+    declared = implementation_of(CastsTruncate, replace(truncating.claims, rounding=rounding))
+    report = check(declared, "quick", clauses=["NUM-1", "NUM-7", "GRD-8", "HED-1"], dtypes=["bfloat16"])
+    statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
+    assert statuses == {"NUM-1": "pass", "NUM-7": "not_claimed", "GRD-8": "not_claimed", "HED-1": "pass"}

@@ -375,28 +375,6 @@ def test_message_says_in_which_head_a_defect_is() -> None:
     assert "too large in head 2; rounding explains" in report.verdicts[0].message
 
 
-def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
-    truncating = implementation_of(CastsTruncate)
-    rounding = replace(truncating.claims.rounding, mode="toward_zero")
-    declared = implementation_of(CastsTruncate, replace(truncating.claims, rounding=rounding))
-    report = check(declared, "quick", clauses=["NUM-1", "NUM-7", "GRD-8", "HED-1"], dtypes=["bfloat16"])
-    statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
-    assert statuses == {"NUM-1": "pass", "NUM-7": "not_claimed", "GRD-8": "not_claimed", "HED-1": "pass"}
-
-
-def test_other_casts_may_be_off_by_two_roundoffs() -> None:
-    nearest, dropped, single = units_of(torch.bfloat16), units_of(torch.bfloat16, "toward_zero"), torch.float32
-    assert dropped.store == pytest.approx(2 * nearest.store)
-    assert dropped.subnormal == 2 * nearest.subnormal
-    assert (dropped.accumulate, dropped.gamma(9)) == (nearest.accumulate, nearest.gamma(9))
-    assert units_of(single, "toward_zero") == units_of(single)
-    problem = Case(dtype="bfloat16").problem()
-    graphs = [rounding_graph(problem, Claims(rounding=Rounding(mode=mode))) for mode in ("nearest", "stochastic")]
-    assert graphs[1].store == dropped.store > graphs[0].store
-    with pytest.raises(ValueError, match="must be one of nearest, toward_zero, stochastic, but is 'up'"):
-        Rounding(mode="up")  # type: ignore[arg-type]
-
-
 def test_a_row_that_is_not_finite_fails() -> None:
     class NanRow(Complete):
         def merge(self, x: Tensor) -> Tensor:

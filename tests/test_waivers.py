@@ -52,6 +52,11 @@ def test_waiver_of_a_passing_clause_is_stale() -> None:
     assert not stale.conforms
 
 
+def test_few_cases_make_no_waiver_stale() -> None:
+    assert judged(FOR_CORRECT, profile="quick")[0].status == "pass"
+    assert judged(FOR_CORRECT, profile="default")[0].status == "stale_waiver"
+
+
 def test_waiver_of_some_cases_covers_no_others() -> None:
     assert judged(replace(KNOWN, where="n_heads >= 1"))[0].status == "waived"
     (failed,) = judged(replace(KNOWN, where="n_heads > 1"))

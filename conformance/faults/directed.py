@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
-from mha.conformance.faults.families import hooked, scores_scaled
+from mha.conformance.faults.families import hooked, is_half, scores_scaled
 from mha.conformance.faults.fault import fault
-from mha.spec.dtypes import traits_of
-
-
-def _is_half(x: Tensor) -> bool:
-    return traits_of(x.dtype).half
 
 
 @fault("NUM-7", dtype="float16", caught_by="errors_do_not_add_up_to_a_defect")
@@ -24,7 +19,7 @@ def _is_half(x: Tensor) -> bool:
     caught_by="errors_do_not_add_up_to_a_defect",
     trigger="half precision",
 )
-class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: _is_half(next(module.parameters())))):
+class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: is_half(next(module.parameters())))):
     """In half precision the scores are 1% too large."""
 
 
@@ -66,7 +61,7 @@ class LateValuesLost(Complete):
     """In half precision the values after the first 512 are read as zeros."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        if _is_half(v):
+        if is_half(v):
             v = v.masked_fill((torch.arange(v.shape[2]) >= 512).unsqueeze(-1), 0.0)
         return super().combine(weights, v, allowed)
 
@@ -82,7 +77,7 @@ class KeyGradientOffInHalf(Complete):
     """In half precision the gradient of the keys is 4% too large."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, hooked(k, lambda gradient: gradient * (1.04 if _is_half(k) else 1.0)))
+        return super().score(q, hooked(k, lambda gradient: gradient * (1.04 if is_half(k) else 1.0)))
 
 
 class _SoftmaxOffBackwards(torch.autograd.Function):
@@ -98,7 +93,7 @@ class _SoftmaxOffBackwards(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]  # of one argument
         (weights,) = ctx.saved_tensors
         row_sum = (weights * gradient).sum(-1, keepdim=True)
-        return weights * (gradient - row_sum * (0.95 if _is_half(gradient) else 1.0))
+        return weights * (gradient - row_sum * (0.95 if is_half(gradient) else 1.0))
 
 
 @fault(
@@ -111,7 +106,7 @@ class RowSumOffInHalf(Complete):
     """In half precision the backward pass of the softmax subtracts 95% of the row sum."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        if not _is_half(scores):
+        if not is_half(scores):
             return super().weigh(scores, allowed)
         empty = ~allowed.any(-1, keepdim=True)
         filled = scores.masked_fill(~(allowed | empty), -torch.inf)
@@ -132,6 +127,6 @@ class LastKeyLostBackwards(Complete):
 
     def without_half_of_last(self, gradient: Tensor) -> Tensor:
         """Return the gradients of heads (B, heads, N, d_k), of the last position by half."""
-        if not _is_half(gradient) or gradient.shape[2] < 2:
+        if not is_half(gradient) or gradient.shape[2] < 2:
             return gradient
         return torch.cat([gradient[:, :, :-1], gradient[:, :, -1:] / 2], 2)

@@ -11,6 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
+from mha.spec.dtypes import traits_of
+
+
+def is_half(x: Tensor) -> bool:
+    """Return whether a tensor is of a half-precision dtype."""
+    return traits_of(x.dtype).half
 
 
 def scores_scaled(factor: float, *, when: Callable[[Complete], bool]) -> type[Complete]:

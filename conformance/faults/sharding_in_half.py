@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mha.conformance.faults.families import hooked
+from mha.conformance.faults.families import hooked, is_half
 from mha.conformance.faults.fault import fault
 from mha.conformance.faults.ranks import Part, SequenceParallel
-from mha.spec.dtypes import traits_of
-
-
-def _is_half(x: Tensor) -> bool:
-    return traits_of(x.dtype).half
-
 
 OF_OUTPUT, OF_GRADIENTS = (
     "errors_over_ranks_do_not_add_up_to_a_defect",
@@ -27,7 +21,7 @@ class RescalingOffInHalf(SequenceParallel):
     def merge(self, one: Part, other: Part) -> Part:
         context, z = super().merge(one, other)
         share = (one[1] - z).exp().nan_to_num().detach()
-        return (context + 0.02 * share * one[0] if _is_half(self.w_o) else context), z
+        return (context + 0.02 * share * one[0] if is_half(self.w_o) else context), z
 
 
 @fault("DST-2", dtype="bfloat16", caught_by=OF_GRADIENTS, script_shows=False, trigger="half precision, backwards")
@@ -35,4 +29,4 @@ class GatheredGradientsOffInHalf(SequenceParallel):
     """In half precision the gradients of gathered keys and values are 4% too large."""
 
     def gather(self, x: Tensor, lengths: list[int]) -> list[Tensor]:
-        return super().gather(hooked(x, lambda gradient: gradient * (1.04 if _is_half(x) else 1.0)), lengths)
+        return super().gather(hooked(x, lambda gradient: gradient * (1.04 if is_half(x) else 1.0)), lengths)

@@ -106,6 +106,11 @@ class Tested:
         return abs(self.projected) / self.part.threshold
 
     @property
+    def explained(self) -> float:
+        """The share of the defect that rounding explains."""
+        return self.part.threshold / self.part.size
+
+    @property
     def text(self) -> str:
         """What the results are as if, with {} for how much."""
         return self.direction.more if self.projected > 0 else self.direction.less
@@ -137,7 +142,7 @@ def assume_modelled(session: Session, case: Case) -> None:
         case.device == "cpu", "a GPU may store partial sums in half precision, which the rounding graph does not have"
     )
     dropped = session.claims.rounding.mode == "toward_zero"
-    assume(not dropped, 'errors of casts that round toward zero add up: Rounding(mode="toward_zero")')
+    assume(not dropped, 'the model is of rounding to nearest, and Rounding(mode="toward_zero") is declared')
 
 
 def expect_rounding_alone(session: Session, case: Case) -> None:
@@ -165,9 +170,15 @@ def _tested(graph: RoundingGraph, output: Tensor, direction: Direction) -> Teste
 
 def _assertion(session: Session, found: Tested) -> list[str]:
     """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
-    call, share = session.steps[-1], found.part.threshold / found.part.size
+    call = last_call(session)
+    return assertion_of(call, session.claims, found.direction.formula, found.text, found.explained)
+
+
+def last_call(session: Session) -> CallStep:
+    """Return the last step of a session, which is a call."""
+    call = session.steps[-1]
     assert isinstance(call, CallStep)
-    return assertion_of(call, session.claims, found.direction.formula, found.text, share)
+    return call
 
 
 def _head(graph: RoundingGraph, output: Tensor, found: Tested) -> str:
@@ -201,8 +212,7 @@ def _message(code: str, found: Tested, place: str) -> str:
     if share < 0:
         share, least, most = -share, -most, -least
     size = f"{percent(share)} ({percent(least)} to {percent(most)})"
-    explained = percent(found.part.threshold / found.part.size)
-    return f"{code} as if {found.text.format(size)}{place}; rounding explains {explained} at most"
+    return f"{code} as if {found.text.format(size)}{place}; rounding explains {percent(found.explained)} at most"
 
 
 def directions(graph: RoundingGraph, case: Case) -> Iterator[Direction]:

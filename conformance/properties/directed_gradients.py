@@ -11,7 +11,6 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import WITH_GRADIENT
 from mha.conformance.harness.assertions import assume, expect
-from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.directed import (
     MANY_ROWS,
@@ -19,6 +18,7 @@ from mha.conformance.properties.directed import (
     Tested,
     assume_modelled,
     expect_explained,
+    last_call,
     last_key,
     masked_weight,
     random_signs,
@@ -85,9 +85,8 @@ def expect_gradients_by_rounding_alone(session: Session, case: Case) -> None:
 
 def _assertion(session: Session, codes: Mapping[str, str], found: Tested) -> list[str]:
     """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
-    call, share = session.steps[-1], found.part.threshold / found.part.size
-    assert isinstance(call, CallStep)
-    return gradient_assertion_of(call, session.claims, codes, found.direction.formula, found.text, share)
+    call = last_call(session)
+    return gradient_assertion_of(call, session.claims, codes, found.direction.formula, found.text, found.explained)
 
 
 def directions(graph: GradientGraph, found: Mapping[str, Tensor], case: Case) -> Iterator[Direction]:

@@ -50,16 +50,17 @@ MOVED = "torch.autograd.grad((q, k, v), leaves, (of_q, of_k, of_v), materialize_
 
 def random_formula(seed: int) -> tuple[str, ...]:
     """Return the direction of an output of random signs, with the seed of the case."""
-    return (
-        f"signs = torch.randint(0, 2, exact.shape, generator=torch.Generator().manual_seed({seed})) * 2 - 1",
-        "direction = signs * exact.abs().mean()",
-    )
+    return (f"direction = {_random_signs('exact', seed)}",)
 
 
 def random_gradients(seed: int, names: Iterable[str]) -> tuple[str, ...]:
     """Return the direction of gradients of random signs, with the seed of the case."""
-    signs = f"torch.randint(0, 2, exact[name].shape, generator=torch.Generator().manual_seed({seed})) * 2 - 1"
-    return (f"direction = {{name: ({signs}) * exact[name].abs().mean() for name in {tuple(names)!r}}}",)
+    return (f"direction = {{name: {_random_signs('exact[name]', seed)} for name in {tuple(names)!r}}}",)
+
+
+def _random_signs(like: str, seed: int) -> str:
+    signs = f"torch.randint(0, 2, {like}.shape, generator=torch.Generator().manual_seed({seed})) * 2 - 1"
+    return f"({signs}) * {like}.abs().mean()"
 
 
 def assertion_of(call: CallStep, claims: Claims, formula: Sequence[str], text: str, explained: float) -> list[str]:
