@@ -63,8 +63,11 @@ def build(implementation: Sharded, size: int = 2) -> Any:
 def test_ours_conform(name: str) -> None:
     """Also where they are recommended to; on four ranks: `mha check ring --clause DST --mha-profile thorough`."""
     report = check(OURS[name], "quick", clauses="DST", dtypes=torch.float32, strict=True)
-    assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}, report.verdicts
-    assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 6
+    statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
+    waived = {"DST-1"} if name == "context_parallel" else set()
+    assert {clause for clause, status in statuses.items() if status not in ("pass", "not_claimed", "waived")} == set()
+    assert {clause for clause, status in statuses.items() if status == "waived"} == waived
+    assert list(statuses.values()).count("pass") >= 6 - len(waived)
 
 
 @pytest.mark.usefixtures("fewer_cases")

@@ -90,6 +90,15 @@ class _ProductOfTheFirst(torch.autograd.Function):
         return upstream @ k, upstream.mT @ q, None
 
 
+@fault("DST-1", caught_by="large_calls_are_sharded_alike", trigger="more than 10,000 numbers a rank")
+class LargeOutputWhole(SequenceParallel):
+    """Each rank returns its part of a large output as often as there are ranks, as if it were the whole."""
+
+    def forward(self, *inputs: Tensor, **options: Any) -> Output:
+        output = super().forward(*inputs, **options).output
+        return Output(output.repeat(1, self.size, 1) if output.numel() > 10_000 else output)
+
+
 @fault("DST-2", source="https://github.com/huggingface/diffusers/issues/14265")
 class BackwardOfTheFirstStep(SequenceParallel):
     """The backward pass of each step uses the keys of the first one."""

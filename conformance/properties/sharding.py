@@ -40,6 +40,16 @@ SHARDED = Domain(
     max_length=33,
 )
 TRAINED = replace(SHARDED, modes=WITH_GRADIENT)
+# Where DTensor chooses placements by what they cost, it may choose others than for parts of a few positions.
+LARGE = Domain(
+    scale="wide",
+    values=("normal",),
+    layouts=DENSE,
+    modes=("eval", "train", "no_grad"),
+    need_weights=(False,),
+    ranks=RANKS,
+    sizes={"n_heads": (8,), "head_dim": (32,), "B": (4, 3), "L": (32,), "S": (32,)},
+)
 MASKED = replace(SHARDED, masks=(*BOOLEAN, *FLOAT, *EMPTY), modes=WITH_GRADIENT)
 GRADIENT_DEFECTS = ("unscaled", "detached", "softmax_gradient_without_row_sum")
 
@@ -99,6 +109,20 @@ def expect_right_or_refused(session: Session, problem: Problem, because: str) ->
 )
 def sharded_output_is_the_unsharded_one(session: Session, case: Case) -> None:
     """The gathered output, and each copy of it, is the single-process one."""
+    expect_output(session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks")
+
+
+@property_of(
+    "DST-1",
+    LARGE,
+    needs="world_sizes",
+    requires=None,
+    must_reject=("zeros", "noise", "mean", "unscaled"),
+    max_cases=2,
+    number=3,
+)
+def large_calls_are_sharded_alike(session: Session, case: Case) -> None:
+    """Where a rank has tens of thousands of numbers, the gathered output is the single-process one too."""
     expect_output(session, divisible(case).problem(), f"the output of one process, on {case.ranks} ranks")
 
 
