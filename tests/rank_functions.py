@@ -7,8 +7,11 @@ from time import sleep
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from mha.conformance.faults.ranks import Part, SequenceParallel, Spmd
+from mha.conformance.faults.ranks import Copy, Part, SequenceParallel, Spmd
+from mha.implementations.adapters.sharded import from_sharded
+from mha.spec import Claims
 
 
 class PartsStored(SequenceParallel):
@@ -29,8 +32,30 @@ class PartsStored(SequenceParallel):
 parts_stored = Spmd(PartsStored)
 
 
+def attend_to_all(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, mesh: Any, **_: Any) -> Tensor:
+    key, value = (Copy.apply(x, mesh) for x in (key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return (scores if mask is None else scores + mask).softmax(-1) @ value
+
+
+# Correct: each rank has a part of the queries, and all keys.
+keys_everywhere = from_sharded(
+    attend_to_all,
+    placements={"query": Shard(2), "key": Replicate(), "value": Replicate(), "output": Shard(2)},
+    claims=Claims(world_sizes={2}, masks={"float"}, causal=None, returns_weights=False),
+)
+
+
 def refuse(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
     raise ValueError("not today")
+
+
+def shorten(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    return query[:, :, 1:]
+
+
+NO_MASKS = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False)
+short_part, short_output = (from_sharded(shorten, placements=each, claims=NO_MASKS) for each in (Shard(2), Replicate()))
 
 
 def refuse_on_one(query: Tensor, key: Tensor, value: Tensor, *, mesh: Any, **_: Any) -> Tensor:

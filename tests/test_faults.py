@@ -16,6 +16,7 @@ from mha.conformance import check
 from mha.conformance.faults import registry as faults
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.sharding import group
+from rank_scripts import run_on_ranks
 
 pytestmark = pytest.mark.usefixtures("undiagnosed")
 
@@ -57,7 +58,9 @@ def parameters() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("fault", list(parameters()))
-def test_fault_fails_the_clause_that_must_catch_it(fault: faults.Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_fails_the_clause_that_must_catch_it(
+    fault: faults.Fault, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     members = members_of(fault)
     assert members, fault
     monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {fault.clause: members})
@@ -69,6 +72,11 @@ def test_fault_fails_the_clause_that_must_catch_it(fault: faults.Fault, monkeypa
     assert verdict.message
     if fault.script_shows:
         assert verdict.script
+        if needs_ranks(fault.clause):
+            ended = run_on_ranks(verdict.script, tmp_path)
+            assert ended
+            assert not any(f"\n{error.__name__}: " in ended for error in SCRIPT_BROKEN), ended
+            return
         with pytest.raises(Exception) as raised:  # noqa: PT011  whatever the implementation raises, if it raises
             exec(compile(verdict.script, "script", "exec"), {})
         assert not isinstance(raised.value, SCRIPT_BROKEN), raised.value

@@ -33,6 +33,7 @@ from mha.spec import Claims, Config, Problem, Rounding, Sharded, Weights, oracle
 from mha.spec.directed import allowance
 from mha.spec.rounding_graph import rounding_graph
 from rank_functions import die_on_one, hang_on_one, parts_stored, refuse, refuse_on_one
+from rank_scripts import run_on_ranks
 
 OURS = {
     "ring": ring.implementation,
@@ -206,6 +207,8 @@ def test_file_that_is_no_package_is_found_by_the_ranks(tmp_path: Path) -> None:
     )
     (verdict,) = check(f"{file}:implementation", "quick", clauses="DST-1", dtypes=torch.float32).verdicts
     assert (verdict.status, "RankError" in verdict.message) == ("fail", False)
+    assert verdict.script
+    assert "AssertionError: " in run_on_ranks(verdict.script, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import base64
 import sys
 import textwrap
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.redrawn import config_code, redrawn
+from mha.conformance.engine.script_on_ranks import RankScript, rank_script
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
@@ -35,71 +37,87 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
     """
     if not session.scripted or not (violation.assertion or isinstance(violation, CallRaised)):
         return None
-    known = CLAUSES[clause]
+    known, ranks = CLAUSES[clause], rank_script(session, violation)
     names: dict[int, str] = {}
     body = redrawn(session, names)
     for step in session.steps:
-        body += _lines(step, session, names)
+        body += _lines(step, session, names, ranks)
     body += violation.assertion
-    used = [module for module in MODULES if any(f"{module}." in line for line in body)]
     lines = [
         textwrap.fill(f'"""{clause} ({known.level}): {known.statement}', DOCSTRING_WIDTH),
         "",
         f"{session.case!r}",
         '"""',
         "",
-        *(f"import {module}" for module in used),
-        *[""] * bool(used),
-        "import torch",
-        "from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need",
+        *_imports(body, ranks),
         "",
         *_import(session.implementation, target),
         "from mha.spec import Config, Weights",
-        *_on_ranks(session.case.ranks),
         "",
         "torch.set_num_threads(1)  # as it was judged",
-        *body,
+        *(ranks.function(body) if ranks else body),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _lines(step: Step, session: Session, names: dict[int, str]) -> list[str]:
+def _imports(body: Sequence[str], ranks: RankScript | None) -> list[str]:
+    """Return the lines that import what a script needs besides the implementation."""
+    standard = [f"import {module}" for module in MODULES if any(f"{module}." in line for line in body)]
+    of_tensors = ["from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need"]
+    if ranks:
+        standard.append("from datetime import timedelta")
+        of_tensors = [
+            "import torch.distributed as dist",
+            *of_tensors,
+            "from torch.distributed.device_mesh import DeviceMesh",
+        ]
+    return [*standard, *[""] * bool(standard), "import torch", *of_tensors]
+
+
+def _lines(step: Step, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
     match step:
         case BuildStep():
-            return _build(step, session, names)
+            return _build(step, session, names, ranks)
         case DeriveStep():
-            return [f"attention_{step.number} = {step.code.format(f'attention_{step.origin}')}"]
+            # On ranks, the mesh is in a larger group from the start.
+            code = "{}" if ranks else step.code
+            return [f"attention_{step.number} = {code.format(f'attention_{step.origin}')}"]
         case CallStep():
-            return _call(step, session, names)
+            return _call(step, session, names, ranks)
 
 
-def _build(build: BuildStep, session: Session, names: dict[int, str]) -> list[str]:
+def _build(build: BuildStep, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
     weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
-    options = f"dtype=torch.{session.case.dtype}, device={session.case.device!r}"
-    config = config_code(build.config)
-    lines.append(f"attention_{build.number} = implementation.build({config}, Weights({weights}), {options})")
+    options = f"{'mesh=mesh, ' if ranks else ''}dtype=torch.{session.case.dtype}, device={session.case.device!r}"
+    method = f"implementation.{'build_rank' if ranks else 'build'}"
+    lines.append(f"attention_{build.number} = {method}({config_code(build.config)}, Weights({weights}), {options})")
     return lines
 
 
-def _call(call: CallStep, session: Session, names: dict[int, str]) -> list[str]:
+def _call(call: CallStep, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
     lines: list[str] = []
-    problem, number, mode = call.problem, call.number, MODES[call.mode]
-    inputs = [_name(getattr(problem, name), f"{name}_{number}", names, lines) for name in INPUTS]
-    if problem.mask is not None:
-        inputs.append(f"mask={_name(problem.mask, f'mask_{number}', names, lines)}")
-    options = ", is_causal=True" if problem.is_causal else ""
-    options += ", need_weights=True" if call.need_weights else ""
+    problem, number, training = call.problem, call.number, MODES[call.mode].training
+    tensors = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
+    given = {name: _name(tensor, f"{name}_{number}", names, lines) for name, tensor in tensors.items()}
+    upstream = "" if call.upstream is None else _name(call.upstream, f"upstream_{number}", names, lines)
     lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
-    lines += [f"attention_{call.build}.{'train' if mode.training else 'eval'}()"] if call.switches else []
-    lines += [f"{name}.requires_grad_()" for name in dict.fromkeys(names[id(getattr(problem, n))] for n in call.wanted)]
-    called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)}{options})"
-    code = mode.code.format(device=session.case.device)
+    lines += [f"attention_{call.build}.{'train' if training else 'eval'}()"] if call.switches else []
+    return lines + (ranks.call(call, given, upstream) if ranks else _plain_call(call, given, upstream))
+
+
+def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list[str]:
+    """Return the lines of a call in one process; the arguments are those of `RankScript.call`."""
+    number, problem = call.number, call.problem
+    inputs = [f"mask={tensor}" if name == "mask" else tensor for name, tensor in given.items()]
+    inputs += ["is_causal=True"] if problem.is_causal else []
+    inputs += ["need_weights=True"] if call.need_weights else []
+    lines = [f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.wanted)]
+    called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)})"
+    code = MODES[call.mode].code.format(device=problem.query.device.type)
     lines += [f"with {code}:", f"    {called}"] if code else [called]
-    if call.upstream is not None:
-        upstream = _name(call.upstream, f"upstream_{number}", names, lines)
-        lines.append(f"output_{number}.backward({upstream})")
+    lines += [f"output_{number}.backward({upstream})"] if upstream else []
     return lines
 
 
@@ -132,17 +150,6 @@ def _dense(value: Tensor) -> str:
         unpacked = f'bytearray(zlib.decompress(base64.b85decode("{packed}")))'
         code = f"torch.frombuffer({unpacked}, dtype={value.dtype}).reshape({tuple(value.shape)})"
     return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
-
-
-def _on_ranks(ranks: int) -> list[str]:
-    """Return the lines that let the implementation run on ranks, if it does; these the judge starts here, too."""
-    if not ranks:
-        return []
-    return [
-        "from mha.conformance.sharding.gathered import on_ranks",
-        "",
-        f"implementation = on_ranks(implementation, {ranks})",
-    ]
 
 
 def _import(implementation: Implementation, target: str) -> list[str]:

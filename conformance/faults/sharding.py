@@ -211,7 +211,7 @@ class PaddedKeysCount(SequenceParallel):
         return Output(super().forward(padded, *rest, mask=mask, **options).output[:, : query.shape[1]])
 
 
-@fault("DST-3", script_shows=False, trigger="a length that the ranks do not divide")
+@fault("DST-3", trigger="a length that the ranks do not divide")
 class RefusedOnTheShortRank(SequenceParallel):
     """Only a rank whose part is shorter than the first raises; the others wait for it."""
 
@@ -347,7 +347,7 @@ class BiasGradientOnEveryRank(HeadsParallel):
         return self.size * grad if name == "b_o" else super().whole(name, grad)
 
 
-@fault("DST-9", caught_by="numbers_of_ranks_do_not_matter", script_shows=False, trigger="a mesh within a larger group")
+@fault("DST-9", caught_by="numbers_of_ranks_do_not_matter", trigger="a mesh within a larger group")
 class GlobalRank(SequenceParallel):
     """A rank takes the part of the mask and of the positions that belongs to its number among all processes."""
 
@@ -367,7 +367,7 @@ class OneRankForgetsMasks(SequenceParallel):
         return super().later(rows, columns, rank) & (self.size > 1)
 
 
-@fault("DST-10", script_shows=False, trigger="a rank without a query")
+@fault("DST-10", trigger="a rank without a query")
 class ReturnsEarly(SequenceParallel):
     """A rank without a query returns at once; the others wait for its keys."""
 
@@ -375,7 +375,7 @@ class ReturnsEarly(SequenceParallel):
         return Output(query * 0) if query.shape[1] == 0 else super().forward(query, *rest, **options)
 
 
-@fault("DST-10", script_shows=False, trigger="a rank without a query")
+@fault("DST-10", trigger="a rank without a query")
 class Dies(SequenceParallel):
     """The process of a rank without a query ends, as where a kernel is launched without a block."""
 

@@ -14,7 +14,7 @@ OF_OUTPUT, OF_GRADIENTS = (
 )
 
 
-@fault("DST-1", dtype="bfloat16", caught_by=OF_OUTPUT, script_shows=False, trigger="half precision")
+@fault("DST-1", dtype="bfloat16", caught_by=OF_OUTPUT, trigger="half precision")
 class RescalingOffInHalf(SequenceParallel):
     """In half precision the merge rescales what it has so far by 2% too much."""
 
@@ -24,7 +24,7 @@ class RescalingOffInHalf(SequenceParallel):
         return (context + 0.02 * share * one[0] if is_half(self.w_o) else context), z
 
 
-@fault("DST-2", dtype="bfloat16", caught_by=OF_GRADIENTS, script_shows=False, trigger="half precision, backwards")
+@fault("DST-2", dtype="bfloat16", caught_by=OF_GRADIENTS, trigger="half precision, backwards")
 class GatheredGradientsOffInHalf(SequenceParallel):
     """In half precision the gradients of gathered keys and values are 4% too large."""
 

@@ -27,6 +27,7 @@ from mha.conformance.sharding.gathered import copies_of, in_larger_group, keys_o
 from mha.conformance.sharding.group import RankError
 from mha.spec import Problem
 from mha.spec.bounds import Ball
+from mha.spec.problem import INPUTS
 
 RANKS = (2, 4, 3, 8)
 # Parts of a few positions: what goes wrong at a cut does so whatever the length.
@@ -86,8 +87,17 @@ def _expect_copies(session: Session, expected: Callable[[], Mapping[str, Ball]],
     for name, copies in copies_of(session.latest.attention).items():
         for rank, copy in enumerate(copies):
             if not torch.equal(copy, copies[0]):
-                code = f"attention_{session.latest.number}.copies[{name!r}][{rank}]"
-                expect_close(session.record(copy, code), expected()[name], because=f"on rank {rank}, {because}")
+                copied = session.record(copy, _code(session, name))
+                expect_close(copied, expected()[name], because=f"on rank {rank}, {because}")
+
+
+def _code(session: Session, name: str) -> str:
+    """Return what a rank calls its copy of a tensor of the last call."""
+    number = session.steps[-1].number
+    if name == "output":
+        return f"output_{number}"
+    weight = f"attention_{session.latest.number}.weight_gradients()[{name!r}]"
+    return f"{name}_{number}.grad" if name in INPUTS else weight
 
 
 def expect_right_or_refused(session: Session, problem: Problem, because: str) -> None:
