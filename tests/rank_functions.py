@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from mha.conformance.faults.ranks import Copy, Part, SequenceParallel, Spmd
+from mha.conformance.faults.ranks import Copy, HeadsParallel, Part, SequenceParallel, Spmd
 from mha.implementations.adapters.sharded import from_sharded
-from mha.spec import Claims
+from mha.spec import Claims, Output
 
 
 class PartsStored(SequenceParallel):
@@ -29,7 +29,15 @@ class PartsStored(SequenceParallel):
         return context + (context.to(self.w_o).to(context) - context).detach()
 
 
-parts_stored = Spmd(PartsStored)
+class CopyOffInTraining(HeadsParallel):
+    """The copy of the output on one rank is wrong where inputs require gradients."""
+
+    def forward(self, query: Tensor, *inputs: Any, **options: Any) -> Output:
+        output = super().forward(query, *inputs, **options).output
+        return Output(output + 1 if query.requires_grad and self.rank == 1 else output)
+
+
+parts_stored, copy_off_in_training = Spmd(PartsStored), Spmd(CopyOffInTraining)
 
 
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, mesh: Any, **_: Any) -> Tensor:

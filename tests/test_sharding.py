@@ -32,7 +32,7 @@ from mha.implementations.discovery import Renamed, as_resolved
 from mha.spec import Claims, Config, Problem, Rounding, Sharded, Weights, oracle, positions
 from mha.spec.directed import allowance
 from mha.spec.rounding_graph import rounding_graph
-from rank_functions import die_on_one, hang_on_one, parts_stored, refuse, refuse_on_one
+from rank_functions import copy_off_in_training, die_on_one, hang_on_one, parts_stored, refuse, refuse_on_one
 from rank_scripts import run_on_ranks
 
 OURS = {
@@ -157,6 +157,13 @@ def test_rank_that_fails_is_an_error_of_the_call(
     if error is RankError:  # what another rank waits for must not hold it
         assert all(process.poll() is not None for process in started)
         assert not group.processes
+
+
+def test_copies_of_an_output_that_is_differentiated_are_compared() -> None:
+    (verdict,) = check(copy_off_in_training, "quick", clauses="DST-2", dtypes=torch.float32).verdicts
+    assert verdict.status == "fail"
+    assert "output_4[0, 3, 0] is 1.28, but should be 0.285" in verdict.message
+    assert "on rank 1" in verdict.message
 
 
 def test_failing_rank_is_a_verdict_and_the_next_case_has_other_ranks() -> None:

@@ -79,7 +79,11 @@ def expect_output_and_gradients(session: Session, problem: Problem, because: str
     if session.claims.gradients:
         expect_gradients(session, problem, None, because)
         upstream = session.upstream(problem)
-        _expect_copies(session, lambda: session.expected_gradients(problem, upstream), because)
+
+        def expected() -> Mapping[str, Ball]:
+            return {"output": session.expected(problem).output} | session.expected_gradients(problem, upstream)
+
+        _expect_copies(session, expected, because)
 
 
 def _expect_copies(session: Session, expected: Callable[[], Mapping[str, Ball]], because: str) -> None:
