@@ -174,6 +174,17 @@ def test_failing_rank_is_a_verdict_and_the_next_case_has_other_ranks() -> None:
     assert by_clause["DST-8"].status == "pass"
 
 
+def test_processes_are_replaced_after_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each, DTensor leaves threads behind."""
+    monkeypatch.setattr(processes, "MOST_GROUPS", 2)
+    group.end()
+    used = []
+    for implementation in (ring.implementation, ring.zigzag, ring.striped):
+        assert build(implementation)(*3 * [torch.ones(1, 2, 4)]).output.shape == (1, 2, 4)
+        used.append([member.process.pid for member in group.processes])
+    assert used[0] == used[1] != used[2]
+
+
 def test_failure_is_replayed_on_its_ranks() -> None:
     case = Case(mask="keys", S=3, ranks=2)
     assert replay_case(faults.implementations["MaskCutInOrder"], "DST-5", case).outcome == "FAILS"

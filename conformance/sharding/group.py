@@ -24,6 +24,8 @@ from mha.implementations.errors import UnavailableError, one_line
 STARTING, TIMEOUT = 180.0, 60.0
 # ... and how long the others may, once one rank has raised or died.
 GRACE = 10.0
+# A collective that nobody has waited for, as in DTensor, keeps its group, and threads of gloo with it.
+MOST_GROUPS = 64
 CODE = "import sys; from mha.conformance.sharding.rank import main; main(int(sys.argv[1]))"
 # How gloo names the other side of a connection: by a port that no other run has.
 PEER = re.compile(r"\[[\da-f.:]+\]:\d+")
@@ -75,14 +77,14 @@ class Group:
     """The ranks of this process, which judge one implementation after another.
 
     members: the ranks of the mesh, by their numbers in the group; none before the first use, and after a failure.
-    joined: how many groups there have been. user: what the last one was made for; another implementation gets a group
-    without messages that were left unread.
+    joined: how many groups there have been. entered: how many of them these processes were in. user: what the last one
+    was made for; another implementation gets a group without messages that were left unread.
     """
 
     def __init__(self) -> None:
         self.processes: list[Process] = []
         self.store: TCPStore | None = None
-        self.owner, self.joined = os.getpid(), 0
+        self.owner, self.joined, self.entered = os.getpid(), 0, 0
         self.members: tuple[int, ...] = ()
         self.user: object = None
         self.device = ""
@@ -94,7 +96,9 @@ class Group:
             self.owner, self.store = os.getpid(), None
         if self.user is user and self.members == members and self.device == device:
             return
-        self.user, self.device = None, device
+        if self.entered >= MOST_GROUPS:
+            self.end()
+        self.user, self.device, self.entered = None, device, self.entered + 1
         timeout, world_size = TIMEOUT, max(members) + 1
         if len(self.processes) < world_size:
             self.processes += [Process() for _ in range(world_size - len(self.processes))]
@@ -183,7 +187,7 @@ class Group:
         for process in self.processes:
             if self.owner == os.getpid():
                 process.kill()
-        self.processes, self.user, self.members = [], None, ()
+        self.processes, self.user, self.members, self.entered = [], None, (), 0
 
 
 group = Group()
