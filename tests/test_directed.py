@@ -366,13 +366,19 @@ def test_message_says_how_much_of_which_defect_there_is(fault: type[Complete], m
 
 
 @pytest.mark.usefixtures("undiagnosed")
-def test_message_says_in_which_head_a_defect_is() -> None:
-    class OneHeadOff(Complete):
+@pytest.mark.parametrize(
+    ("dim", "part", "place"),
+    [(0, slice(1, 2), "item 1"), (1, slice(2, 3), "head 2"), (2, slice(16, 32), "queries 16 to 31")],
+)
+def test_message_says_where_a_defect_is(dim: int, part: slice, place: str) -> None:
+    class PartOff(Complete):
         def score(self, q: Tensor, k: Tensor) -> Tensor:
-            return super().score(q, k) * torch.where(torch.arange(q.shape[1]) == 2, 1.1, 1.0).to(q)[:, None, None]
+            scores = super().score(q, k).clone()
+            scores[(*(slice(None),) * dim, part)] *= 1.1
+            return scores
 
-    report = check(implementation_of(OneHeadOff), "quick", clauses=["NUM-7"], dtypes=["bfloat16"])
-    assert "too large in head 2; rounding explains" in report.verdicts[0].message
+    report = check(implementation_of(PartOff), "quick", clauses=["NUM-7"], dtypes=["bfloat16"])
+    assert f"too large in {place}; rounding explains" in report.verdicts[0].message
 
 
 def test_a_row_that_is_not_finite_fails() -> None:

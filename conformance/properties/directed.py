@@ -42,6 +42,8 @@ MANY_ROWS = Domain(
 )
 # The lengths of a case with many keys.
 FEW_ROWS, MANY_KEYS = 40, 600
+# Of queries; tiles of kernels have a multiple of it.
+TILE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +158,7 @@ def expect_rounding_alone(session: Session, case: Case) -> None:
     ratio = expect_explained(
         f"{output.code} is",
         tested,
-        lambda found: _head(graph, output.tensor, found),
+        lambda found: _place(graph, output.tensor, found),
         lambda found: _assertion(session, found),
     )
     output.note_margin(ratio)
@@ -181,19 +183,38 @@ def last_call(session: Session) -> CallStep:
     return call
 
 
-def _head(graph: RoundingGraph, output: Tensor, found: Tested) -> str:
-    """Return the one head whose part of a direction explains the error along the whole direction, in words, or ""."""
-    contexts, heads = found.direction.contexts, []
-    if contexts is not None and contexts.shape[1] > 1:
-        for head in range(contexts.shape[1]):
+def _place(graph: RoundingGraph, output: Tensor, found: Tested) -> str:
+    """Return in words which item, head and tile of queries explain the error, each where only one does, or ""."""
+    contexts, places = found.direction.contexts, list[str]()
+    if contexts is None:
+        return ""
+    for dim, parts in enumerate(_parts(contexts)):
+        explaining = []
+        for name, part in parts.items():
             only = torch.zeros_like(contexts)
-            only[:, head] = contexts[:, head]
-            test = _tested(graph, output, _of_contexts(graph, only, "", ""))
-            share = test.projected / test.part.size if test.part.size else 0.0
-            rest = found.projected - share * test.direction.times(found.direction)
-            if test.ratio > 1 and abs(rest) <= found.part.threshold:
-                heads.append(head)
-    return f" in head {heads[0]}" if len(heads) == 1 else ""
+            only.narrow(dim, *part).copy_(contexts.narrow(dim, *part))
+            if _explains(_tested(graph, output, _of_contexts(graph, only, "", "")), found):
+                explaining.append(name)
+        places += explaining if len(explaining) == 1 < len(parts) else []
+    return f" in {', '.join(places)}" if places else ""
+
+
+def _parts(contexts: Tensor) -> list[dict[str, tuple[int, int]]]:
+    """Return the start and the length of the parts of contexts (B, H, L, d_k), by their names, for each dimension."""
+    items, heads, rows, _ = contexts.shape
+    tiles = {start: min(TILE, rows - start) for start in range(0, rows, TILE)}
+    return [
+        {f"item {item}": (item, 1) for item in range(items)},
+        {f"head {head}": (head, 1) for head in range(heads)},
+        {f"queries {start} to {start + length - 1}": (start, length) for start, length in tiles.items()},
+    ]
+
+
+def _explains(test: Tested, found: Tested) -> bool:
+    """Return whether a defect that is tested for explains the error along the direction of another."""
+    share = test.projected / test.part.size if test.part.size else 0.0
+    rest = found.projected - share * test.direction.times(found.direction)
+    return test.ratio > 1 and abs(rest) <= found.part.threshold
 
 
 def _explanation(tested: Sequence[Tested]) -> Tested:
