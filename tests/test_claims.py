@@ -217,6 +217,14 @@ def test_contradictory_claims_are_refused(claims: Callable[[], object], message:
         claims()
 
 
+def test_sizes_of_a_kernel_do_not_hide_what_a_mask_entry_does() -> None:
+    """In bfloat16, one of 16 keys adds less than rounding may."""
+    complete = implementation_of(faults.Complete)
+    kernel = replace(complete.claims, sizes=Sizes(head_dims={64}, length_multiple=16))
+    report = check(implementation_of(faults.Complete, kernel), "quick", clauses="MSK-6", dtypes="bfloat16", seed=1)
+    assert [verdict.status for verdict in report.verdicts] == ["pass"], report.verdicts
+
+
 def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
     truncating = implementation_of(CastsTruncate)
     rounding = replace(truncating.claims.rounding, mode="toward_zero")
