@@ -33,7 +33,14 @@ from mha.spec.problem import INPUTS
 
 SEEDS = 200
 # B, H, L, S and head_dim for the directed test.
-DIRECTED = ((1, 2, 16, 16, 16), (2, 4, 33, 33, 16), (4, 4, 33, 33, 32), (4, 4, 65, 65, 32), (2, 4, 64, 64, 96))
+DIRECTED = (
+    (1, 2, 16, 16, 16),
+    (2, 4, 33, 33, 16),
+    (4, 4, 33, 33, 32),
+    (4, 4, 65, 65, 32),
+    (2, 4, 64, 64, 96),
+    (32, 8, 33, 33, 16),
+)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # The relative changes that are tried, from 1e-15 to about 10.
 CHANGES = [10 ** (-step / 4) for step in range(60, -5, -1)]

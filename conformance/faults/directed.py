@@ -26,6 +26,16 @@ class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: is_half(next(module
 @fault(
     "NUM-7",
     dtype="bfloat16",
+    caught_by="errors_in_a_large_batch_do_not_add_up_to_a_defect",
+    trigger="half precision",
+)
+class ScaleSlightlyOffInHalf(scores_scaled(1.005, when=lambda module: is_half(next(module.parameters())))):
+    """In half precision the scores are 0.5% too large."""
+
+
+@fault(
+    "NUM-7",
+    dtype="bfloat16",
     caught_by="errors_do_not_add_up_to_a_defect",
     trigger="bfloat16",
 )
