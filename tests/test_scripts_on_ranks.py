@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rank_functions
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.engine.reproduction import literal, script
@@ -20,7 +21,6 @@ from mha.conformance.harness.session import Session
 from mha.conformance.sharding.gathered import in_larger_group
 from mha.implementations import ring, tensor_parallel
 from mha.spec import Sharded
-from rank_functions import keys_everywhere, short_output, short_part
 from rank_scripts import run_on_ranks
 
 CASE = Case(n_heads=2, head_dim=2, B=2, L=4, S=8, ranks=2, seed=1)
@@ -38,8 +38,8 @@ def equality(found: RecordedTensor) -> str:
         (ring.implementation, replace(CASE, L=1, S=5, mask="keys", seed=3)),
         (ring.zigzag, replace(CASE, inputs="self", S=4, causal=True)),
         (ring.striped, replace(CASE, L=3, S=3, values="low", dtype="bfloat16", ranks=3)),
-        (keys_everywhere, replace(CASE, mask="bias")),
-        (keys_everywhere, replace(CASE, inputs="self", S=4)),
+        (rank_functions.keys_everywhere, replace(CASE, mask="bias")),
+        (rank_functions.keys_everywhere, replace(CASE, inputs="self", S=4)),
         (tensor_parallel.implementation, replace(CASE, inputs="self", S=4, mask="bias")),
         (tensor_parallel.implementation, replace(CASE, n_heads=1, ranks=1, bias=False)),
     ],
@@ -66,18 +66,11 @@ def test_script_has_a_mesh_in_a_larger_group(tmp_path: Path) -> None:
     assert run_on_ranks(text, tmp_path) == ""
 
 
-@pytest.mark.parametrize("implementation", [short_part, short_output])
+@pytest.mark.parametrize("implementation", [rank_functions.short_part, rank_functions.short_output])
 def test_script_shows_an_output_of_another_shape(implementation: Sharded, tmp_path: Path) -> None:
     (verdict,) = check(implementation, "quick", clauses="DST-1", dtypes=torch.float32).verdicts
     assert verdict.script
     assert "AssertionError: torch.Size" in run_on_ranks(verdict.script, tmp_path)
-
-
-def run_alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user does."""
-    file = folder / "alone.py"
-    file.write_text(text)
-    return subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -88,21 +81,25 @@ def run_alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("DST-5", "MaskCutInOrder", "mha.implementations.ring import zigzag"),
     ],
 )
-def test_script_stands_alone(clause: str, name: str, correct: str, tmp_path: Path) -> None:
-    """It fails with the fault, and ends with a correct implementation in its place."""
+def test_script_fails_with_the_fault_alone(clause: str, name: str, correct: str, tmp_path: Path) -> None:
+    """With a correct implementation in its place, it ends."""
     (verdict,) = check(registry.implementations[name], clauses=[clause], dtypes=torch.float32).verdicts
     assert verdict.script
     assert "mha.conformance.sharding" not in verdict.script
-    ended = run_alone(verdict.script, tmp_path)
-    assert (ended.returncode, "AssertionError: " in ended.stderr) == (1, True)
+    assert "AssertionError: " in run_on_ranks(verdict.script, tmp_path)
     faulty = f"from mha.conformance.faults.sharding import faulty_{name} as"
     assert faulty in verdict.script
     assert run_on_ranks(verdict.script.replace(faulty, f"from {correct} as"), tmp_path) == ""
 
 
-def test_script_alone_ends_with_a_correct_implementation(tmp_path: Path) -> None:
+def test_script_runs_as_a_program(tmp_path: Path) -> None:
+    """It starts the ranks itself, and ends with them: with an error, or without one."""
     session = Session(ring.zigzag, CASE)
-    text = script(session, "DST-1", Violation("off", (equality(session(CASE.problem()).output),)))
-    assert text
-    ended = run_alone(text, tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    output = session(CASE.problem()).output
+    for found, status in ((output, 0), (replace(output, tensor=output.tensor + 1), 1)):
+        text = script(session, "DST-1", Violation("off", (equality(found),)))
+        assert text
+        (tmp_path / "alone.py").write_text(text)
+        command = [sys.executable, tmp_path / "alone.py"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (ended.returncode, "AssertionError: " in ended.stderr) == (status, bool(status)), ended.stderr

@@ -72,8 +72,15 @@ def test_ours_conform(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fewer_cases")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["ring", "ulysses", "tensor_parallel", "parts_stored"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("ring", torch.bfloat16),
+        ("ulysses", torch.float16),
+        ("tensor_parallel", torch.float16),
+        ("parts_stored", torch.bfloat16),
+    ],
+)
 def test_ours_conform_in_half_precision(name: str, dtype: torch.dtype) -> None:
     ours = {**OURS, "parts_stored": parts_stored}[name]
     report = check(ours, "quick", clauses=["DST-1", "DST-2"], dtypes=dtype, strict=True)
