@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from mha.spec.claims import Cast
 from mha.spec.dtypes import torch_dtype, traits_of
@@ -188,7 +189,7 @@ class Ball:
         tensor([0.0005,    inf], dtype=torch.float64)
         """
         # rad += u_s (|x| + rad x) + eta_s
-        rad = self.rad + units.store * self.size + units.subnormal
+        rad = (self.rad * (1 + units.store)).add_(self.mid.abs(), alpha=units.store).add_(units.subnormal)
         if units.largest < float("inf"):
             rad = rad.masked_fill(self.size >= units.largest, float("inf"))
         return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
@@ -227,20 +228,21 @@ def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: 
     (tensor([3., 3., 3.], dtype=torch.float64), True)
     """
     x = x.stored(units) if rounded else x
-    matrix = weight.detach().double().T
+    matrix = weight.detach().double()
     # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a, with r = gamma(n + 1), and u_s where W is rounded
-    terms = matrix.shape[0] + 1
+    terms = matrix.shape[1] + 1
     # r (+)= (1 + u_s - u_a)^(t + 1) - 1, and 2 (t + 1) eta_s more, for t other parts: a share of the bias is stored too
     stores = others + 1 if others else 0
     relative = units.partial_sums(terms, stores) + (units.store if rounded else 0.0)
     lost = terms * units.flush + 2 * stores * units.subnormal
-    product = Ball(x.mid @ matrix, (x.rad + relative * x.size) @ matrix.abs() + lost)
+    spread = (x.rad * (1 + relative)).add_(x.mid.abs(), alpha=relative)
+    product = Ball(linear(x.mid, matrix), linear(spread, matrix.abs()).add_(lost))
     if stores and units.largest < float("inf"):
-        overflows = x.size @ matrix.abs() + (0.0 if bias is None else bias.detach().abs()) >= units.largest
+        overflows = linear(x.size, matrix.abs()) + (0.0 if bias is None else bias.detach().abs()) >= units.largest
         product = Ball(product.mid, product.rad.masked_fill(overflows, float("inf")))
+    product = product.stored(units)
     if bias is None:
-        return product.stored(units)
+        return product
     # torch's own linear layer stores the product first if its input is not dense. Then rad += r |b|.
     shift = bias.detach().double()
-    product = product.stored(units)
-    return Ball(product.mid + shift, product.rad + relative * shift.abs()).stored(units)
+    return Ball(product.mid + shift, product.rad.add_(shift.abs(), alpha=relative)).stored(units)

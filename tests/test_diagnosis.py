@@ -14,7 +14,7 @@ from mha.conformance.engine import judge
 from mha.conformance.faults.base import implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.conformance.faults.softmax import Unscaled
-from mha.conformance.harness.known_bad.catalogue import NAMED, PAIRS
+from mha.conformance.harness.known_bad.catalogue import NAMED, pairs
 from mha.conformance.harness.known_bad.sources import SOURCES, seen_in
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import to_html
@@ -103,7 +103,7 @@ def test_sources_are_of_faults_and_of_defects() -> None:
 
 
 def test_defects_have_names_of_their_own() -> None:
-    names = [each.name for group in (*NAMED, PAIRS) for each in group]
+    names = [each.name for group in (*NAMED, pairs()) for each in group]
     assert len(names) == len(set(names))
     assert set(EXPECTED) <= {fault.name for fault in FAULTS}
 

@@ -24,9 +24,9 @@ from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.known_bad.catalogue import (
     NAMED,
-    PAIRS,
     contexts_times,
     outputs_times,
+    pairs,
     scores_times,
     sums_times,
 )
@@ -108,7 +108,7 @@ def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Caus
 
 
 def _pairs(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
-    return [cause for cause in candidates(PAIRS, evidence, claims) if cause.always]
+    return [cause for cause in candidates(pairs(), evidence, claims) if cause.always]
 
 
 def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:

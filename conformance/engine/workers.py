@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_WORKERS = 8
 # In seconds, for a process whose output has ended.
 EXIT_TIMEOUT = 2.0
+# Those that import the compiler go to one process, since that takes each of them a second.
+COMPILED = ("CMP-1", "CMP-2", "CMP-3")
 COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.engine.workers import work; work()")
 
 
@@ -46,13 +48,18 @@ def all_cores() -> int:
 
 
 class Worker:
-    """A process that judges. is_ready: whether it has found the targets. task: the number of what it is judging."""
+    """A process that judges.
+
+    is_ready: whether it has found the targets. task: the number of what it is judging. compiles: whether it has judged
+    any of `COMPILED`.
+    """
 
     def __init__(self, answers: Answers) -> None:
         # A session of its own, which Ctrl-C does not reach: the command ends its processes.
         self.process = subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
         self.is_ready = False
         self.task: int | None = None
+        self.compiles = False
         self.listener = Thread(target=self._listen, args=(answers,), daemon=True)
         self.listener.start()
         self.send(sys.path)
@@ -130,13 +137,21 @@ class Workers:
             for number, task in enumerate(settings.tasks):
                 while self.members and number not in found:
                     for worker in self.members:
-                        if worker.is_ready and worker.task is None and waiting:
-                            worker.task, given = waiting.popleft()
+                        if worker.is_ready and worker.task is None and (chosen := self._next_for(worker, waiting)):
+                            waiting.remove(chosen)
+                            worker.task, given = chosen
                             worker.send((resolved.target, given, settings))
                     found |= self._answer(resolved, settings)
                 yield found.pop(number) if number in found else judge(resolved, *task, settings)
         finally:
             self.unread = list(found.values())
+
+    def _next_for(self, worker: Worker, waiting: Iterable[tuple[int, Task]]) -> tuple[int, Task] | None:
+        """Return the first task for a process: none of `COMPILED` where another one has judged such a task."""
+        taken = any(other.compiles for other in self.members if other is not worker)
+        chosen = next((each for each in waiting if not (taken and each[1].clause in COMPILED)), None)
+        worker.compiles |= chosen is not None and chosen[1].clause in COMPILED
+        return chosen
 
     def _answer(self, resolved: Resolved, settings: Settings) -> dict[int, Verdict]:
         """Wait for what a process says; return the verdict by its number, if it is one."""

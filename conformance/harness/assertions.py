@@ -168,8 +168,11 @@ def _bound_assertion(code: str, value: float, bound: float) -> tuple[str, ...]:
 
 
 def _place_of_largest(error: Tensor) -> tuple[int, ...]:
-    place = torch.unravel_index(error.argmax(), error.shape)
-    return tuple(int(index) for index in place)
+    flat, place = int(error.argmax()), []
+    for size in reversed(error.shape):  # `torch.unravel_index` imports SymPy, which takes a second
+        flat, index = divmod(flat, size)
+        place.append(index)
+    return tuple(reversed(place))
 
 
 def _message(result: RecordedTensor, value: Tensor, place: tuple[int, ...], wording: str, because: str) -> str:

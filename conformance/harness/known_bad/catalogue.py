@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import combinations, product
 
 from mha.conformance.harness.known_bad.calls import stale, tiles
@@ -98,7 +99,12 @@ COMMON = (
     "empty_nan",
 )
 ALL = {each.name: each for group in NAMED for each in group}
-_OTHERS = [name for name in ALL if name not in COMMON]
-PAIRS = tuple(
-    _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product([CONVENTION], _OTHERS)))
-)
+
+
+@cache
+def pairs() -> tuple[Defect, ...]:
+    """Return each two defects that often come together, as one; they are made at the first failure."""
+    others = [name for name in ALL if name not in COMMON]
+    return tuple(
+        _together((ALL[one], ALL[other]) for one, other in (*combinations(COMMON, 2), *product([CONVENTION], others)))
+    )
