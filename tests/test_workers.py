@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import pytest
 
 from mha.conformance.engine.judge import judge_all
-from mha.conformance.engine.workers import Workers, crashed
+from mha.conformance.engine.workers import COMPILED, Workers, crashed, in_order_of_start
 from mha.conformance.results import Report, Verdict
 from mha.conformance.settings import FIRST, Settings, Task
 from mha.conformance.waivers import Waiver
@@ -53,6 +53,20 @@ def test_what_finds_most_is_judged_first_unless_clauses_are_chosen() -> None:
     assert judged[:6] == list(FIRST)
     assert sorted(judged) == sorted(2 * every.judged_clauses)
     assert [task.clause for task in SETTINGS.tasks] == list(SETTINGS.clauses)
+
+
+def test_clauses_that_import_the_compiler_are_judged_by_one_process() -> None:
+    tasks = Settings(profile="quick", dtypes=("float32",)).tasks
+    waiting = in_order_of_start(tasks)
+    assert sorted(waiting) == list(enumerate(tasks))
+    assert [task.clause for _, task in waiting[: len(FIRST) + len(COMPILED)]] == [*FIRST, *COMPILED]
+    with Workers(2) as workers:
+        one, other = workers.members
+        compiled, plain = waiting[len(FIRST) :], waiting[-1]
+        assert workers.next_for(one, compiled) == compiled[0]
+        assert workers.next_for(other, compiled) == compiled[len(COMPILED)]
+        assert workers.next_for(other, compiled[: len(COMPILED)]) is None
+        assert workers.next_for(one, [plain]) == plain
 
 
 def test_several_processes_reach_the_same_verdicts_in_the_same_order() -> None:

@@ -12,8 +12,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from subprocess import PIPE
@@ -131,13 +130,13 @@ class Workers:
 
         if not self.targets:
             self.find([resolved.target])
-        waiting = deque(enumerate(settings.tasks))
+        waiting = in_order_of_start(settings.tasks)
         found: dict[int, Verdict] = {}
         try:
             for number, task in enumerate(settings.tasks):
                 while self.members and number not in found:
                     for worker in self.members:
-                        if worker.is_ready and worker.task is None and (chosen := self._next_for(worker, waiting)):
+                        if worker.is_ready and worker.task is None and (chosen := self.next_for(worker, waiting)):
                             waiting.remove(chosen)
                             worker.task, given = chosen
                             worker.send((resolved.target, given, settings))
@@ -146,8 +145,8 @@ class Workers:
         finally:
             self.unread = list(found.values())
 
-    def _next_for(self, worker: Worker, waiting: Iterable[tuple[int, Task]]) -> tuple[int, Task] | None:
-        """Return the first task for a process: none of `COMPILED` where another one has judged such a task."""
+    def next_for(self, worker: Worker, waiting: list[tuple[int, Task]]) -> tuple[int, Task] | None:
+        """Return the first task for a process: none of `COMPILED` where another one judges these."""
         taken = any(other.compiles for other in self.members if other is not worker)
         chosen = next((each for each in waiting if not (taken and each[1].clause in COMPILED)), None)
         worker.compiles |= chosen is not None and chosen[1].clause in COMPILED
@@ -172,6 +171,13 @@ class Workers:
             self.members.append(Worker(self.answers))
             if self.targets:
                 self.members[-1].send(self.targets)
+
+
+def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
+    """Return the tasks with their numbers: those of `COMPILED` soon, since the process that has them has more to do."""
+    from mha.conformance.settings import FIRST
+
+    return sorted(enumerate(tasks), key=lambda each: (each[0] >= len(FIRST)) * (1 + (each[1].clause not in COMPILED)))
 
 
 def crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:

@@ -53,7 +53,7 @@ class MaskOnQueries(Complete):
         return super().allow(mask, is_causal, q, k)
 
 
-@fault("MSK-1", trigger="scores below -1e5")
+@fault("MSK-1", trigger="scores below -1e5", caught_by="masked_keys_have_no_influence_on_low_scores")
 class FillAboveLowScores(Complete):
     """Masked scores are filled with -1e5, which is higher than the lowest scores that are not masked."""
 
