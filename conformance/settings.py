@@ -52,7 +52,7 @@ class Profile:
 
 
 PROFILES = {
-    "quick": Profile(18, 6, 33, 512, 300, slow=False),
+    "quick": Profile(18, 6, 33, 512, 300, float64_every=2, slow=False),
     "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
     "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0, ranks=4),
 }
