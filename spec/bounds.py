@@ -227,6 +227,13 @@ def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: 
     >>> y.mid, bool((y.rad < 1e-5).all())
     (tensor([3., 3., 3.], dtype=torch.float64), True)
     """
+    return affine_forms(x, weight, bias, units, rounded, others)[-1]
+
+
+def affine_forms(
+    x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: bool = False, others: int = 0
+) -> tuple[Ball, ...]:
+    """Return x W^T and, if there is a bias, y; see `affine`."""
     x = x.stored(units) if rounded else x
     matrix = weight.detach().double()
     # rad = (rad x + r (|x| + rad x)) |W|^T + (n + 1) eta_a, with r = gamma(n + 1), and u_s where W is rounded
@@ -242,7 +249,7 @@ def affine(x: Ball, weight: Tensor, bias: Tensor | None, units: Units, rounded: 
         product = Ball(product.mid, product.rad.masked_fill(overflows, float("inf")))
     product = product.stored(units)
     if bias is None:
-        return product
+        return (product,)
     # torch's own linear layer stores the product first if its input is not dense. Then rad += r |b|.
     shift = bias.detach().double()
-    return Ball(product.mid + shift, product.rad.add_(shift.abs(), alpha=relative)).stored(units)
+    return product, Ball(product.mid + shift, product.rad.add(shift.abs(), alpha=relative)).stored(units)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, affine
+from mha.spec.bounds import Ball, Units, affine, affine_forms
 from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
 from mha.spec.core import Attended, Heads, Precision, attend, blocks_of_queries
@@ -110,18 +110,16 @@ def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row:
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
     """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
     given, config = problem.weights, problem.config
-    key, bias, bare_key = Ball.exact(problem.key), None, None
+    bias, keys = None, affine_forms(Ball.exact(problem.key), given.w_k, given.b_k, units, low)
     if problem.mask is not None and problem.mask.dtype != torch.bool:
         bias = problem.mask.detach().double().expand(problem.shape)
-    if given.b_k is not None and not config.extra_keys:
-        bare_key = split_heads(affine(key, given.w_k, None, units, low), config)
     heads = Heads(
         query=split_heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low), config),
-        key=split_heads(affine(key, given.w_k, given.b_k, units, low), config),
+        key=split_heads(keys[-1], config),
         value=split_heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units, low), config),
         allowed=problem.allowed(claims.causal),
         bias=bias,
-        bare_key=bare_key,
+        bare_key=split_heads(keys[0], config) if len(keys) > 1 and not config.extra_keys else None,
     )
     return _with_extra_keys(problem, heads) if config.extra_keys else heads
 

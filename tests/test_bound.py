@@ -18,6 +18,7 @@ from mha.conformance.cases.case import Case
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
 from mha.spec.bounds import Ball, units_of
 from mha.spec.claims import EmptyRow
+from mha.spec.core import weighted_distance
 from mha.spec.dtypes import TRAITS
 from mha.spec.rounding_graph import rounding_graph
 
@@ -255,6 +256,22 @@ def test_blocks_of_queries_give_what_all_at_once_give(
         torch.testing.assert_close(other.rad, one.rad, rtol=1e-12, atol=0.0)
     torch.testing.assert_close(parts.max_score, whole.max_score, rtol=1e-14, atol=0.0)
     assert torch.equal(parts.empty, whole.empty)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+@pytest.mark.parametrize("peak", [0.0, 3.0, 30.0])
+def test_many_distances_are_bounded_closely(peak: float, offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, value = (torch.randn(2, 3, n, 16, generator=generator, dtype=torch.float64) for n in (9, 16))
+    weights, value = (peak * scores).softmax(-1), value + offset
+    context = weights @ value
+    every = weighted_distance(weights, value, context)
+    monkeypatch.setattr("mha.spec.core.MOST_DISTANCES", 0)
+    bound = weighted_distance(weights, value, context)
+    assert (bound >= every).all()
+    assert bound.sum() <= (1.3 if peak == 0 else 3) * every.sum() + 1e-8 * offset
+    equal = torch.full_like(value, 1 / 3 + offset)
+    assert (weighted_distance(weights, equal, equal[:, :, :9]) <= 1e-15 * (1 + offset)).all()
 
 
 def test_other_casts_may_be_off_by_two_roundoffs() -> None:

@@ -15,7 +15,11 @@ from mha.conformance.faults.fault import fault
 from mha.spec import Output
 
 
-@fault("MSK-1", source="https://github.com/lucidrains/halonet-pytorch/pull/6")
+@fault(
+    "MSK-1",
+    caught_by="masked_keys_have_no_influence",
+    source="https://github.com/lucidrains/halonet-pytorch/pull/6",
+)
 class PolarityReversed(Correct):
     """True is read as masked."""
 

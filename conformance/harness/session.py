@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -216,6 +217,10 @@ class Session:
         """Return the oracle's output and weights, with their bounds."""
         with torch.inference_mode():
             return oracle(problem, self.claims)
+
+    def bound_of(self, problem: Problem, index: Any = ...) -> Callable[[], Ball]:
+        """Return what makes the oracle's output with its bounds, once, when it is first needed; index: of a part."""
+        return cache(lambda: self.expected(problem).output[index])
 
     def expected_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
         """Return the oracle's gradients with their bounds, under the names of `gradients`."""

@@ -76,7 +76,7 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
     problem = case.problem()
     if session.claims.dropout and case.mask != "none":  # none of it in evaluation
         problem = with_dropout(problem, 0.5)
-    bound, base = session.expected(problem).output, session(problem).output
+    bound, base = session.bound_of(problem), session(problem).output
     torch.compiler.reset()
     differentiable = session.claims.gradients and case.dtype in BOUNDED
 
@@ -93,13 +93,13 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
             alone = "eager" if differentiable else backend
             output = session(problem, via=compiled(alone), mode="no_grad").output
             because = f"the eager output (instead of compiled with the backend {alone!r}, under no_grad)"
-            expect_agree(output, base, bounds=(bound, bound), because=because)
+            expect_agree(output, base, bound, because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
             recorded = session.forward(leaves, via=compiled(backend))
             output = session.unscripted(recorded.detach(), "compiled")
             because = f"the eager output (instead of compiled with the backend {backend!r}, with gradients)"
-            expect_agree(output, base, bounds=(bound, bound), because=because)
+            expect_agree(output, base, bound, because=because)
             expect_backward(session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem))
 
 

@@ -90,9 +90,8 @@ def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
             "count = lambda attention: sum(p.numel() for p in getattr(attention, 'module', attention).parameters())",
             f"assert count(attention_1) == count(attention_2) - {biases}",
         )
-    bounds = session.expected(without).output, session.expected(with_zeros).output
-    expected = session(with_zeros).output
-    expect_agree(session(without).output, expected, bounds=bounds, because="the result with all biases zero")
+    bounds, expected = map(session.bound_of, (without, with_zeros)), session(with_zeros).output
+    expect_agree(session(without).output, expected, *bounds, because="the result with all biases zero")
 
 
 @property_of("CFG-6", CONSTRUCTION, needs="dropout", must_reject=UNCHECKED)

@@ -186,9 +186,8 @@ def additive_and_boolean_masks_agree(session: Session, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
     additive = problem.change(mask=to_convention(problem.mask, "additive", problem.query.dtype))
-    bound = session.expected(problem).output
     output, expected = session(additive).output, session(problem).output
-    expect_agree(output, expected, bounds=(bound, bound), because="the result for the boolean form of the mask")
+    expect_agree(output, expected, session.bound_of(problem), because="the result for the boolean form of the mask")
 
 
 @property_of(

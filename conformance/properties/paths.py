@@ -30,10 +30,9 @@ def asking_for_weights_changes_no_output(session: Session, case: Case) -> None:
     """need_weights on or off gives the same output."""
     problem = case.problem()
     assume(not refuses(session, problem), ALWAYS_RAISES)
-    bound = session.expected(problem).output
     without, with_weights = (session(problem, need_weights=need_weights).output for need_weights in (False, True))
     because = f"the result with need_weights=True (instead of False) in the mode {case.mode!r}"
-    expect_agree(without, with_weights, bounds=(bound, bound), because=because)
+    expect_agree(without, with_weights, session.bound_of(problem), because=because)
 
 
 @property_of("PTH-2", Domain(masks=ANY_MASK, causal=BOTH, modes=ONE_MODE))
@@ -65,11 +64,11 @@ def _expect_one_result(session: Session, case: Case) -> None:
     """Expect the output to agree in all modes."""
     problem = case.problem()
     assume(not refuses(session, problem), ALWAYS_RAISES)
-    bound, base = session.expected(problem).output, session(problem).output
+    bound, base = session.bound_of(problem), session(problem).output
     for mode in ALL_MODES[1:]:
         output = session(problem, mode=mode).output
         because = f"the result in the mode {case.mode!r} (instead of {mode!r})"
-        expect_agree(output, base, bounds=(bound, bound), because=because)
+        expect_agree(output, base, bound, because=because)
 
 
 @property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, values=FEW_VALUES))
@@ -85,12 +84,12 @@ def forms_of_one_mask_agree(session: Session, case: Case) -> None:
     masks = [given, (given | first) & padding.to(case.device)]
     for mask in masks if not problem.is_causal else masks[1:]:
         boolean = problem.change(mask=mask | first)
-        bound = session.expected(boolean).output
+        bound = session.bound_of(boolean)
         base = session(as_claimed(claims, boolean, mask | first)).output
         for form, same in _forms(session, boolean).items():
             output = session(same).output
             because = f"the result for the mask as it is (instead of the same mask {form})"
-            expect_agree(output, base, bounds=(bound, bound), because=because)
+            expect_agree(output, base, bound, because=because)
 
 
 def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:

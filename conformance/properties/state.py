@@ -185,13 +185,11 @@ def global_state_is_left_alone(session: Session, case: Case) -> None:
 def training_mode_matters_to_dropout_only(session: Session, case: Case) -> None:
     """Without dropout, train() and eval() give the same output, and training changes no state."""
     problem = case.problem()
-    instance, bound = session.built(problem), session.expected(problem).output
+    instance, bound = session.built(problem), session.bound_of(problem)
     state = _state(instance)
     base = session(problem).output
     output = session(problem, mode="train").output
-    expect_agree(
-        output, base, bounds=(bound, bound), because="the output in evaluation (instead of in training without dropout)"
-    )
+    expect_agree(output, base, bound, because="the output in evaluation (instead of in training without dropout)")
     for name, tensor in _state(instance).items():
         # What a first call creates, such as a table of positions, is not a change.
         expect(_equal(tensor, state.get(name, tensor)), f"a call in training mode changed {name!r} in the state")
@@ -204,7 +202,7 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     """Calls from several threads on one module give the results of calls one by one."""
     problem = case.problem()
     problems = [problem.map_inputs(lambda x, shift=shift: x + shift) for shift in range(THREADS)]  # type: ignore[misc]  # loop
-    bounds = [session.expected(each).output for each in problems]
+    bounds = [session.bound_of(each) for each in problems]
     alone = [session(each).output for each in problems]
     called = session.built(problem).attention
 
@@ -217,4 +215,4 @@ def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     for own, tensor in zip([*range(THREADS)] * 4, together, strict=True):
         output = session.unscripted(tensor, alone[own].code)
         because = f"the output of the same call by itself (instead of from one of {THREADS} threads)"
-        expect_agree(output, alone[own], bounds=(bounds[own], bounds[own]), because=because)
+        expect_agree(output, alone[own], bounds[own], because=because)

@@ -48,10 +48,10 @@ def batch_size_does_not_matter(session: Session, case: Case) -> None:
     """The result for one item does not depend on the size of its batch."""
     problem = case.problem()
     own = case.seed % case.B
-    bound = session.expected(problem).output[own : own + 1]
     alone = session(item(problem, own)).output
     together = session(problem).output[own : own + 1]
-    expect_agree(alone, together, bounds=(bound, bound), because=f"the output of item {own} in a batch of {case.B}")
+    bound = session.bound_of(problem, slice(own, own + 1))
+    expect_agree(alone, together, bound, because=f"the output of item {own} in a batch of {case.B}")
 
 
 @property_of("EQV-2", Domain(masks=("none", *FEW), inputs=CROSS, plain=True, min_L=2))
@@ -63,9 +63,9 @@ def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
     permuted = problem.map_inputs(lambda x: x[:, order] if x is problem.query else x).change(mask=mask)
     if problem.key is problem.query:
         permuted = permuted.change(mask=None if mask is None else mask[..., order])
-    bound = session.expected(permuted).output
     output, expected = session(permuted).output, session(problem).output[:, order]
-    expect_agree(output, expected, bounds=(bound, bound), because="the outputs of the queries in the new order")
+    bound = session.bound_of(permuted)
+    expect_agree(output, expected, bound, because="the outputs of the queries in the new order")
 
 
 @property_of("EQV-3", Domain(masks=COMMON, inputs=CROSS, min_S=2))
@@ -100,9 +100,9 @@ def _expect_same_where_all_is_seen(session: Session, problem: Problem, changed: 
         seen = [each.change(mask=None).allowed(session.claims.causal)[0, 0].all(-1) for each in (problem, changed)]
         rows = (seen[0] & seen[1]).nonzero().flatten().tolist()
         assume(bool(rows), "the causal flag hides a key from every query")
-    bounds = session.expected(changed).output[:, rows], session.expected(problem).output[:, rows]
     output, expected = session(changed).output[:, rows], session(problem).output[:, rows]
-    expect_agree(output, expected, bounds=bounds, because=because)
+    bounds = (session.bound_of(each, (slice(None), rows)) for each in (changed, problem))
+    expect_agree(output, expected, *bounds, because=because)
 
 
 def _with_linear_values(problem: Problem) -> Problem:
@@ -179,9 +179,8 @@ def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     """One tensor given for several inputs gives what copies of it give."""
     problem = case.problem()
     copies = {name: getattr(problem, name).clone() for name in ("query", "key", "value")}
-    bound = session.expected(problem).output
     output, expected = session(problem).output, session(problem.change(**copies)).output
-    expect_agree(output, expected, bounds=(bound, bound), because="the output for copies of the shared inputs")
+    expect_agree(output, expected, session.bound_of(problem), because="the output for copies of the shared inputs")
 
 
 @property_of(
