@@ -26,6 +26,7 @@ from mha.implementations.errors import ImplementationError, UnavailableError, on
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
+from mha.implementations.pickled import pickled
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
 
@@ -239,6 +240,8 @@ def preflight(implementation: Implementation) -> None:
             f"{name} claims ranks (Claims.world_sizes), but has no build_rank, placements, order and unsharded, as a "
             "mha.spec.Sharded has; make one with mha.implementations.from_sharded"
         )
+    if claims.world_sizes:
+        pickled(original_of(implementation))
     sizes = claims.sizes
     n_heads, head_dim = min(sizes.n_heads or {2}), min(sizes.head_dims or {2})
     config = Config(d_model=n_heads * head_dim, n_heads=n_heads, bias=most_biases(claims.bias))

@@ -57,7 +57,8 @@ class Sharded(Implementation, Protocol):
 
         It is called with this rank's parts: query (B, L_r, D), key and value (B, S_r, D), and a mask with the rows of
         its queries and the columns of all keys in their original order, (B or 1, H or 1, L_r or 1, S). It returns its
-        part of the output. Gradients of inputs lie as the inputs do. The gradients of weights that it reports as a
+        part of the output. Gradients of inputs lie as the inputs do; of a mask that several ranks have, each has the
+        gradient of what it has computed, and they are added up. The gradients of weights that it reports as a
         `mha.spec.Differentiable` are whole on every rank. What it refuses, it refuses on every rank.
         """
         ...

@@ -69,6 +69,17 @@ from mha.spec import Claims
 
 implementation = from_sharded(print, placements=Shard(1), claims=Claims(world_sizes={2}))
 """,
+    "local.py": """from torch.distributed.tensor.placement_types import Shard
+from mha.implementations import from_sharded
+from mha.spec import Claims
+
+
+def attend(query, key, value, *, mask, is_causal, mesh):
+    return value
+
+
+attend = from_sharded(attend, placements=Shard(2), claims=Claims(world_sizes={2}))
+""",
     "ranks.py": """from mha.implementations import from_kernel
 from mha.spec import Claims
 
@@ -131,6 +142,10 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "placements that do not fit": (
         ("check", "sharded.py:implementation"),
         "'sharded.py' cannot be run: ImplementationError: print: placements must give Shard(2), the sequence, or ",
+    ),
+    "a function under the name of what wraps it": (
+        ("check", "local.py:attend"),
+        "attend cannot be sent to the ranks (Can't pickle <function attend>: it's not the same object as local.attend)",
     ),
     "ranks without a form for them": (
         ("check", "ranks.py:implementation"),

@@ -7,6 +7,7 @@ from time import sleep
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from mha.conformance.faults.ranks import Copy, HeadsParallel, Part, SequenceParallel, Spmd
@@ -70,6 +71,26 @@ def refuse_on_one(query: Tensor, key: Tensor, value: Tensor, *, mesh: Any, **_: 
     if mesh.get_local_rank() == 1:
         raise ValueError("not here")
     return query
+
+
+def return_nothing(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> None:
+    return None
+
+
+def return_dtensor(query: Tensor, key: Tensor, value: Tensor, *, mesh: Any, **_: Any) -> Tensor:
+    return DTensor.from_local(query, mesh, [Shard(2)])
+
+
+def return_lengths_first(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    return query.transpose(1, 2)
+
+
+def refuse_gloo(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    raise ValueError("needs nccl, not gloo")
+
+
+def interrupt(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+    raise KeyboardInterrupt
 
 
 def die_on_one(query: Tensor, key: Tensor, value: Tensor, *, mesh: Any, **_: Any) -> Tensor:

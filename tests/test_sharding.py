@@ -23,6 +23,7 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS
 from mha.conformance.harness.errors import AdapterError
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.sharding import SHARDED as SHARDED_CASES
 from mha.conformance.sharding import group as processes
 from mha.conformance.sharding.gathered import Gathered, on_ranks
 from mha.conformance.sharding.group import RankError, group
@@ -32,7 +33,19 @@ from mha.implementations.discovery import Renamed, as_resolved
 from mha.spec import Claims, Config, Problem, Rounding, Sharded, Weights, oracle, positions
 from mha.spec.directed import allowance
 from mha.spec.rounding_graph import rounding_graph
-from rank_functions import copy_off_in_training, die_on_one, hang_on_one, parts_stored, refuse, refuse_on_one
+from rank_functions import (
+    copy_off_in_training,
+    die_on_one,
+    hang_on_one,
+    interrupt,
+    parts_stored,
+    refuse,
+    refuse_gloo,
+    refuse_on_one,
+    return_dtensor,
+    return_lengths_first,
+    return_nothing,
+)
 from rank_scripts import run_on_ranks
 
 OURS = {
@@ -47,6 +60,7 @@ OURS = {
 }
 CONFIG = Config(d_model=4, n_heads=2)
 WEIGHTS = Weights.random(CONFIG, 0, torch.float32)
+SHOULD_RETURN = "should return its context, a torch.Tensor of shape (1, 2, 3, 2)"
 SHARDED = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False, devices={"cpu"})
 
 
@@ -146,6 +160,15 @@ def test_clauses_without_ranks_are_not_claimed_unless_it_has_such_a_form() -> No
     ("fn", "error", "message"),
     [
         (refuse, ValueError, "not today"),
+        (refuse_gloo, ValueError, "needs nccl, not gloo"),
+        (interrupt, RuntimeError, "KeyboardInterrupt: "),
+        (return_nothing, TypeError, f"return_nothing {SHOULD_RETURN}, not a NoneType"),
+        (return_dtensor, TypeError, f"return_dtensor {SHOULD_RETURN}, not a DTensor"),
+        (
+            return_lengths_first,
+            ValueError,
+            f"return_lengths_first {SHOULD_RETURN}, but returned one of (1, 3, 2, 2)",
+        ),
         (refuse_on_one, RankError, "rank 0 returned; rank 1 raised ValueError: not here"),
         (die_on_one, RankError, "rank 1 died with status 3"),
         (hang_on_one, RankError, "rank 0 returned; rank 1 did not end"),
@@ -154,7 +177,7 @@ def test_clauses_without_ranks_are_not_claimed_unless_it_has_such_a_form() -> No
 def test_rank_that_fails_is_an_error_of_the_call(
     fn: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, sharded = torch.ones(1, 4, 4), from_sharded(fn, placements=Shard(2), claims=SHARDED)
+    x, sharded = torch.ones(1, 6, 4), from_sharded(fn, placements=Shard(2), claims=SHARDED)
     attention = build(sharded)
     started = [each.process for each in group.processes]
     monkeypatch.setattr(processes, "TIMEOUT", 3.0)
@@ -205,6 +228,13 @@ def test_more_ranks_than_claimed_are_refused_in_one_line() -> None:
         build(ring.implementation, 5)
 
 
+def test_other_numbers_of_ranks_than_the_usual_ones_are_judged() -> None:
+    for claimed, expected in (({2, 4}, (2, 4)), ({1, 3}, (3,)), ({5, 16}, (5,))):
+        domain = SHARDED_CASES.within(replace(SHARDED, world_sizes=claimed))
+        assert (domain if isinstance(domain, str) else domain.ranks) == expected
+    assert SHARDED_CASES.within(replace(SHARDED, world_sizes={1})) == "needs the claim world_sizes"
+
+
 def test_a_renamed_implementation_runs_on_ranks_too() -> None:
     assert isinstance(
         Session(Renamed(ring.implementation, "mine"), Case(ranks=2)).built(Case(ranks=2).problem()).attention, Gathered
@@ -246,12 +276,14 @@ def test_file_that_is_no_package_is_found_by_the_ranks(tmp_path: Path) -> None:
             "must be the same for query and output, and for key and value",
         ),
         ({"order": "spiral"}, "order must be one of contiguous, zigzag, striped, but is 'spiral'"),
+        ({"fn": lambda query, key, value: query}, r"must be callable as <lambda>\(query, key, value, \*, mask, is_causal"),
+        ({"claims": replace(SHARDED, dropout=True)}, "claims dropout, which the function is not asked for"),
         ({"claims": Claims()}, r"claims has no world_sizes; claim the numbers of ranks, as world_sizes=\{2\}"),
     ],
 )
 def test_bad_declarations_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ImplementationError, match=message) as raised:
-        from_sharded(refuse, **{"placements": Shard(2), "claims": SHARDED, **options})
+        from_sharded(**{"fn": refuse, "placements": Shard(2), "claims": SHARDED, **options})
     assert "\n" not in str(raised.value)
 
 

@@ -125,12 +125,17 @@ class Domain:
             "inputs": self._inputs(claims),
             "bias": self._biases(claims),
             "need_weights": self.need_weights if claims.returns_weights else tuple({False} & set(self.need_weights)),
-            "ranks": tuple(ranks for ranks in self.ranks if not ranks or ranks in claims.world_sizes),
+            "ranks": self._ranks(claims),
         }
         for name, levels in kept.items():
             if not levels:
                 return f"needs the claim {CLAIM_OF.get(name, name)}"
         return replace(self, **kept)
+
+    def _ranks(self, claims: Claims) -> tuple[int, ...]:
+        """Return the numbers of ranks that are claimed, the least one above 1 where none of the usual ones is."""
+        usual = tuple(ranks for ranks in self.ranks if not ranks or ranks in claims.world_sizes)
+        return usual or tuple(sorted(size for size in claims.world_sizes if size > 1 and self.ranks != (1,)))[:1]
 
     def up_to(self, ranks: int) -> Domain:
         """Return the domain without the cases on more ranks than that, unless there are no others."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +15,8 @@ from torch.autograd.function import once_differentiable
 from mha.conformance.sharding.group import group
 from mha.conformance.sharding.rank import Build, Call, Differentiate
 from mha.implementations.discovery import original_of
-from mha.implementations.errors import ImplementationError, one_line
+from mha.implementations.errors import ImplementationError
+from mha.implementations.pickled import pickled
 from mha.spec import Attention, Claims, Config, Implementation, Output, Sharded, Weights, positions
 from mha.spec.claims import MOST_MERGES
 from mha.spec.problem import INPUTS
@@ -275,34 +273,3 @@ def in_larger_group(attention: Attention) -> Attention:
 def copies_of(attention: Attention) -> Mapping[str, Sequence[Tensor]]:
     """Return the copies of an attention on ranks; none for another."""
     return attention.copies if isinstance(attention, Gathered) else {}
-
-
-class _Pickler(pickle.Pickler):
-    """Notes the modules of what is pickled by name."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.modules: set[str] = set()
-
-    def reducer_override(self, value: object) -> Any:
-        if isinstance(value, (type, FunctionType)):
-            self.modules.add(value.__module__)
-        return NotImplemented
-
-
-def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
-    """Return an implementation pickled, and the files of the modules that it needs, by their names.
-
-    Raises ImplementationError where it cannot be pickled, as where a function is defined within another.
-    """
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    try:
-        pickler.dump(implementation)
-    except Exception as error:
-        raise ImplementationError(
-            f"{implementation.name} cannot be sent to the ranks ({one_line(error)}); define it, and what it is made "
-            "of, at the top level of a module"
-        ) from error
-    loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(pickler.modules)}
-    return file.getvalue(), {name: str(place) for name, place in loaded.items() if place}

@@ -27,6 +27,8 @@ GRACE = 10.0
 # A collective that nobody has waited for, as in DTensor, keeps its group, and threads of gloo with it.
 MOST_GROUPS = 64
 CODE = "import sys; from mha.conformance.sharding.rank import main; main(int(sys.argv[1]))"
+# In what gloo raises: the place in its sources.
+OF_GLOO = "/gloo/"
 # How gloo names the other side of a connection: by a port that no other run has.
 PEER = re.compile(r"\[[\da-f.:]+\]:\d+")
 # The loopback interface, where its name is known; gloo asks for an interface or a host name that resolves.
@@ -140,7 +142,7 @@ class Group:
         results = [answers.get(rank) for rank in ranks]
         raised = [result.error for result in results if isinstance(result, Raised)]
         # What gloo raises where the messages of two ranks do not fit is not a refusal.
-        if len(raised) == len(results) and not any("gloo" in str(error) for error in raised):
+        if len(raised) == len(results) and not any(OF_GLOO in str(error) for error in raised):
             self.user = None  # messages may have been left
             raise raised[0]
         if raised or len(answers) < len(results):

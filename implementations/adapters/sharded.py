@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
-from mha.implementations.errors import ImplementationError
+from mha.implementations.errors import ImplementationError, one_line
 from mha.spec import Attention, Claims, Config, Implementation, Output, Weights, validate_call
 from mha.spec.sharding import ORDERS, PLACED, Order
 
@@ -32,20 +34,21 @@ def from_sharded(
     fn: called as `fn(query, key, value, *, mask, is_causal, mesh)` with this rank's query (B, H, L_r, d_k), its key and
         value (B, H_kv, S_r, d_k), and a mask (B or 1, H or 1, L_r or 1, S) or None, with the rows of its queries and
         the columns of all keys in their original order. It scales the scores by 1/sqrt(d_k) itself, and returns its
-        context (B, H, L_r, d_k), which can be differentiated on all ranks at once. What it refuses, it refuses on every
-        rank.
+        context (B, H, L_r, d_k), which can be differentiated on all ranks at once; it sums the gradient of a key
+        or value that every rank has over the ranks. What it refuses, it refuses on every rank.
     placements: of "query", "key", "value" and "output": `Shard(2)`, over the sequence, or `Replicate()`; or one for
         all.
     order: which positions of the sequence each rank has: "contiguous", "zigzag" or "striped"; see `mha.spec.positions`.
     claims: with the numbers of ranks, `world_sizes`. unsharded: what it is without ranks, to be judged by all clauses;
         without one, only DST is claimed.
 
-    Raises ImplementationError for placements and orders that do not fit, and for claims without `world_sizes`.
+    Raises ImplementationError for placements and orders that do not fit, for a function without these parameters, and
+    for claims without `world_sizes`, or of dropout, which the function is not asked for.
 
     >>> def attend(query, key, value, *, mask, is_causal, mesh):
     ...     return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, dim=-1) @ value
     >>> keys_everywhere = {"query": Shard(2), "key": Replicate(), "value": Replicate(), "output": Shard(2)}
-    >>> claims = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False)
+    >>> claims = Claims(world_sizes={2}, masks=(), causal=None, returns_weights=False, gradients=False)
     >>> from_sharded(attend, placements=keys_everywhere, claims=claims).name
     'attend'
     """
@@ -66,8 +69,22 @@ def from_sharded(
         raise ImplementationError(
             f"{label}: claims has no world_sizes; claim the numbers of ranks, as world_sizes={{2}}"
         )
+    if claims.dropout and unsharded is None:
+        raise ImplementationError(f"{label}: claims dropout, which the function is not asked for; claim dropout=False")
+    _require_parameters(fn, label)
     inputs = {key: Shard(1) if each.is_shard() else each for key, each in given.items()}
     return ShardedImplementation(label, claims, fn, inputs, order, unsharded)
+
+
+def _require_parameters(fn: Callable[..., Tensor], label: str) -> None:
+    """Raise ImplementationError for a function that cannot be called as the ranks call it."""
+    try:
+        signature(fn).bind(None, None, None, mask=None, is_causal=False, mesh=None)
+    except ValueError:  # no signature is known, as of some builtins
+        return
+    except TypeError as error:
+        called = f"{label}(query, key, value, *, mask, is_causal, mesh)"
+        raise ImplementationError(f"{label}: must be callable as {called}, but: {one_line(error)}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +142,16 @@ class ShardedAttention(nn.Module):
                 raise TypeError(f"the mask must be boolean or floating-point, but is {mask.dtype}")
         heads = [self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v"))]
         context = self.adapter.fn(*heads, mask=mask, is_causal=is_causal, mesh=self.mesh)
+        self.require_context(context, (*heads[0].shape[:3], heads[2].shape[3]))
         return Output(self.project(context.transpose(1, 2).flatten(2), "o"))
+
+    def require_context(self, context: object, shape: tuple[int, ...]) -> None:
+        """Raise TypeError or ValueError for what is not a local tensor of this shape; its length may be another one."""
+        expected = f"{self.adapter.name} should return its context, a torch.Tensor of shape {shape}"
+        if not isinstance(context, Tensor) or isinstance(context, DTensor):
+            raise TypeError(f"{expected}, not a {type(context).__name__}")
+        if (*context.shape[:2], *context.shape[3:]) != (*shape[:2], *shape[3:]):
+            raise ValueError(f"{expected}, but returned one of {tuple(context.shape)}")
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Apply the projection of a role: "q", "k", "v" or "o"."""

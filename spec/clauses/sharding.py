@@ -34,8 +34,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Sharded gradients equal unsharded ones",
         statement=(
-            "With a random upstream gradient, the gradients of inputs and float masks, lying as these do, and of "
-            "weights, whole on every rank, are the single-process ones within the bound."
+            "With a random upstream gradient, the gradients of inputs, lying as these do, of float masks, added up over "
+            "the ranks that have the same one, and of weights, whole on every rank, are the single-process ones within "
+            "the bound."
         ),
         why=(
             "Training goes on with incorrect gradients: the loss falls more slowly, or each rank drifts to weights of "

@@ -1,0 +1,47 @@
+"""Sending an implementation to other processes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from types import FunctionType
+from typing import Any
+
+from mha.implementations.errors import ImplementationError, one_line
+from mha.spec import Implementation
+
+# Of an object in memory, which differs from run to run.
+ADDRESS = re.compile(" at 0x[0-9a-f]+")
+
+
+class _Pickler(pickle.Pickler):
+    """Notes the modules of what is pickled by name."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, (type, FunctionType)):
+            self.modules.add(value.__module__)
+        return NotImplemented
+
+
+def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
+    """Return an implementation pickled, and the files of the modules that it needs, by their names.
+
+    Raises ImplementationError where it cannot be pickled, as where a function is defined within another.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(implementation)
+    except Exception as error:
+        raise ImplementationError(
+            f"{implementation.name} cannot be sent to the ranks ({ADDRESS.sub('', one_line(error))}); define it, and what it is made "
+            "of, at the top level of a module, each under a name of its own"
+        ) from error
+    loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(pickler.modules)}
+    return file.getvalue(), {name: str(place) for name, place in loaded.items() if place}
