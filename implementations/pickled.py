@@ -39,9 +39,10 @@ def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
     try:
         pickler.dump(implementation)
     except Exception as error:
+        cause = ADDRESS.sub("", one_line(error))
         raise ImplementationError(
-            f"{implementation.name} cannot be sent to the ranks ({ADDRESS.sub('', one_line(error))}); define it, and what it is made "
-            "of, at the top level of a module, each under a name of its own"
+            f"{implementation.name} cannot be sent to the ranks ({cause}); define it, and what it is made of, at the "
+            "top level of a module, each under a name of its own"
         ) from error
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(pickler.modules)}
     return file.getvalue(), {name: str(place) for name, place in loaded.items() if place}

@@ -276,7 +276,7 @@ def test_file_that_is_no_package_is_found_by_the_ranks(tmp_path: Path) -> None:
             "must be the same for query and output, and for key and value",
         ),
         ({"order": "spiral"}, "order must be one of contiguous, zigzag, striped, but is 'spiral'"),
-        ({"fn": lambda query, key, value: query}, r"must be callable as <lambda>\(query, key, value, \*, mask, is_causal"),
+        ({"fn": lambda query, key, value: query}, r"must be callable as <lambda>\(query, key, value, "),
         ({"claims": replace(SHARDED, dropout=True)}, "claims dropout, which the function is not asked for"),
         ({"claims": Claims()}, r"claims has no world_sizes; claim the numbers of ranks, as world_sizes=\{2\}"),
     ],

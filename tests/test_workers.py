@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE, STDOUT, Popen
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from time import monotonic, sleep
 
 import pytest
@@ -177,6 +177,34 @@ def test_run_that_ends_early_leaves_no_process_behind(number: signal.Signals, tm
         assert running.returncode == 2
         assert "INCOMPLETE" in rest
     end = monotonic() + 60
+    while any(map(is_running, started)) and monotonic() < end:
+        sleep(0.1)
+    assert not any(map(is_running, started))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are found in /proc")
+def test_process_that_hangs_ends_with_a_command_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom mha.spec import Claims\n\n"
+        "class Hangs:\n"
+        "    name, claims = 'hangs', Claims()\n"
+        "    def build(self, *sizes, **options):\n"
+        "        if Path('judged').exists():\n"
+        "            Path('hanging').touch()\n"
+        "            time.sleep(600)\n"
+        "        Path('judged').touch()\n"
+        "        raise ValueError\n\n"
+        "implementation = Hangs()\n"
+    )
+    command = [sys.executable, "-m", "mha.conformance", "check", "hangs.py:implementation", "--jobs", "2"]
+    with Popen(command, cwd=tmp_path, stdout=DEVNULL, stderr=DEVNULL) as running:
+        end = monotonic() + 60
+        while not (tmp_path / "hanging").exists() and monotonic() < end:
+            sleep(0.1)
+        started = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(started) == 2
+        running.kill()
+    end = monotonic() + 30
     while any(map(is_running, started)) and monotonic() < end:
         sleep(0.1)
     assert not any(map(is_running, started))

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from subprocess import PIPE
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from mha.conformance.results import Verdict
@@ -211,7 +211,7 @@ def _ignoring_sigpipe() -> Iterator[None]:
 
 def work() -> None:
     """Judge what comes through standard input until it ends."""
-    tasks, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    given, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
@@ -219,17 +219,27 @@ def work() -> None:
         pickle.dump(answer, answers)
         answers.flush()
 
-    sys.path[:] = pickle.load(tasks)
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_read, args=(given, tasks), daemon=True).start()
+    sys.path[:] = tasks.get()
     from mha.conformance.engine.judge import judge
     from mha.implementations import resolve
 
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(BrokenPipeError):
         try:
-            known = {target: resolve(target)[0] for target in pickle.load(tasks)}
+            known = {target: resolve(target)[0] for target in tasks.get()}
         except ValueError:
             return
         say("ready")
         gc.freeze()  # what is loaded stays, and is not searched for garbage again
         while True:
-            target, task, settings = pickle.load(tasks)
+            target, task, settings = tasks.get()
             say(judge(known[target], task.clause, task.dtype, task.device, settings))
+
+
+def _read(given: BinaryIO, tasks: SimpleQueue[Any]) -> None:
+    """Queue what comes; at its end, as where the command was killed, end the process, whatever it waits for."""
+    with suppress(EOFError, OSError):
+        while True:
+            tasks.put(pickle.load(given))
+    os._exit(0)

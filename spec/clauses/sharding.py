@@ -19,7 +19,7 @@ CLAUSES: tuple[Clause, ...] = (
         source="Shoeybi et al. 2019 (heads over ranks); Liu et al. 2023, Ring Attention (sequence over ranks)",
         differs=(
             "PyTorch's own test of context parallelism has no mask, no odd length and no bias, takes `out.sum()` as "
-            "the loss, and allows errors that grow with the number of ranks: 18 of 33 faulty implementations pass it "
+            "the loss, and allows errors that grow with the number of ranks: 18 of 34 faulty implementations pass it "
             "(docs/sharding.md)."
         ),
         violation=(
@@ -34,9 +34,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Sharded gradients equal unsharded ones",
         statement=(
-            "With a random upstream gradient, the gradients of inputs, lying as these do, of float masks, added up over "
-            "the ranks that have the same one, and of weights, whole on every rank, are the single-process ones within "
-            "the bound."
+            "With a random upstream gradient, the gradients of inputs, lying as these do, of float masks, added up "
+            "over the ranks that have the same one, and of weights, whole on every rank, are the single-process ones "
+            "within the bound."
         ),
         why=(
             "Training goes on with incorrect gradients: the loss falls more slowly, or each rank drifts to weights of "
