@@ -219,7 +219,7 @@ def main(descriptor: int) -> None:
     torch.set_num_threads(1)
     # As in the judge's own process; and DTensor logs a traceback where it refuses a shape.
     warnings.simplefilter("ignore")
-    torch._logging.set_logs(all=logging.CRITICAL)
+    torch._logging.set_logs(all=logging.CRITICAL)  # type: ignore[attr-defined]  # it is in its documentation
     connection, rank = Connection(descriptor), Rank()
     requests: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_read, args=(connection, requests), daemon=True).start()
