@@ -65,15 +65,20 @@ def from_sharded(
         )
     if order not in ORDERS:
         raise ImplementationError(f"{label}: order must be one of {', '.join(ORDERS)}, but is {order!r}")
+    _require_claims(claims, unsharded, label)
+    _require_parameters(fn, label)
+    inputs = {key: Shard(1) if each.is_shard() else each for key, each in given.items()}
+    return ShardedImplementation(label, claims, fn, inputs, order, unsharded)
+
+
+def _require_claims(claims: Claims, unsharded: Implementation | None, label: str) -> None:
+    """Raise ImplementationError for claims without ranks, or of what the function is not asked for."""
     if not claims.world_sizes:
         raise ImplementationError(
             f"{label}: claims has no world_sizes; claim the numbers of ranks, as world_sizes={{2}}"
         )
     if claims.dropout and unsharded is None:
         raise ImplementationError(f"{label}: claims dropout, which the function is not asked for; claim dropout=False")
-    _require_parameters(fn, label)
-    inputs = {key: Shard(1) if each.is_shard() else each for key, each in given.items()}
-    return ShardedImplementation(label, claims, fn, inputs, order, unsharded)
 
 
 def _require_parameters(fn: Callable[..., Tensor], label: str) -> None:
