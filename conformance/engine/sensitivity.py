@@ -18,7 +18,7 @@ from mha.spec import Claims
 
 # The most cases that known-bad answers are tried on, unless one is never rejected: then all. Fewer, once as many were
 # rejected as would be unlikely at the least rate.
-SAMPLED, UNLIKELY = 24, 0.05
+SAMPLED, UNLIKELY = 24, 0.15
 # A run of so few rejections is a fault of the judge: its probability at the least rate.
 IMPROBABLE = 2e-3
 
