@@ -14,8 +14,10 @@ import torch
 from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.masks import FEW
+from mha.conformance.cases.transforms import grouped, with_config
 from mha.conformance.engine.reproduction import script
 from mha.conformance.faults import registry
+from mha.conformance.faults.base import complete
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
@@ -23,6 +25,7 @@ from mha.conformance.properties.directed import directions
 from mha.conformance.properties.directed_gradients import directions as directions_of_gradients
 from mha.conformance.properties.directed_script import assertion_of, gradient_assertion_of
 from mha.implementations.loop import implementation as loop
+from mha.spec import Problem
 from mha.spec.directed import projection
 from mha.spec.directed_gradients import projection_of_gradients
 from mha.spec.gradient_graph import gradient_graph
@@ -37,9 +40,15 @@ CASES = {
     "causal": replace(CASE, causal=True),
     "no bias": replace(CASE, bias=False),
     "laid out": replace(CASE, layout="transposed"),
+    "grouped": CASE,
     "float mask": replace(CASE, mask=FEW[0], additive=True),
-    **{mask: replace(CASE, mask=mask) for mask in FEW},
+    **{mask: replace(CASE, mask=mask) for mask in (*FEW, "bias")},
 }
+
+
+def problem_of(which: str) -> Problem:
+    """The problem of one of the cases."""
+    return with_config(CASE, grouped(CASE)) if which == "grouped" else CASES[which].problem()
 
 
 def share_by_script(session: Session, clause: str, assertion: Sequence[str]) -> float:
@@ -56,34 +65,34 @@ def share_by_script(session: Session, clause: str, assertion: Sequence[str]) -> 
 @pytest.mark.parametrize("which", CASES)
 def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     case = CASES[which]
-    session, problem = Session(loop, case), case.problem()
-    output, graph = session(problem).output.tensor, rounding_graph(problem, loop.claims)
+    session, problem = Session(complete, case), problem_of(which)
+    output, graph = session(problem).output.tensor, rounding_graph(problem, complete.claims)
     call = session.steps[-1]
     assert isinstance(call, CallStep)
     tried = 0
     for direction in directions(graph, case):
         w = direction.change["output"]
-        assertion = assertion_of(call, loop.claims, direction.formula, direction.more, 0.0)
+        assertion = assertion_of(call, complete.claims, direction.formula, direction.more, 0.0)
         share = projection(graph, output, w) / float(w.square().sum())
         assert share_by_script(session, "NUM-7", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
         tried += 1
-    assert tried == 7 - bool(graph.allowed.all())
+    assert tried == 7 - bool(graph.allowed.all()) + (which == "bias")
 
 
 @pytest.mark.parametrize("which", CASES)
 def test_script_finds_the_same_share_of_each_defect_of_gradients(which: str) -> None:
     case = CASES[which]
-    session, problem = Session(loop, case), case.problem()
+    session, problem = Session(complete, case), problem_of(which)
     upstream = torch.randn(problem.query.shape, generator=case.generator).to(problem.query)
     recorded = session.gradients(problem, upstream)
-    graph, call = gradient_graph(problem, loop.claims, upstream), session.steps[-1]
+    graph, call = gradient_graph(problem, complete.claims, upstream), session.steps[-1]
     assert isinstance(call, CallStep)
     found = {name: recorded[name].tensor for name in recorded if name in graph.exact}
     codes = {name: recorded[name].code for name in found}
     tried = 0
     for direction in directions_of_gradients(graph, found, case):
         w = direction.change
-        assertion = gradient_assertion_of(call, loop.claims, codes, direction.formula, direction.more, 0.0)
+        assertion = gradient_assertion_of(call, complete.claims, codes, direction.formula, direction.more, 0.0)
         share = projection_of_gradients(graph, found, w) / sum(float(x.square().sum()) for x in w.values())
         assert share_by_script(session, "GRD-8", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
         tried += 1

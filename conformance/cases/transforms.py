@@ -130,8 +130,8 @@ def with_config(case: Case, config: Config) -> Problem:
 
     Inputs that are one tensor stay one tensor if they have one width.
     """
-    problem = case.problem()
-    weights = Weights.random(config, case.seed).to(problem.query.dtype, case.device)
+    problem, seed = case.problem(), int(torch.randint(2**31, (1,), generator=case.generator))  # that of its weights
+    weights = Weights.random(config, seed).to(problem.query.dtype, case.device)
     generator, made = case.generator, dict[tuple[int, int], Tensor]()
 
     def fitted(x: Tensor, width: int) -> Tensor:

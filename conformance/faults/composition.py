@@ -128,7 +128,7 @@ class CausalFlagForgottenExported(Complete):
         return super().allow(mask, is_causal and not torch.compiler.is_exporting(), q, k)
 
 
-@fault("CMP-4", trigger="autocast")
+@fault("CMP-4", caught_by="autocast_is_within_the_low_precision_bound", trigger="autocast")
 class AnotherScaleUnderAutocast(scores_scaled(1.5, when=lambda module: torch.is_autocast_enabled("cpu"))):
     """The scale is different under autocast."""
 

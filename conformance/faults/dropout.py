@@ -20,7 +20,7 @@ class DropsInEvaluation(drops_in_evaluation(when=lambda module: True)):
     """Dropout is active in evaluation."""
 
 
-@fault("DRP-1")
+@fault("DRP-1", caught_by="evaluation_and_zero_drop_nothing")
 class DropsAtZero(Complete):
     """Something is dropped with p = 0."""
 

@@ -30,6 +30,7 @@ MODULES = (
     "configuration",
     "decoding",
     "directed",
+    "directed_variants",
     "dropout",
     "gradients",
     "heads",

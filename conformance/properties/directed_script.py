@@ -14,6 +14,10 @@ from mha.spec import Claims, Problem
 from mha.spec.problem import INPUTS
 
 SCALE = ("change = (p * (s - (p * s).sum(-1, keepdim=True))) @ v",)
+MASK = (
+    "added = (p.log() - s).masked_fill(p == 0, 0.0)",
+    "change = (p * (added - (p * added).sum(-1, keepdim=True))) @ v",
+)
 VALUE = ("change = v.mean((0, 2), keepdim=True).expand_as(o)",)
 MEAN = ("change = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1)).double() @ v - o",)
 LAST_KEY = (
@@ -68,7 +72,7 @@ def assertion_of(call: CallStep, claims: Claims, formula: Sequence[str], text: s
 
     text: what the output is as if, with {} for how much. explained: the share that rounding explains.
     """
-    if not formula or not _is_plain(call.problem):
+    if not formula or call.problem.config.extra_keys:
         return []
     number = call.number
     return [
@@ -92,7 +96,7 @@ def gradient_assertion_of(
 
     found: the expression for each gradient, by the name of the input or the weight.
     """
-    if not formula or not _is_plain(call.problem):
+    if not formula or call.problem.config.extra_keys:
         return []
     given = ", ".join(f"{name}_{call.number if name in INPUTS else call.build}" for name in found)
     n_heads = call.problem.config.n_heads
@@ -118,10 +122,6 @@ def gradient_assertion_of(
     ]
 
 
-def _is_plain(problem: Problem) -> bool:
-    return not problem.config.extra_keys and problem.config.kv_heads == problem.config.n_heads
-
-
 def _share(code: str, text: str, explained: float) -> list[str]:
     """Return the lines that compare a share with what rounding explains; code: what was tested, as in "output_1 is"."""
     return [
@@ -138,7 +138,10 @@ def _exact(call: CallStep, claims: Claims) -> list[str]:
     lines = [f"scale = {claims.scale_for(config.head_dim)!r}"]
     for role, name in zip("qkv", INPUTS, strict=True):
         x = f"{_name_of(problem, name)}_{number}.double() @ w_{role}_{build}.double().T{_bias(problem, role, build)}"
-        lines.append(f"{role} = ({x}).unflatten(-1, ({config.n_heads}, -1)).transpose(1, 2)")
+        heads = config.n_heads if role == "q" else config.kv_heads
+        repeats = config.n_heads // heads
+        repeated = f".repeat_interleave({repeats}, 1)" if repeats > 1 else ""
+        lines.append(f"{role} = ({x}).unflatten(-1, ({heads}, -1)).transpose(1, 2){repeated}")
     lines.append("s = scale * q @ k.mT")
     lines.append(f"allowed = torch.ones({shape}, dtype=torch.bool)")
     masked = "s"

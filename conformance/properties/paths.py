@@ -184,7 +184,7 @@ def _expect_extras(session: Session, case: Case) -> None:
             continue
         any_called = True
         expected, because = session.expected(problem), f"the oracle's value with {' and '.join(extras)}"
-        expect_close(_call_with_extras(session, problem, extras), expected.output, because=because)
+        expect_close(call_with_extras(session, problem, extras), expected.output, because=because)
         if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
             result = session(problem, need_weights=True)
             weights_of(result)
@@ -192,7 +192,7 @@ def _expect_extras(session: Session, case: Case) -> None:
     assume(any_called, ALWAYS_RAISES)
 
 
-def _call_with_extras(session: Session, problem: Problem, extras: Sequence[str]) -> RecordedTensor:
+def call_with_extras(session: Session, problem: Problem, extras: Sequence[str]) -> RecordedTensor:
     """Call with the inputs in the layout that the extras need; return the output as (B, L, D)."""
     if "unbatched" in extras:
         mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]

@@ -1,0 +1,155 @@
+"""GQA-1, INC-1, XAT-1, PTH-5, DRP-1, CMP-4 and NUM-7 in half precision, of configurations that are not everyday ones.
+
+As in `directed`, errors of many elements are projected on what small defects would do to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_dropout, with_extra
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.decoded_sequence import DecodedSequence
+from mha.conformance.properties.directed import (
+    MANY_ROWS,
+    assume_modelled,
+    expect_errors_of_rounding,
+    expect_rounding_alone,
+)
+from mha.conformance.properties.directed_gradients import GRADIENT_ROWS, expect_gradients_by_rounding_alone
+from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
+from mha.conformance.properties.paths import call_with_extras
+from mha.conformance.properties.registry import property_of
+
+# So many items that a scale 2% off shows for one query of each, too.
+VARIANT_ROWS = replace(MANY_ROWS, sizes={"n_heads": (4, 8), "head_dim": (32, 16), "B": (32,), "L": (33, 1), "S": (33,)})
+EVALUATION = ("eval", "no_grad", "inference")
+
+
+@property_of(
+    "GQA-1", VARIANT_ROWS, needs="grouped_query", requires="HED-1", must_reject=("mean", "zeros"), max_cases=6, number=8
+)
+def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error with grouped heads better than rounding does."""
+    expect_rounding_alone(session, case, with_config(case, grouped(case)))
+
+
+@property_of(
+    "GQA-1",
+    GRADIENT_ROWS,
+    needs=("grouped_query", "gradients"),
+    requires="HED-1",
+    must_reject=("mean", "zeros", "unscaled", "detached"),
+    max_cases=3,
+    number=9,
+)
+def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the errors of gradients with grouped heads better than rounding."""
+    expect_gradients_by_rounding_alone(session, case, with_config(case, grouped(case)))
+
+
+@property_of(
+    "INC-1",
+    replace(
+        VARIANT_ROWS,
+        masks=("none",),
+        causal=(True,),
+        square=True,
+        modes=("eval",),
+        need_weights=(False,),
+        sizes={**VARIANT_ROWS.sizes, "L": (33,)},
+    ),
+    needs="decodes",
+    requires="HED-1",
+    max_cases=3,
+    number=7,
+)
+def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the errors of all decoded positions better than rounding does."""
+    assume_modelled(session, case)
+    shares = session.claims.grouped_query and case.seed % 2
+    problem = with_config(case, grouped(case)) if shares else case.problem()
+    sequence = DecodedSequence(session, problem)
+    decoded = torch.cat([sequence.decode_position(position) for position in range(case.L)], 1)
+    expect_errors_of_rounding(session, case, problem, session.unscripted(decoded, "the decoded output"))
+
+
+@property_of(
+    "XAT-1",
+    replace(VARIANT_ROWS, inputs=("cross", "memory")),
+    needs=("kv_widths", "cross_attention"),
+    requires="HED-1",
+    must_reject=("mean", "zeros"),
+    max_cases=4,
+    number=3,
+)
+def errors_for_other_widths_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error for kdim and vdim other than D better than rounding does."""
+    kdim = case.config.d_model // 2
+    vdim = kdim if case.inputs == "memory" else 2 * case.config.d_model
+    expect_rounding_alone(session, case, with_config(case, replace(case.config, kdim=kdim, vdim=vdim)))
+
+
+@property_of(
+    "NUM-7", VARIANT_ROWS, needs="own_head_dim", requires="HED-1", must_reject=("mean", "zeros"), max_cases=4, number=6
+)
+def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error for heads of their own width better than rounding does."""
+    expect_rounding_alone(session, case, with_config(case, own_head_dim(case, session.claims)))
+
+
+@property_of(
+    "DRP-1",
+    replace(VARIANT_ROWS, modes=EVALUATION),
+    needs="dropout",
+    requires="HED-1",
+    must_reject=("mean", "zeros"),
+    max_cases=4,
+    number=2,
+)
+def errors_where_nothing_is_dropped_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error in evaluation, with p = 0.5, better than rounding does."""
+    expect_rounding_alone(session, case, with_dropout(case.problem(), 0.5))
+
+
+@property_of(
+    "PTH-5",
+    replace(VARIANT_ROWS, need_weights=(False,), sizes={**VARIANT_ROWS.sizes, "L": (33, 65)}),
+    needs="extras",
+    requires="HED-1",
+    must_reject=("mean", "zeros"),
+    max_cases=3,
+    number=4,
+)
+def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the error with each claimed extra better than rounding does."""
+    assume_modelled(session, case)
+    session.scripted = False  # no formula of `directed_script` has extra keys, or another layout
+    for extra in sorted(session.claims.extras):
+        problem = with_extra(case.problem(), case, extra)
+        expect_errors_of_rounding(session, case, problem, call_with_extras(session, problem, (extra,)))
+
+
+@property_of(
+    "CMP-4",
+    replace(VARIANT_ROWS, dtypes=AUTOCAST.dtypes, modes=AUTOCAST.modes),
+    needs="composes=autocast",
+    requires="HED-1",
+    must_reject=("mean", "zeros"),
+    max_cases=4,
+    number=2,
+)
+def errors_under_autocast_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """Under autocast no small defect explains the error for numbers of its dtype better than rounding does."""
+    assume_modelled(session, case)
+    low = replace(case, dtype=str(AUTOCAST_DTYPE).removeprefix("torch.")).problem()
+    wide = low.change(weights=low.weights.to(torch.float32)).map_inputs(lambda x: x.to(torch.float32))
+    if low.mask is not None and low.mask.is_floating_point():
+        wide = wide.change(mask=low.mask.to(torch.float32))
+    output = session(wide, mode="autocast", dtypes=(AUTOCAST_DTYPE, torch.float32)).output
+    # Every product may be stored in that dtype, whatever is declared of the problem's own.
+    rounding = replace(session.claims.rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2)
+    expect_errors_of_rounding(session, case, low, output, replace(session.claims, rounding=rounding))
