@@ -31,13 +31,15 @@ IGNORED_BITS = 14
 class Place:
     """The numbers at one place of the formula, and all that may be wrong with them.
 
-    size, square, repeated: the sums over all stores of |x|, x^2 and n x^2. own: s. moves: for each store, fl(x) - x in
-    each form that may be the one.
+    size, square, repeated: the sums over all stores of |x|, x^2 and n x^2. powers: that of n 4^e, with 2^e the power of
+    two below |x|, so that x is off by half a unit in its last place, u_s 2^e. own: s. moves: for each store, fl(x) - x
+    in each form that may be the one.
     """
 
     size: Tensor | float = 0.0
     square: Tensor | float = 0.0
     repeated: Tensor | float = 0.0
+    powers: Tensor | float = 0.0
     own: Tensor | float = 0.0
     moves: list[tuple[Tensor, ...]] = field(default_factory=list)
 
@@ -55,6 +57,8 @@ class Place:
         lost = [(eta * (x.abs() < least) / factor).abs() for x, factor in forms]
         self.size, self.square = self.size + times * size, self.square + times * size.square()
         self.repeated = self.repeated + times * copies * size.square()
+        power = torch.stack([(power_below(x, dtype) / factor).abs() for x, factor in forms]).amax(0)
+        self.powers = self.powers + times * copies * power.square()
         self.own = self.own + times * torch.stack(lost).amax(0)
         moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
         self.moves += [moves] * times
@@ -68,6 +72,7 @@ class Place:
         size = (span + sum_.abs()) / 2
         self.size, self.square = self.size + times * size, self.square + times * size.square()
         self.repeated = self.repeated + times * copies * size.square()
+        self.powers = self.powers + times * copies * size.square()
         self.own = self.own + times * lost
         self.moves += self.moves[-1:] * times
 
@@ -336,3 +341,14 @@ def copies_of(x: Tensor) -> Tensor:
     _, place, counts = digits.unique(return_inverse=True, return_counts=True)
     number: Tensor = counts[place]
     return number.view(x.shape)
+
+
+def power_below(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the largest power of two that is at most |x|, or the smallest normal number if that is more; 0 for 0.
+
+    >>> power_below(torch.tensor([3.0, -0.75, 0.0]), torch.float16)
+    tensor([2.0000, 0.5000, 0.0000])
+    """
+    exponent = torch.frexp(x)[1] - 1
+    power: Tensor = torch.ldexp(torch.ones_like(x), exponent).clamp(min=torch.finfo(dtype).tiny)
+    return power.masked_fill(x == 0, 0.0)

@@ -235,6 +235,7 @@ class ScaleInSinglePrecision(Correct):
     caught_by="long_rows_in_half_precision_are_no_worse_than_the_plain_formula",
     script_shows=False,
 )
+@fault("NUM-8", dtype="bfloat16", caught_by="errors_are_as_large_as_roundings_explain", script_shows=False)
 class SummedOneByOne(Complete):
     """The denominator is accumulated in the dtype of the inputs, key by key."""
 
@@ -249,6 +250,12 @@ class SummedOneByOne(Complete):
         return torch.where(allowed, raised / total.unsqueeze(-1), weights)
 
 
+@fault(
+    "NUM-8",
+    dtype="bfloat16",
+    caught_by="errors_for_many_keys_are_as_large_as_roundings_explain",
+    script_shows=False,
+)
 @fault(
     "NUM-3",
     dtype="bfloat16",

@@ -191,4 +191,31 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         general=True,
     ),
+    Clause(
+        id="NUM-8",
+        level="SHOULD",
+        title="Half-precision error is as large as its roundings explain",
+        statement=(
+            "In bfloat16 and float16, the root mean square error of the output is no larger than independent roundings "
+            "of the numbers that an implementation stores explain: sums are kept in float32."
+        ),
+        why=(
+            "A sum that is kept in half precision loses digits with every key. No element is off by more than the "
+            "worst case, and the errors have no direction, so that neither a bound nor a projection shows it."
+        ),
+        source=(
+            "Hsu, Kakade and Zhang 2012, theorem 2.1: under that model a false alarm has a probability of about 1e-14; "
+            "Arm's TOSA conformance tests bound the variance of the error of a product"
+        ),
+        differs=(
+            "NUM-3 compares with the plain formula, which rounds in places of its own. Here the places are those that "
+            "`Claims(rounding=...)` declares."
+        ),
+        violation=(
+            "`total = total + weights[..., key]` in bfloat16, for each of 33 keys: the root mean square error is 1.2 "
+            "times what all other roundings explain at most; for 600 keys, 20 times."
+        ),
+        fix="Keep running sums, and the rescaled parts of an online softmax, in float32, and round once at the end.",
+        general=True,
+    ),
 )

@@ -64,7 +64,7 @@ NEEDS: dict[str, Need] = {
     "PTH-5": _never,
     "EQV-2": _plain,
     "EQV-8": _cross,
-    **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "NUM-7", "GRD-2", "GRD-8"), _never),
+    **dict.fromkeys(("NUM-2", "NUM-3", "NUM-4", "NUM-7", "NUM-8", "GRD-2", "GRD-8"), _never),
     "GRD-3": _masked,
     "GRD-6": lambda point: point.mask == "additive" and not point.split,
     "GRD-7": lambda point: _has_bias(point, "k"),

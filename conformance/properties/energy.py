@@ -1,0 +1,54 @@
+"""NUM-8: in half precision, how large the error of a whole output is beside what its roundings explain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mha.conformance.cases.case import Case
+from mha.conformance.harness.assertions import assume, expect
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.directed import MANY_ITEMS, MANY_ROWS, assume_modelled
+from mha.conformance.properties.registry import property_of
+from mha.spec.directed import LARGEST_DEVIATION
+from mha.spec.energy import explained_norm
+from mha.spec.rounding_graph import rounding_graph
+
+# Half a thousand keys are as many as a sum in half precision takes before it loses most of what is added.
+MANY_KEYS = replace(MANY_ROWS, masks=("none",), causal=(False,), inputs=("cross",))
+
+
+@property_of(
+    "NUM-8",
+    replace(
+        MANY_ROWS, sizes={"n_heads": (8, 4), "head_dim": (16, 64), "B": (MANY_ITEMS,), "L": (33, 17), "S": (33, 17)}
+    ),
+    requires="HED-1",
+    must_reject=("mean", "zeros", "noise"),
+    max_cases=4,
+)
+def errors_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
+    """In half precision the energy of the error is what independent roundings of stored numbers explain."""
+    _expect_energy_of_rounding(session, case)
+
+
+@property_of("NUM-8", MANY_KEYS, requires="HED-1", must_reject=("mean", "zeros", "noise"), max_cases=2, number=2)
+def errors_for_many_keys_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
+    """In half precision the energy of the error is what roundings explain, for 520 keys."""
+    lengths = {"L": 17, "S": 520} if case.inputs == "cross" else {"L": 520, "S": 520}
+    _expect_energy_of_rounding(session, replace(case, n_heads=4, head_dim=16, **lengths))
+
+
+def _expect_energy_of_rounding(session: Session, case: Case) -> None:
+    """Expect the norm of the error to be at most what rounding explains."""
+    assume_modelled(session, case)
+    problem = case.problem()
+    output, graph = session(problem).output, rounding_graph(problem, session.claims)
+    assume(float(graph.variance.max()) <= LARGEST_DEVIATION**2, "the first order of the roundings says too little")
+    session.scripted = False  # a sum over all places takes the judge
+    error = (output.tensor.detach().double() - graph.output).masked_fill(~graph.known, 0.0)
+    found, explained, size = float(error.norm()), explained_norm(graph, case.generator), float(graph.output.norm())
+    message = (
+        f"{output.code} is off by {found / size:.2%} of its norm; rounding explains {explained / size:.2%} at most"
+    )
+    expect(found <= explained, message)
+    output.note_margin(found / explained)
