@@ -34,8 +34,8 @@ def errors_are_as_large_as_roundings_explain(session: Session, case: Case) -> No
 @property_of("NUM-8", MANY_KEYS, requires="HED-1", must_reject=("mean", "zeros", "noise"), max_cases=2, number=2)
 def errors_for_many_keys_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
     """In half precision the energy of the error is what roundings explain, for 520 keys."""
-    lengths = {"L": 17, "S": 520} if case.inputs == "cross" else {"L": 520, "S": 520}
-    _expect_energy_of_rounding(session, replace(case, n_heads=4, head_dim=16, **lengths))
+    queries = 17 if case.inputs == "cross" else 520
+    _expect_energy_of_rounding(session, replace(case, n_heads=4, head_dim=16, L=queries, S=520))
 
 
 def _expect_energy_of_rounding(session: Session, case: Case) -> None:
