@@ -99,6 +99,35 @@ class RunningMaximumNotRescaled(Complete):
         return (raised / raised.sum(-1, keepdim=True)).masked_fill(~allowed, 0.0)
 
 
+def running_maxima(scores: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the highest allowed score of each tile of 16 keys, and of that and all tiles before, (B, H, L, tiles)."""
+    masked = scores.masked_fill(~allowed, -math.inf)
+    tiles = F.pad(masked, (0, -scores.shape[-1] % 16), value=-math.inf).unflatten(-1, (-1, 16))
+    tops = tiles.amax(-1)
+    return tops, tops.cummax(-1).values if tops.shape[-1] else tops
+
+
+@fault("SMX-2", trigger="a tile far below one before it")
+class LowTilesSkipped(Complete):
+    """An online softmax over tiles of 16 keys skips each that is 8 below the maximum so far, however many there are."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        tops, running = running_maxima(scores, allowed)
+        low = (tops < running - 8).repeat_interleave(16, -1)[..., : scores.shape[-1]]
+        return super().weigh(scores, allowed & ~low)
+
+
+@fault("SMX-2", trigger="a tile far above all before it")
+class EarlierTilesForgotten(Complete):
+    """An online softmax over tiles of 16 keys forgets what it has where the maximum rises by more than 8."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        running = running_maxima(scores, allowed)[1]
+        rises = F.pad(running.diff(dim=-1) > 8, (0, int(running.shape[-1] > 0)))
+        later = rises.flip(-1).cumsum(-1).flip(-1) > 0
+        return super().weigh(scores, allowed & ~later.repeat_interleave(16, -1)[..., : scores.shape[-1]])
+
+
 @fault("SMX-2", trigger="inputs that are not standard normal")
 class EqualToTheBenchmark(Complete):
     """Correct for standard normal inputs; with scores beyond 20 the output is the mean of the values."""
