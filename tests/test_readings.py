@@ -270,6 +270,24 @@ def test_plain_functions_are_inferred_as_kernels() -> None:
     assert result.implementation.claims.causal == "bottom_right"
 
 
+def attend_in_numpy(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A tensor that requires a gradient has no `numpy`."""
+    return attend(*(torch.from_numpy(x.numpy()) for x in (query, key, value)))
+
+
+class InNumpy(Plain):
+    def weigh(self, weights: Tensor) -> Tensor:
+        return torch.from_numpy(weights.numpy())
+
+
+def test_gradients_are_not_claimed_where_calls_raise_with_them() -> None:
+    for result in (infer_kernel(attend_in_numpy), infer(InNumpy)):
+        assert not result.implementation.claims.gradients
+        assert findings(result)["gradients"] == "none: with them, calls raise"
+    (verdict,) = check(infer(InNumpy).implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass"
+
+
 def test_function_that_computes_something_else_is_refused() -> None:
     with pytest.raises(ImplementationError, match=r"its output matches no formula of attention; .*from_kernel"):
         infer_kernel(lambda q, k, v: attend(q, k, v.exp()))

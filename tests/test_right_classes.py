@@ -96,6 +96,23 @@ def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
     assert not failed
 
 
+class OfTorch(nn.MultiheadAttention):
+    """Without gradients, it takes a fast path, whose padding masks may have other shapes and whose empty rows are NaN."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__(embed_dim, num_heads, batch_first=True)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)[0]
+
+
+def test_masks_are_those_that_calls_with_gradients_take() -> None:
+    result = infer(OfTorch)
+    assert 'mask_shape="b s"' in result.declaration
+    report = check(result.implementation, "quick", clauses=["SMX-4", "GRD-5"], dtypes=["float32"])
+    assert report.conforms
+
+
 class WithImportance(Base):
     """Returns the mean weight of each key, (B, S), beside its output."""
 

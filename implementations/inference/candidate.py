@@ -138,14 +138,15 @@ class Candidate:
         mask = options.get("mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
             options["mask"] = mask.to(self.dtype)
-        with torch.no_grad(), as_found():
+        # Without gradients, a module may take other masks, as the fast path of `torch.nn.MultiheadAttention` does.
+        with torch.enable_grad(), as_found():
             try:
                 weights = self.weights.to(self.dtype)
                 attention = self.implementation().build(self.config, weights, dtype=self.dtype, device="cpu")
                 if change:
                     change(attention.module)
                 self.last = attention.train(training)
-                return self.last(*(same[id(x)] for x in inputs), **options)  # type: ignore[no-any-return]  # of nn.Module
+                return Output(*map(_detached, self.last(*(same[id(x)] for x in inputs), **options)))
             except (Exception, SystemExit) as error:  # the class may raise anything
                 self.problem = f"{type(error).__name__}: {one_line(error)}"
                 return None
@@ -163,3 +164,12 @@ class Candidate:
             for name, value in vars(module).items()
             if isinstance(value, Tensor)
         ]
+
+
+def without_gradients(candidate: Candidate) -> Candidate:
+    """Return a candidate that claims no gradients: its weights do not require any, in trial runs too."""
+    return replace(candidate, claims=candidate.claims | {"gradients": False})
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

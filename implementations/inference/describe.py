@@ -124,6 +124,7 @@ def _options(candidate: Candidate) -> list[Row]:
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
         *([Row("lengths", _lengths(candidate), "tested")] if candidate.too_long else []),
+        *([Row("gradients", "none: with them, calls raise", "tested")] if "gradients" in candidate.claims else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
     ]
 

@@ -26,7 +26,7 @@ from mha.implementations.adapters.construction import (
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
-from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.describe import WIDTH, Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
@@ -89,16 +89,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}(...)"
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     _require_forward(label, module)
-    empty = Candidate(constructor, {}, label)
-    try:
-        candidate = _found(empty, module, arguments)
-    except Unclear as unclear:
-        try:  # a module may compute in float32 alone
-            candidate = _found(replace(empty, dtype=torch.float32), module, arguments)
-        except Unclear:
-            raise ImplementationError(
-                f"{label} needs a declaration: {unclear}{_unknown_inputs(empty)}{_advice(label, module)}"
-            ) from None
+    candidate = _first_found(Candidate(constructor, {}, label), module, arguments)
     rows = rows_of(candidate, module, arguments)
     given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
@@ -111,6 +102,22 @@ def _require_forward(label: str, made: object) -> None:
     forward = getattr(made, "forward", None)
     if getattr(forward, "__func__", forward) is nn.Module.forward:
         raise ImplementationError(f"{label} does not define forward")
+
+
+def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
+    """Return the candidate for a module, if need be for one that computes in float32, or without gradients, alone.
+
+    Raises ImplementationError, with what to declare, for what is left open in each of these.
+    """
+    problem = None
+    for tried in (empty, replace(empty, dtype=torch.float32), without_gradients(empty)):
+        try:
+            return _found(tried, module, arguments)
+        except Unclear as unclear:
+            problem = problem or unclear
+    raise ImplementationError(
+        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty.label, module)}"
+    )
 
 
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
@@ -194,7 +201,7 @@ def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
 
 def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]) -> list[Candidate]:
     """Return a candidate for each choice of projections and layouts."""
-    claims = {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
+    claims = empty.claims | {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
     candidates = [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
         for parameters in parameter_maps(module, CONFIG)

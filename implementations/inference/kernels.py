@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mha.implementations.adapters.kernel import KernelImplementation, from_kernel
 from mha.implementations.errors import ImplementationError
-from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.describe import Row, declaration_of, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
@@ -93,6 +93,41 @@ def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
         )
 
 
+def _first_found(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the first candidate whose layout gives the formula of attention, if need be without gradients.
+
+    Raises ImplementationError, with what to declare, for what is left open.
+    """
+    problem = None
+    for tried in (candidates, [*map(without_gradients, candidates)]):
+        try:
+            return _found(tried)
+        except Unclear as unclear:
+            problem = problem or unclear
+    label = candidates[0].label
+    raise ImplementationError(
+        f"{label} needs a declaration: {problem}. Declare it below the function, and judge that: "
+        f"implementation = from_kernel({label}, layout=..., mask=...)"
+    )
+
+
+def _found(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate that is understood, with its claims; raises Unclear for what is left open."""
+    candidate = next((each for each in candidates if find_formula(each)), None)
+    if candidate is None:
+        problem = candidates[0].problem or "its output matches no formula of attention"
+        raise Unclear(
+            f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
+            "needs parameters d_model and n_heads"
+        )
+    find_mask(candidate)
+    find_causal(candidate)
+    find_empty_row(candidate)
+    find_weights(candidate)
+    find_options(candidate, {})
+    return candidate
+
+
 @pristine()
 def infer_kernel(kernel: Callable[..., Any], label: str = "") -> Inference:
     """Infer the layout and the masks of a function of query, key and value.
@@ -101,24 +136,6 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "") -> Inference:
     """
     label = label or str(getattr(kernel, "__name__", "kernel"))
     _require_inputs(kernel, label)
-    candidates = _candidates(kernel, label)
-    try:
-        candidate = next((each for each in candidates if find_formula(each)), None)
-        if candidate is None:
-            problem = candidates[0].problem or "its output matches no formula of attention"
-            raise Unclear(
-                f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
-                "needs parameters d_model and n_heads"
-            )
-        find_mask(candidate)
-        find_causal(candidate)
-        find_empty_row(candidate)
-        find_weights(candidate)
-        find_options(candidate, {})
-    except Unclear as unclear:
-        raise ImplementationError(
-            f"{label} needs a declaration: {unclear}. Declare it below the function, and judge that: "
-            f"implementation = from_kernel({label}, layout=..., mask=...)"
-        ) from None
+    candidate = _first_found(_candidates(kernel, label))
     declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
     return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration)
