@@ -100,6 +100,12 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask_shape": "l s b", "layout": "l b d"},
         {**SHARED_BY_HEADS, **NO_WEIGHTS, "empty_row": "nan", "dropout": True},
     ),
+    "channels_first": (
+        "ConvAttention",
+        {"w_q": "conv_q", "w_kv": ("conv_kv", "(r h e) d -> (h r e) d"), "w_o": "conv_o"},
+        {"layout": "b d l"},
+        {**MEMORY, **NO_WEIGHTS, "bias": {True}, "empty_row": "uniform", "dropout": True},
+    ),
     "padding_and_additive": (
         "MHA",
         {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"},

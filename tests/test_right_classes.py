@@ -97,7 +97,7 @@ def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
 
 
 class OfTorch(nn.MultiheadAttention):
-    """Without gradients, it takes a fast path, whose padding masks may have other shapes and whose empty rows are NaN."""
+    """Without gradients, it takes a fast path, whose masks may have other shapes, and whose empty rows are NaN."""
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__(embed_dim, num_heads, batch_first=True)

@@ -78,7 +78,7 @@ def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterat
         attention.train(MODES[call.step.mode].training)
         options = {"is_causal": problem.is_causal, "need_weights": call.step.need_weights}
         output, weights = attention(*inputs, mask=problem.mask, **options)
-    if attention.transposes:
+    if attention.swapped == (0, 1):
         seen = {key: x.transpose(0, 1) if x.ndim == 3 else x for key, x in seen.items()}
     exact, rounded = (_Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype))
     projected = [(x, inputs["qkv".index(key[2])]) for key, x in seen.items() if key != "w_o"]
@@ -93,7 +93,8 @@ def _recording(key: str, seen: dict[str, Tensor]) -> Callable[[nn.Module, tuple[
     """Return the hook that keeps the first input of a layer under a key."""
 
     def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.setdefault(key, inputs[0].detach())
+        x = inputs[0].detach()
+        seen.setdefault(key, x.transpose(1, 2) if isinstance(layer, nn.Conv1d) else x)
 
     return hook
 

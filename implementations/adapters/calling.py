@@ -24,21 +24,29 @@ INPUT_NAMES = {
 MEMORY_NAMES = (
     *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
     *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
-    *("inputs_kv", "cond", "source", "src", "key", "keys", "value", "values"),
+    *("inputs_kv", "cond", "source", "src", "ctx", "c", "key", "keys", "value", "values"),
 )
 KEY_MASK_NAMES = (
     *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
-    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask"),
+    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
+    *("src_padding_mask", "kv_padding_mask"),
 )
 # Flags only where the default is one: others of these names are masks.
 FLAGS = ("causal_mask", "use_causal_mask")
 OPTION_NAMES = {
-    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES),
+    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, "attn_bias"),
     "is_causal": ("is_causal", "causal", *FLAGS),
     "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
+# What a function is given where it has no default: a number that says what the contract says. The others get None.
+NEUTRAL_NAMES = {
+    "scale": ("sm_scale", "scale", "softmax_scale", "scaling", "scale_factor"),
+    "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
+    "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
+}
+NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
 KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
 
 
@@ -73,7 +81,7 @@ class Signature:
     memory: its name for one input that is both key and value; the query then comes first.
     mask, padding, is_causal, need_weights: its names for these options; None for an option that it does not have.
     required: those of its options, and its memory, that have no default.
-    others: the parameters that have no default and no known meaning, which are given None.
+    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
     """
 
     inputs: tuple[str, ...]
@@ -245,15 +253,17 @@ def call_by_name(label: str, signature: Signature, claims: Claims, layout: str, 
         raise ImplementationError(
             f"{label}: no call of it can express the claims {claimed}; claim {lower} or pass call=..."
         )
-    batch_axis, length_axis = (layout.split().index(axis) for axis in "bl")
-    return CallByName(label, signature, claims, masks, batch_axis, length_axis)
+    axes = layout.replace("(b h)", "b").replace("(h d)", "d").split()
+    of_heads, merged = "h" in layout and "(h d)" not in layout, "(b h)" in layout
+    return CallByName(label, signature, claims, masks, axes.index("b"), axes.index("l"), of_heads, merged)
 
 
 @dataclass(frozen=True)
 class CallByName:
     """A `Call` by the names of a function's parameters; made by `call_by_name`.
 
-    n_heads: H, to which masks are expanded that the function takes for each head.
+    of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the batch's axis is that
+    of the heads too. n_heads: H, to which masks are expanded that the function takes for each head.
     """
 
     label: str
@@ -262,6 +272,8 @@ class CallByName:
     masks: MaskFormat
     batch_axis: int
     length_axis: int
+    of_heads: bool = False
+    merged: bool = False
     n_heads: int = 1
 
     def built_for(self, config: Config) -> CallByName:
@@ -294,15 +306,20 @@ class CallByName:
             raise UnsupportedCallError(f"{self.label} takes no causal flag")
         if names.need_weights:
             options[names.need_weights] = need_weights
-        options |= dict.fromkeys(names.others)
+        options |= {name: self._neutral(name, query) for name in names.others}
         return as_output(target(*inputs, **options), query.shape)
+
+    def _neutral(self, name: str, query: Tensor) -> float | None:
+        """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
+        scale = query.shape[-1] ** -0.5 if self.of_heads else None
+        return {"dropout": 0.0, "n_heads": self.n_heads, "scale": scale}.get(NEUTRAL_MEANING.get(name, ""))
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
         """Return B, H, L and S; without a batch, B is 1."""
         if query.ndim == 2:
             return 1, self.n_heads, len(query), len(key)
-        axis = self.length_axis
-        return query.shape[self.batch_axis], self.n_heads, query.shape[axis], key.shape[axis]
+        axis, batch = self.length_axis, query.shape[self.batch_axis]
+        return batch // self.n_heads if self.merged else batch, self.n_heads, query.shape[axis], key.shape[axis]
 
     def _inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Return the inputs that are passed by position, and those that are passed by name."""

@@ -55,7 +55,7 @@ CONSTRUCTOR_NAMES = {
     "n_kv_heads": ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
     "kdim": (
         *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),
-        *("d_context",),
+        *("d_context", "dim_kv", "dim_context", "encoder_dim", "cond_dim", "d_memory"),
     ),
     "vdim": ("vdim", "value_size", "E_v"),
     "bias_kv": ("bias_kv", "add_bias_kv"),

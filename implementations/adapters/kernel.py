@@ -16,6 +16,8 @@ from mha.implementations.adapters.masks import MaskFormat
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 
+# Layouts of heads that share an axis with the batch, or with the columns.
+MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
 PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
 
 
@@ -35,7 +37,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It scales the scores by
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
         (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed.
-    layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces.
+    layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
+        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself.
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
 
@@ -51,8 +54,11 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     torch.Size([5, 3, 6])
     """
     label = name or str(getattr(kernel, "__name__", "kernel"))
-    if sorted(layout.split()) != ["b", "d", "h", "l"]:
-        raise ImplementationError(f"{label}: layout must name b, h, l and d once each, as 'b h l d', but is {layout!r}")
+    if sorted(layout.split()) != ["b", "d", "h", "l"] and layout not in MERGED_LAYOUTS:
+        raise ImplementationError(
+            f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of "
+            f"{', '.join(map(repr, MERGED_LAYOUTS))}, but is {layout!r}"
+        )
     if claims is None:
         claims = Claims(returns_weights=False) if mask else Claims(masks=(), causal=None, returns_weights=False)
     if claims.extras:
@@ -128,7 +134,8 @@ class KernelAttention(nn.Module):
         ]
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
         context, weights = as_output(self.call(self.kernel, *heads, **options), heads[0].shape)
-        return Output(self._project(rearrange(context, f"{self.layout} -> b l (h d)"), "o"), weights)
+        joined = rearrange(context, f"{self.layout} -> b l (h d)", h=self.config.n_heads)
+        return Output(self._project(joined, "o"), weights)
 
     def _project(self, x: Tensor, role: str) -> Tensor:
         return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))

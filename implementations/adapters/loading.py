@@ -81,20 +81,25 @@ def weight_gradients(
         for kind, attribute in attributes.items():
             tensors = [getattr(layer, attribute) for layer in _layers(target)] if attribute else [target]
             if tensors[0] is not None and any(f"{kind}_{role}" in rows for role in entry.roles):
-                gradients |= _split_gradient(entry, kind, tensors, rows)
+                gradients |= _split_gradient(entry, kind, _gradients(tensors, attribute), rows)
     return gradients
 
 
-def _split_gradient(entry: Entry, kind: str, tensors: Sequence[Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
+def _split_gradient(entry: Entry, kind: str, parts: Sequence[Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the gradients by name: those of all layers are joined along the rows, then split.
 
-    rows: of the weights of the configuration; others may be stacked with them.
+    parts: the gradient of each layer. rows: of the weights of the configuration; others may be stacked with them.
     """
     names = [f"{kind}_{role}" for role in entry.roles]
     counts = [rows[name] if name in rows else rows[f"w{name[1:]}"] for name in names]
-    whole = torch.cat([entry.to_contract(_gradient(tensor), kind) for tensor in tensors])
+    whole = torch.cat([entry.to_contract(part, kind) for part in parts])
     split = whole.reshape(sum(counts), *([-1] if kind == "w" else [])).split(counts)
     return {name: gradient for name, gradient in zip(names, split, strict=True) if name in rows}
+
+
+def _gradients(tensors: Sequence[Tensor], attribute: str) -> list[Tensor]:
+    """Return the gradients of parameters; without the axis of positions that the weight of a convolution has."""
+    return [_gradient(tensor).flatten(1) if attribute == "weight" else _gradient(tensor) for tensor in tensors]
 
 
 def _gradient(tensor: Tensor) -> Tensor:
@@ -269,4 +274,4 @@ def _copy(where: str, target: object, entry: Entry, value: Tensor, kind: str) ->
         raise ImplementationError(f"{where}: {str(error).splitlines()[0]}") from None
     if target.squeeze().shape != value.squeeze().shape:
         raise ImplementationError(f"{where} has the shape {tuple(target.shape)}, but should have {tuple(value.shape)}")
-    target.copy_(value.view_as(target) if not entry.pattern else value)
+    target.copy_(value.reshape(target.shape))

@@ -27,6 +27,7 @@ from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
+LAYOUTS = ("b l d", "l b d", "b d l")
 # The forms of masks that are claimed by default.
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -66,7 +67,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     padding: "keep" or "drop" if, beside its mask, it takes one of keys (B, S) under a name of padding
         (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there, and the rest of a mask to
         `mask`. Masks of numbers are not split.
-    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model) or "l b d".
+    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d" or "b d l".
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
         and None for those that it requires and that have no known name.
@@ -111,8 +112,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
         )
-    if layout not in ("b l d", "l b d"):
-        raise ImplementationError(f"{label}: layout must be 'b l d' or 'l b d', but is {layout!r}")
+    if layout not in LAYOUTS:
+        raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, LAYOUTS))}, but is {layout!r}")
     arguments, masks = constructor_arguments(label, constructor), MaskFormat(mask, mask_shape, mask_numbers, padding)
     signature = None if call else read_signature(label, target.forward, masks)
     claims = _claims(label, claims, masks, signature)
@@ -191,7 +192,7 @@ class ModuleAttention(nn.Module):
         super().__init__()
         self.module, self.adapter, self.config, self.parameter_paths = module, adapter, config, parameters
         self.call = adapter.call.built_for(config) if isinstance(adapter.call, CallByName) else adapter.call
-        self.transposes = adapter.layout == "l b d" and not config.length_first
+        self.swapped = None if config.length_first else {"l b d": (0, 1), "b d l": (1, 2)}.get(adapter.layout)
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
 
     def forward(
@@ -206,13 +207,15 @@ class ModuleAttention(nn.Module):
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        if self.transposes:
-            transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # one tensor stays one tensor
+        if self.swapped:
+            transposed = {id(x): x.transpose(*self.swapped) for x in (query, key, value)}  # one tensor stays one tensor
             query, key, value = (transposed[id(x)] for x in (query, key, value))
         output, weights = as_output(self.call(self.module, query, key, value, **options), query.shape)
+        if self.swapped and isinstance(output, Tensor):
+            output = output.transpose(*self.swapped)
         if self.adapter.weights and need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
-        return Output(output.transpose(0, 1) if self.transposes and isinstance(output, Tensor) else output, weights)
+        return Output(output, weights)
 
     def decode(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Any:
         """Call the module's own `decode`; see `mha.spec.Decoder`."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.calling import INPUT_NAMES
+from mha.implementations.adapters.calling import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.adapters.construction import BIAS_ROLES, MAX_LENGTH
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.inference.candidate import Candidate
@@ -85,7 +85,8 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     tested = candidate.evidence
     meant = "; if that is meant, claim scale=1.0" if candidate.formula.scale == "none" else ""
     formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
-    unused = _unused_options(candidate, arguments)
+    unused, others = _unused_options(candidate, arguments), candidate.signature.others
+    unknown, neutral = [name for name in others if name not in NEUTRAL_MEANING], [*filter(NEUTRAL_MEANING.get, others)]
     return [
         *formula,
         Row("mask", _mask(candidate), candidate.assumed or ("tested" if candidate.mask else "by name")),
@@ -95,12 +96,15 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         *_options(candidate),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
-        *(
-            [Row("given None", ", ".join(others), "of no known meaning")]
-            if (others := candidate.signature.others)
-            else []
-        ),
+        *([Row("given", ", ".join(map(_given, neutral)), "by name")] if neutral else []),
+        *([Row("given None", ", ".join(unknown), "of no known meaning")] if unknown else []),
     ]
+
+
+def _given(name: str) -> str:
+    """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
+    meaning = NEUTRAL_MEANING[name]
+    return f"{name}={({'scale': '1/sqrt(d_k)', 'dropout': '0.0'}).get(meaning, meaning)}"
 
 
 def _empty_rows(candidate: Candidate) -> list[Row]:
@@ -222,7 +226,7 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     used = {*signature.inputs, signature.mask, signature.padding, signature.is_causal, signature.need_weights}
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
-    unused += [f"{name}=None" for name in signature.others]
+    unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
     unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
     return unused + _defaults(candidate, {*arguments, *parameters})
 

@@ -24,7 +24,7 @@ from mha.implementations.adapters.construction import (
     constructor_arguments,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
-from mha.implementations.adapters.module import ModuleImplementation
+from mha.implementations.adapters.module import LAYOUTS, ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -205,7 +205,7 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     candidates = [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
         for parameters in parameter_maps(module, CONFIG)
-        for layout in ("b l d", "l b d")
+        for layout in LAYOUTS[: 3 if any(isinstance(layer, nn.Conv1d) for layer in module.modules()) else 2]
     ]
     biases = _possible_biases(candidates[0])
     for candidate in candidates:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mha.implementations.adapters.kernel import KernelImplementation, from_kernel
+from mha.implementations.adapters.kernel import MERGED_LAYOUTS, KernelImplementation, from_kernel
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -21,7 +21,7 @@ from mha.implementations.inference.projections import ParameterMap, Unclear
 from mha.implementations.pristine import pristine
 from mha.spec import Claims
 
-LAYOUTS = ("b h l d", "b l h d", "l b h d")
+LAYOUTS = ("b h l d", "b l h d", "l b h d", *MERGED_LAYOUTS)
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
@@ -62,9 +62,13 @@ def _rows(candidate: Candidate) -> list[Row]:
     names = ", ".join(candidate.signature.inputs or list(parameters)[:3])
     return [
         Row("kernel", "between four projections, which are supplied", "by its parameters"),
-        Row("inputs", f"{names}, of shape ({', '.join(candidate.layout.split())})", "tested"),
+        Row("inputs", f"{names}, of shape ({', '.join(_axes(candidate.layout))})", "tested"),
         *shared_rows(candidate, {}),
     ]
+
+
+def _axes(layout: str) -> list[str]:
+    return layout.replace("(b h)", "b*h").replace("(h d)", "h*d").split()
 
 
 # What a kernel of packed inputs is given, and not claimed, by its required parameters.

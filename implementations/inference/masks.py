@@ -114,6 +114,7 @@ def _fits(tried: Candidate, probe: Probe) -> bool:
         masks.append(probe.mask("ls", causal=causal)[:1, :1])
     takes_numbers = tried.mask == "additive" and not (tried.padding and "b" not in axes)
     if takes_numbers and tried.explained:
+        tried = replace(tried, claims=tried.claims | {"masks": {"bool", "float"}})
         masks.append(additive(masks[0]))
     effect = _gives_formula if tried.explained else _hides_keys
     return all(effect(tried, probe, mask) for mask in masks)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
+from typing import Any
 
 from torch import nn
 
@@ -172,9 +173,16 @@ def _name_of(path: ParameterPath) -> str:
     return path if isinstance(path, str) else path[0] if path else "none"
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Return whether it is a linear layer, or a convolution of single positions, which computes the same."""
+    if isinstance(module, nn.Conv1d):
+        return module.kernel_size == (1,) and module.groups == 1
+    return isinstance(module, nn.Linear)
+
+
 def _held(module: nn.Module) -> Iterator[Held]:
     """Yield the linear layers, then the matrices and biases that are parameters of other modules."""
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    layers: dict[str, Any] = {name: layer for name, layer in module.named_modules() if is_linear(layer)}
     yield from _held_layers(module, layers)
     for name, parameter in module.named_parameters():
         owner, _, last = name.rpartition(".")
@@ -185,21 +193,22 @@ def _held(module: nn.Module) -> Iterator[Held]:
             yield Held(name, tuple(parameter.shape), "b" if is_bias else "w", is_layer=False)
 
 
-def _held_layers(module: nn.Module, layers: Mapping[str, nn.Linear]) -> Iterator[Held]:
+def _held_layers(module: nn.Module, layers: Mapping[str, Any]) -> Iterator[Held]:
     """Yield the linear layers; those at the same place in each member of a list are one."""
     lists = [name for name, child in module.named_modules() if _is_list_of_layers(child)]
-    groups: dict[str, list[nn.Linear]] = {}
+    groups: dict[str, list[Any]] = {}
     for name, layer in layers.items():
         groups.setdefault(_path_in_list(name, lists), []).append(layer)
     for path, (first, *rest) in groups.items():
-        yield Held(path, (first.out_features * (1 + len(rest)), first.in_features), "w", is_layer=True)
+        rows, columns = first.weight.shape[:2]
+        yield Held(path, (rows * (1 + len(rest)), columns), "w", is_layer=True)
 
 
 def _is_list_of_layers(module: nn.Module) -> bool:
     """Return whether it is a list each of whose members has a linear layer, unlike one of a layer and its dropout."""
     if not isinstance(module, nn.ModuleList):
         return False
-    return len(module) > 0 and all(any(isinstance(x, nn.Linear) for x in member.modules()) for member in module)
+    return len(module) > 0 and all(any(map(is_linear, member.modules())) for member in module)
 
 
 def _path_in_list(name: str, lists: list[str]) -> str:
@@ -255,6 +264,6 @@ def _matrix_patterns(held: Held, stacked: int, d: int) -> list[str]:
 def _four_in_order(module: nn.Module) -> dict[str, list[ParameterPath]]:
     """Return the paths of query, key, value and output in a list of four layers, whose names say nothing."""
     for name, child in module.named_modules():
-        if isinstance(child, nn.ModuleList) and len(child) == 4 and all(isinstance(x, nn.Linear) for x in child):
+        if isinstance(child, nn.ModuleList) and len(child) == 4 and all(map(is_linear, child)):
             return {f"w_{role}": [f"{name}.{index}"] for index, role in enumerate("qkvo")}
     return {}
