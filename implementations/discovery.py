@@ -379,13 +379,19 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
         inferred = infer_kernel(function, label) if kernel else infer(function, label)
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
-    advice = "make one with mha.implementations.from_module or from_kernel"
-    if isinstance(value, nn.Module):
-        advice = f"name the class {type(value).__name__} instead, because it is built in many sizes"
     raise ImplementationError(
         f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
-        f"and build); {advice}"
+        f"and build); {_instead_of(value)}"
     )
+
+
+def _instead_of(value: object) -> str:
+    """Return what to name instead of an object that cannot be judged."""
+    if isinstance(value, nn.Module):
+        return f"name the class {type(value).__name__} instead, because it is built in many sizes"
+    if isinstance(value, torch.jit.ScriptFunction):
+        return "name the function that it is compiled from instead, because a compiled one does not name its inputs"
+    return "make one with mha.implementations.from_module or from_kernel"
 
 
 def _one_line(error: BaseException) -> str:

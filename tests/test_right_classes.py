@@ -113,6 +113,22 @@ def test_masks_are_those_that_calls_with_gradients_take() -> None:
     assert report.conforms
 
 
+class FlagIsHint(Base):
+    """Its causal flag says that the mask is causal, and does nothing."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        if is_causal and attn_mask is None:
+            raise RuntimeError("the flag needs a mask")
+        return self.attend(x, x, x, 0.0 if attn_mask is None else hidden(attn_mask).to(x))[0]
+
+
+def test_causal_flag_that_is_a_hint_is_not_claimed() -> None:
+    result = infer(FlagIsHint)
+    assert result.implementation.claims.causal is None
+    causal = next(row.finding for row in result.rows if row.topic == "causal")
+    assert causal == "not judged: without a mask, is_causal=True raises RuntimeError: the flag needs a mask"
+
+
 class WithImportance(Base):
     """Returns the mean weight of each key, (B, S), beside its output."""
 

@@ -32,7 +32,8 @@ class Candidate:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
     and the dtype. problem: what the last call raised. weights_shape: of the weights that it returns, if any.
     weights_path: the attribute on which a call leaves them, if it does not return them. one_head: why a single head is
-    not claimed, if it is not. too_long: what a call with long inputs raised. last: the module that was called last.
+    not claimed, if it is not. too_long: what a call with long inputs raised. hint: what the causal flag raises,
+    if it only says that the mask is causal. last: the module that was called last.
     assumed: why the format of masks is assumed, if none explains what they do. ignored: whether masks of this format
     have no effect. empty_row: the policy for rows without a key, if one is found.
     """
@@ -57,6 +58,7 @@ class Candidate:
     weights_path: str | None = None
     one_head: str = ""
     too_long: str = ""
+    hint: str = ""
     last: nn.Module = field(default_factory=nn.Module)
     assumed: str = ""
     ignored: bool = False

@@ -8,15 +8,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import influence
-from mha.implementations.inference.probes import GENERAL
+from mha.implementations.inference.probes import GENERAL, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
 
 
 def find_causal(candidate: Candidate) -> None:
-    """Set the claims about causal attention; raises Unclear if the causal flag raises."""
+    """Set the claims about causal attention; raises Unclear if the causal flag raises, other than as a hint."""
     candidate.claims.pop("causal")
+    candidate.hint = _hint(candidate)
+    if candidate.hint:
+        candidate.claims["causal"] = None
+        return
     if candidate.formula.causal or candidate.signature.is_causal:
         candidate.claims |= {"always_causal": True} if candidate.formula.causal else {}
         alignment = _alignment(candidate)
@@ -25,6 +29,19 @@ def find_causal(candidate: Candidate) -> None:
             candidate.claims["causal_with_mask"] = False
     elif candidate.mask is None or "l" not in candidate.masks.axes:
         candidate.claims["causal"] = None
+
+
+def _hint(candidate: Candidate) -> str:
+    """Return what the causal flag raises if it only says what the mask is, as in `torch.nn.MultiheadAttention`."""
+    if not candidate.signature.is_causal or candidate.mask is None or "l" not in candidate.masks.axes:
+        return ""
+    probe = candidate.probes[0]
+    if candidate.call(probe.inputs, is_causal=True) is not None:
+        return ""
+    problem, mask = candidate.problem, causal_mask(probe.queries, probe.inputs[1].shape[1], "top_left")[None, None]
+    result = candidate.call(probe.inputs, mask=mask, is_causal=True)
+    expected = candidate.formula(probe.inputs, candidate.weights, mask)
+    return problem if result is not None and is_close(result.output, expected) else ""
 
 
 def _combines(candidate: Candidate) -> bool:

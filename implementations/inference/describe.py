@@ -206,6 +206,8 @@ def _mask(candidate: Candidate) -> str:
 def _causal(candidate: Candidate) -> str:
     if "always_causal" in candidate.claims:
         return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
+    if candidate.hint:
+        return f"not judged: without a mask, {candidate.signature.is_causal}=True raises {candidate.hint}"
     flag, alignment = candidate.signature.is_causal, candidate.claims.get("causal", "top_left")
     if flag:
         beside = "" if candidate.claims.get("causal_with_mask", True) else ", not beside a mask"

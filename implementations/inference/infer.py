@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mha.implementations.adapters.calling import Signature, required_inputs
+from mha.implementations.adapters.calling import Signature, input_names, required_inputs
 from mha.implementations.adapters.construction import (
     CONSTRUCTOR_NAMES,
     MAX_LENGTH,
@@ -40,7 +40,7 @@ from mha.implementations.inference.nearest import (
 )
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES, Probe
-from mha.implementations.inference.projections import Unclear, parameter_maps, reordered
+from mha.implementations.inference.projections import Unclear, Undeclarable, parameter_maps, reordered
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Sizes, Weights
@@ -80,7 +80,10 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     made = constructor.func if isinstance(constructor, partial) else constructor
     if getattr(made, "__init__", None) is nn.Module.__init__:  # whose parameters would mislead
         _require_forward(label, made)
-    arguments = constructor_arguments(label, constructor)
+    try:
+        arguments = constructor_arguments(label, constructor)
+    except ImplementationError as error:
+        raise ImplementationError(f"{error}{_kernel_advice(label, made)}") from None
     try:
         with as_found():
             module = construct(constructor, arguments, CONFIG)
@@ -89,6 +92,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}(...)"
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     _require_forward(label, module)
+    _require_named_inputs(label, module)
     candidate = _first_found(Candidate(constructor, {}, label), module, arguments)
     rows = rows_of(candidate, module, arguments)
     given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
@@ -104,6 +108,31 @@ def _require_forward(label: str, made: object) -> None:
         raise ImplementationError(f"{label} does not define forward")
 
 
+def _require_named_inputs(label: str, made: object) -> None:
+    """Raise ImplementationError for what is not a module, and for a compiled one, which does not name its inputs."""
+    if not isinstance(made, nn.Module):
+        raise ImplementationError(
+            f"{label}(d_model=10, n_heads=2) returned {made!r:.80}, which is not a torch.nn.Module"
+        )
+    if isinstance(made, torch.jit.ScriptModule) or hasattr(made, "_orig_mod"):
+        raise ImplementationError(
+            f"{label} returns a compiled module, which does not name its inputs; name what returns it uncompiled"
+        )
+
+
+def _kernel_advice(label: str, made: object) -> str:
+    """Return how to judge a module that takes query, key and value, and may have no projections of its own."""
+    parameters = inspect.signature(getattr(made, "forward", lambda: None)).parameters
+    if not input_names(parameters):
+        return ""
+    names = [name for name, p in parameters.items() if name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD]
+    taken = ", ".join(name if parameters[name].default is inspect.Parameter.empty else f"{name}=None" for name in names)
+    return (
+        f". If it has no projections, judge a function of heads, (b, h, l, d): def attend({taken}): "
+        f"return {label}(...).eval()({', '.join(names)})"
+    )
+
+
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
     """Return the candidate for a module, if need be for one that computes in float32, or without gradients, alone.
 
@@ -113,6 +142,8 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
     for tried in (empty, replace(empty, dtype=torch.float32), without_gradients(empty)):
         try:
             return _found(tried, module, arguments)
+        except Undeclarable as error:
+            raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
     raise ImplementationError(

@@ -65,6 +65,10 @@ class Unclear(Exception):
     """What could not be inferred, and what to declare instead."""
 
 
+class Undeclarable(Unclear):
+    """What no declaration can say either."""
+
+
 @dataclass(frozen=True)
 class Held:
     """A parameter, a linear layer, or the layers of all heads in a list, at a path as `from_module` takes it.
@@ -117,11 +121,24 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
         key = f"{held.kind}_{role}"
         patterns = _patterns(held, role, config)
         if not patterns:
-            raise Unclear(f"{held.path} looks like {key}, but its shape {held.shape} does not fit {config}")
+            raise _misfit(held, key, config)
         if key in paths:
             raise Unclear(f"{held.path} and {_name_of(paths[key][0])} both look like {key}")
         paths[key] = [(held.path, pattern) if pattern else held.path for pattern in patterns]
     return paths or _four_in_order(module)
+
+
+def _misfit(held: Held, key: str, config: Config) -> Unclear:
+    """Return what is wrong with the shape of a parameter of a role."""
+    d, roles, rows = config.d_model, key[2:], held.shape[0] if held.shape else 0
+    shape = f"{held.path} looks like {key}, but its shape is {held.shape}"
+    if held.kind == "w" and not {"k", "v"}.isdisjoint(roles) and rows < len(roles) * d and not rows % config.head_dim:
+        return Undeclarable(
+            f"{shape} with d_model={d} and n_heads={config.n_heads}, so there are fewer key heads, in a fixed number; "
+            "take it as an argument of the constructor, n_kv_heads, which may be as large as n_heads"
+        )
+    expected = (len(roles) * d, d) if held.kind == "w" else (len(roles) * d,)
+    return Unclear(f"{shape}, not {expected} as with d_model={d}")
 
 
 def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
