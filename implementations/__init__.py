@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mha.implementations.adapters.calling import as_output
 from mha.implementations.adapters.kernel import from_kernel
 from mha.implementations.adapters.masks import MaskFormat, shape_mask
 from mha.implementations.adapters.module import from_module
+from mha.implementations.adapters.outputs import as_output
 from mha.implementations.discovery import Registered, Resolved, discover, preflight, resolve
 from mha.implementations.errors import ImplementationError, UnavailableError, UnsupportedCallError
 from mha.implementations.inference.infer import Inference

@@ -129,6 +129,20 @@ def test_causal_flag_that_is_a_hint_is_not_claimed() -> None:
     assert causal == "not judged: without a mask, is_causal=True raises RuntimeError: the flag needs a mask"
 
 
+class Averages(Base):
+    """Returns the weights of each head only where that is asked for."""
+
+    def forward(self, x: Tensor, need_weights: bool = True, average_attn_weights: bool = True) -> Any:
+        output, weights = self.attend(x, x, x)
+        return output, (weights.mean(1) if average_attn_weights else weights) if need_weights else None
+
+
+def test_weights_of_each_head_are_asked_for() -> None:
+    implementation = infer(Averages).implementation
+    assert implementation.claims.returns_weights
+    assert check(implementation, "quick", clauses=["SHP-2"], dtypes=["float32"]).conforms
+
+
 class WithImportance(Base):
     """Returns the mean weight of each key, (B, S), beside its output."""
 

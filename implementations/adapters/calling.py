@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mha.implementations.adapters.masks import MaskFormat, Sizes
+from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
 
@@ -37,6 +38,7 @@ OPTION_NAMES = {
     "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, "attn_bias"),
     "is_causal": ("is_causal", "causal", *FLAGS),
     "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
+    "average": ("average_attn_weights", "average_weights"),
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
@@ -79,7 +81,7 @@ class Signature:
     inputs: its names for query, key and value; empty if they are passed by position.
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
-    mask, padding, is_causal, need_weights: its names for these options; None for an option that it does not have.
+    mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
     """
@@ -91,6 +93,7 @@ class Signature:
     padding: str | None
     is_causal: str | None
     need_weights: str | None
+    average: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
 
@@ -101,8 +104,10 @@ def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool =
     memory = None if inputs else memory_name(parameters)
     one_input, others = _one_input_and_others(parameters, inputs, memory)
     mask, of_padding = _mask_names(parameters, padding)
-    is_causal, need_weights = option_name("is_causal", parameters), option_name("need_weights", parameters)
-    given = (mask, of_padding, is_causal, need_weights)
+    is_causal, need_weights, average = (
+        option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
+    )
+    given = (mask, of_padding, is_causal, need_weights, average)
     others += [name for name in _required_options(parameters) if name not in given]
     return Signature(
         inputs=inputs,
@@ -112,6 +117,7 @@ def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool =
         padding=of_padding,
         is_causal=is_causal,
         need_weights=need_weights,
+        average=average,
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(others),
     )
@@ -306,6 +312,8 @@ class CallByName:
             raise UnsupportedCallError(f"{self.label} takes no causal flag")
         if names.need_weights:
             options[names.need_weights] = need_weights
+        if names.average and (need_weights or names.average in names.required):
+            options[names.average] = False
         options |= {name: self._neutral(name, query) for name in names.others}
         return as_output(target(*inputs, **options), query.shape)
 
@@ -365,36 +373,5 @@ class CallByName:
         return given
 
 
-def _held(returned: Any) -> Collection[Any]:
-    """Return the members of a tuple, list, mapping or dataclass."""
-    if isinstance(returned, Mapping):
-        return returned.values()
-    if is_dataclass(returned):
-        return [getattr(returned, field.name) for field in fields(returned)]
-    return returned if isinstance(returned, tuple | list) else ()
-
-
 def _plain(value: Any) -> str:
     return repr(set(value)) if isinstance(value, frozenset) else repr(value)
-
-
-def as_output(returned: Any, shape: torch.Size | None = None) -> Output:
-    """Return what a module returned as an `Output`.
-
-    returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query. Of several tensors,
-    the output is the first one of this shape, or else the first one, and the weights are the first of the others. What
-    holds no tensor becomes the output as it is, so that the clauses about outputs report it.
-
-    >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
-    torch.Size([2, 3, 8])
-    >>> returned = {"attentions": torch.zeros(2, 4, 3, 3), "hidden_states": torch.zeros(2, 3, 8)}
-    >>> as_output(returned, torch.Size([2, 3, 8])).weights.shape
-    torch.Size([2, 4, 3, 3])
-    """
-    if isinstance(returned, Output | Tensor):
-        return returned if isinstance(returned, Output) else Output(returned)
-    tensors = [value for value in _held(returned) if isinstance(value, Tensor)]
-    if not tensors:
-        return Output(returned)
-    output = next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
-    return Output(output, next((tensor for tensor in tensors if tensor is not output), None))

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Call, CallByName, as_output, call_by_name, read_signature
+from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature
 from mha.implementations.adapters.masks import MaskFormat
+from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 

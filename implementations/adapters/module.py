@@ -15,7 +15,6 @@ from mha.implementations.adapters.calling import (
     Call,
     CallByName,
     Signature,
-    as_output,
     call_by_name,
     limits,
     read_signature,
@@ -23,6 +22,7 @@ from mha.implementations.adapters.calling import (
 from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments, module_class
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
+from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 

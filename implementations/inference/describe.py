@@ -225,7 +225,14 @@ def _weights(candidate: Candidate) -> str:
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
     """Return the options of `forward` and of the constructor that no call uses."""
     signature, parameters = candidate.signature, candidate.forward_parameters
-    used = {*signature.inputs, signature.mask, signature.padding, signature.is_causal, signature.need_weights}
+    used = {
+        *signature.inputs,
+        signature.mask,
+        signature.padding,
+        signature.is_causal,
+        signature.need_weights,
+        signature.average,
+    }
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]

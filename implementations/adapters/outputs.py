@@ -1,0 +1,43 @@
+"""What a module or a kernel returns, as an `Output`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mha.spec import Output
+
+
+def as_output(returned: Any, shape: torch.Size | None = None) -> Output:
+    """Return what a module returned as an `Output`.
+
+    returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query. Of several tensors,
+    the output is the first one of this shape, or else the first one, and the weights are the first of the others. What
+    holds no tensor becomes the output as it is, so that the clauses about outputs report it.
+
+    >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
+    torch.Size([2, 3, 8])
+    >>> returned = {"attentions": torch.zeros(2, 4, 3, 3), "hidden_states": torch.zeros(2, 3, 8)}
+    >>> as_output(returned, torch.Size([2, 3, 8])).weights.shape
+    torch.Size([2, 4, 3, 3])
+    """
+    if isinstance(returned, Output | Tensor):
+        return returned if isinstance(returned, Output) else Output(returned)
+    tensors = [value for value in _held(returned) if isinstance(value, Tensor)]
+    if not tensors:
+        return Output(returned)
+    output = next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
+    return Output(output, next((tensor for tensor in tensors if tensor is not output), None))
+
+
+def _held(returned: Any) -> Collection[Any]:
+    """Return the members of a tuple, list, mapping or dataclass."""
+    if isinstance(returned, Mapping):
+        return returned.values()
+    if is_dataclass(returned):
+        return [getattr(returned, field.name) for field in fields(returned)]
+    return returned if isinstance(returned, tuple | list) else ()
