@@ -117,6 +117,14 @@ class Wide(Unnamed):
         self.q = nn.Conv1d(d_model, d_model, 3)
 
 
+class Parametrized(Unnamed):
+    """Its weights are products."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.q = nn.utils.parametrizations.weight_norm(self.a)
+
+
 class WithoutProjections(nn.Module):
     """A kernel in a module."""
 
@@ -139,6 +147,7 @@ def makes_compiled(d_model: int, n_heads: int) -> Any:
 UNCLEAR: dict[Callable[..., Any], str] = {
     MultiQuery: "so there are fewer key heads, in a fixed number; take it as an argument of the constructor",
     Wide: "q.weight looks like w_q, but its shape is (10, 10, 3), not (10, 10) as with d_model=10",
+    Parametrized: "its weights are computed each time (a parametrization); judge it without that",
     WithoutProjections: "def attend(q, k, v, mask=None): return WithoutProjections(...).eval()(q, k, v, mask)",
     makes_nothing: "makes_nothing(d_model=10, n_heads=2) returned None, which is not a torch.nn.Module",
     makes_compiled: "returns a compiled module, which does not name its inputs; name what returns it uncompiled",

@@ -181,6 +181,18 @@ class OfMore(Plain):
         super().__init__(config.d_model, config.n_embd and config.num_heads)  # type: ignore[attr-defined]  # the point
 
 
+class OfDictionary(Plain):
+    """Its config is a dictionary."""
+
+    def __init__(self, cfg: dict[str, Any]) -> None:
+        assert cfg.get("layers", 3) == 3
+        super().__init__(cfg["emb_dim"], cfg["n_heads"], bias=cfg["qkv_bias"])
+
+
+def test_config_may_be_a_dictionary() -> None:
+    assert infer(OfDictionary).implementation.claims.bias == {True, False}
+
+
 def test_config_is_of_the_annotated_class_if_that_is_enough() -> None:
     for cls in (OfSettings, OfMore):
         assert findings(infer(cls))["built as"] == f"{cls.__name__}(config=config)"

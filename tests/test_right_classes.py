@@ -143,6 +143,23 @@ def test_weights_of_each_head_are_asked_for() -> None:
     assert check(implementation, "quick", clauses=["SHP-2"], dtypes=["float32"]).conforms
 
 
+class OneMaskForEach(Base):
+    """Its mask is that of its own keys, and another one is that of the memory's."""
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> Tensor:
+        keys, kept = (x, mask) if context is None else (context, context_mask)
+        return self.attend(x, keys, keys, 0.0 if kept is None else hidden(kept)[:, None, None].to(x))[0]
+
+
+def test_mask_of_the_memory_alone_is_reported() -> None:
+    result = infer(OneMaskForEach)
+    mask = next(row.finding for row in result.rows if row.topic == "mask")
+    assert mask == "context_mask: True = may attend, of shape 'b s'"
+    assert check(result.implementation, "quick", clauses=["MSK-2"], dtypes=["float32"]).conforms
+
+
 class WithImportance(Base):
     """Returns the mean weight of each key, (B, S), beside its output."""
 

@@ -11,6 +11,18 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 
+class AnyConfig(SimpleNamespace):
+    """A config whose values are attributes, and items as in a dictionary."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a value; raises KeyError without one."""
+        return vars(self)[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, or the default."""
+        return vars(self).get(name, default)
+
+
 def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:
     """Return an object with these values by name, or one of the constructor's own config class that holds those it has.
 
@@ -20,9 +32,9 @@ def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str
     cls = _config_class(constructor, name)
     own = {known: value for known, value in every.items() if value is not None and known not in kept}
     try:
-        return SimpleNamespace(**every) if cls is None else _filled(cls, own)
+        return AnyConfig(**every) if cls is None else _filled(cls, own)
     except (TypeError, AttributeError):  # it requires more, or lets nothing be set
-        return SimpleNamespace(**every)
+        return AnyConfig(**every)
 
 
 def _filled(cls: type, values: Mapping[str, Any]) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from mha.implementations.adapters.configs import config_object
+from mha.implementations.adapters.configs import AnyConfig, config_object
 from mha.implementations.errors import ImplementationError
 from mha.spec import Config
 
@@ -20,7 +19,18 @@ CONSTRUCTOR_NAMES = {
     "d_model": (
         *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
-        *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
+        *(
+            "channels",
+            "n_feat",
+            "num_hiddens",
+            "num_hid",
+            "dim_q",
+            "d",
+            "embed_dims",
+            "embedding_size",
+            "in_dim",
+            "in_features",
+        ),
         *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
         *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total"),
     ),
@@ -171,7 +181,7 @@ def construct(
     for name, field in arguments.items():
         if field == "config":
             given[name] = config_object(constructor, name, _every(values), KEPT)
-            own_config |= not isinstance(given[name], SimpleNamespace)
+            own_config |= not isinstance(given[name], AnyConfig)
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
         else:
@@ -184,7 +194,7 @@ def construct(
     except AttributeError:
         if not own_config:
             raise
-    every = SimpleNamespace(**_every(values))
+    every = AnyConfig(**_every(values))
     given |= {name: every for name, field in arguments.items() if field == "config"}
     return _materialised(constructor(**given), config)
 

@@ -197,10 +197,14 @@ def _mask(candidate: Candidate) -> str:
     shape = (
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
-    padding = ""
-    if candidate.padding:
-        padding = f"; {candidate.signature.padding}: {CONVENTIONS[candidate.padding]}, of shape 'b s'"
-    return f"{candidate.signature.mask}: {meaning}, {shape}{padding}"
+    rows = [f"{candidate.signature.mask}: {meaning}, {shape}"]
+    if candidate.padding:  # which leaves nothing to a mask that does not differ between queries
+        rows = [*(rows if "l" in candidate.masks.axes else []), _padding(candidate)]
+    return "; ".join(rows)
+
+
+def _padding(candidate: Candidate) -> str:
+    return f"{candidate.signature.padding}: {CONVENTIONS[candidate.padding or 'keep']}, of shape 'b s'"
 
 
 def _causal(candidate: Candidate) -> str:

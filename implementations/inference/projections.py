@@ -9,6 +9,7 @@ from itertools import permutations, product
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from mha.implementations.adapters.loading import STACKED, ParameterPath
 from mha.spec import Config
@@ -113,6 +114,8 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
 
     Raises Unclear if a shape does not fit the role in the name, or if two names have the same role.
     """
+    if any(map(is_parametrized, module.modules())):
+        raise Undeclarable("its weights are computed each time (a parametrization); judge it without that")
     paths: dict[str, list[ParameterPath]] = {}
     for held in _held(module):
         role = role_of(held.path)
