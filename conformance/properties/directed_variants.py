@@ -107,7 +107,7 @@ def errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect(session: Sessio
     needs="dropout",
     requires="HED-1",
     must_reject=("mean", "zeros"),
-    max_cases=4,
+    max_cases=2,
     number=2,
 )
 def errors_where_nothing_is_dropped_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
@@ -139,7 +139,7 @@ def errors_with_extras_do_not_add_up_to_a_defect(session: Session, case: Case) -
     needs="composes=autocast",
     requires="HED-1",
     must_reject=("mean", "zeros"),
-    max_cases=4,
+    max_cases=2,
     number=2,
 )
 def errors_under_autocast_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:

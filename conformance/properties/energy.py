@@ -24,7 +24,7 @@ MANY_KEYS = replace(MANY_ROWS, masks=("none",), causal=(False,), inputs=("cross"
     ),
     requires="HED-1",
     must_reject=("mean", "zeros", "noise"),
-    max_cases=4,
+    max_cases=2,
 )
 def errors_are_as_large_as_roundings_explain(session: Session, case: Case) -> None:
     """In half precision the energy of the error is what independent roundings of stored numbers explain."""
