@@ -111,7 +111,7 @@ def errors_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Ca
     expect_rounding_alone(session, replace(case, B=MANY_ITEMS, n_heads=8, head_dim=16, L=33, S=33))
 
 
-@property_of("NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("mean", "zeros"), max_cases=6, number=4)
+@property_of("NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("mean", "zeros"), max_cases=4, number=4)
 def errors_for_few_queries_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of few queries of many items better than rounding."""
     expect_rounding_alone(session, case)
