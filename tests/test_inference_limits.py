@@ -145,7 +145,7 @@ def makes_compiled(d_model: int, n_heads: int) -> Any:
 
 
 UNCLEAR: dict[Callable[..., Any], str] = {
-    MultiQuery: "so there are fewer key heads, in a fixed number; take it as an argument of the constructor",
+    MultiQuery: "as of fewer key heads in a fixed number; if so, take it as an argument of the constructor",
     Wide: "q.weight looks like w_q, but its shape is (10, 10, 3), not (10, 10) as with d_model=10",
     Parametrized: "its weights are computed each time (a parametrization); judge it without that",
     WithoutProjections: "def attend(q, k, v, mask=None): return WithoutProjections(...).eval()(q, k, v, mask)",

@@ -137,8 +137,8 @@ def _misfit(held: Held, key: str, config: Config) -> Unclear:
     shape = f"{held.path} looks like {key}, but its shape is {held.shape}"
     if held.kind == "w" and not {"k", "v"}.isdisjoint(roles) and rows < len(roles) * d and not rows % config.head_dim:
         return Undeclarable(
-            f"{shape} with d_model={d} and n_heads={config.n_heads}, so there are fewer key heads, in a fixed number; "
-            "take it as an argument of the constructor, n_kv_heads, which may be as large as n_heads"
+            f"{shape} with d_model={d} and n_heads={config.n_heads}, as of fewer key heads in a fixed number; "
+            "if so, take it as an argument of the constructor, n_kv_heads, which may be as large as n_heads"
         )
     expected = (len(roles) * d, d) if held.kind == "w" else (len(roles) * d,)
     return Unclear(f"{shape}, not {expected} as with d_model={d}")
