@@ -66,6 +66,20 @@ def test_kernel_is_read_as_it_is_and_conforms(kernel: object) -> None:
     assert report.conforms, report.failing
 
 
+@torch.compile(backend="eager", fullgraph=True)
+def compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compiled, by default, for 8 kinds of inputs at most."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+
+
+def test_compiled_kernel_may_be_compiled_for_inputs_of_many_kinds() -> None:
+    implementation = infer_kernel(compiled).implementation
+    assert implementation.claims.mask_ranks == {1, 2, 3, 4}
+    assert implementation.claims.dtypes == {"float64", "float32", "bfloat16", "float16"}
+    assert check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).conforms
+
+
 def test_declared_layout_is_one_of_heads() -> None:
     with pytest.raises(ImplementationError, match=r"layout must name b, h, l and d once each"):
         from_kernel(batched, layout="(h b) l d")

@@ -26,6 +26,7 @@ from mha.conformance.harness.recording import (
     Step,
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
+from mha.implementations.compiled import compiled_again
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
@@ -266,20 +267,18 @@ class Session:
         )
         step = replace(step, switches=not kept)
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
-        with self._step(step), guarded(CALL), randomness:
+
+        def call() -> Any:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             if step.switches:
                 _ = instance.attention.train() if training else instance.attention.eval()
                 self._modes[instance.number] = training
-            return instance.attention(
-                problem.query,
-                problem.key,
-                problem.value,
-                mask=problem.mask,
-                is_causal=problem.is_causal,
-                need_weights=step.need_weights,
-            )
+            options = {"is_causal": problem.is_causal, "need_weights": step.need_weights}
+            return instance.attention(problem.query, problem.key, problem.value, mask=problem.mask, **options)
+
+        with self._step(step), guarded(CALL), randomness:
+            return compiled_again(call)
 
     def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
         """Return what a call returned, once its shapes, dtypes and devices are as the contract describes them."""

@@ -14,7 +14,8 @@ from mha.implementations.adapters.calling import Signature, signature_of
 from mha.implementations.adapters.construction import module_class
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.errors import ImplementationError, one_line
+from mha.implementations.compiled import compiled_again
+from mha.implementations.errors import one_line
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
@@ -148,20 +149,11 @@ class Candidate:
                 if change:
                     change(attention.module)
                 self.last = attention.train(training)
-                return Output(*map(_detached, self.last(*(same[id(x)] for x in inputs), **options)))
+                result = compiled_again(lambda: self.last(*(same[id(x)] for x in inputs), **options))
+                return Output(*map(_detached, result))
             except (Exception, SystemExit) as error:  # the class may raise anything
-                self._require_compiled(error)
                 self.problem = f"{type(error).__name__}: {one_line(error)}"
                 return None
-
-    def _require_compiled(self, error: BaseException) -> None:
-        """Raise ImplementationError for a call that `torch.compile` refuses to compile once more."""
-        if type(error).__name__ == "FailOnRecompileLimitHit":
-            raise ImplementationError(
-                f"{self.label} is compiled with fullgraph=True, and raises once it was compiled for as many kinds of "
-                "inputs as torch allows; judge it without torch.compile, or set torch._dynamo.config.recompile_limit "
-                "and accumulated_recompile_limit to 100000 in its file"
-            ) from error
 
     def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
         """Call it without a mask, and causally only if it always is."""

@@ -1,0 +1,28 @@
+"""Calls of what `torch.compile` has compiled, with inputs of more kinds than it allows by default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+MANY = 1_000_000
+
+
+def compiled_again(call: Callable[[], T]) -> T:
+    """Return what a call returns, which is repeated if `torch.compile(fullgraph=True)` refuses to compile once more.
+
+    By default it allows for 8 kinds of inputs. A program has few; trial runs, and clauses, have many.
+
+    >>> compiled_again(lambda: 1)
+    1
+    """
+    try:
+        return call()
+    except Exception as error:
+        if type(error).__name__ != "FailOnRecompileLimitHit":
+            raise
+    with torch._dynamo.config.patch(recompile_limit=MANY, accumulated_recompile_limit=MANY):
+        return call()
