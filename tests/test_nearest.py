@@ -169,4 +169,4 @@ def test_padding_of_the_first_item_is_judged() -> None:
     result = infer(PaddingOfFirst)
     assert 'padding="drop"' in result.declaration
     assert evidence(result)["mask"].startswith("assumed: ")
-    assert verdict(result, "MSK-1") == ("fail", False)
+    assert verdict(result, "MSK-6") == ("fail", False)
