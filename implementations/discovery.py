@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError, one_line
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
-from mha.implementations.pickled import pickled
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
 

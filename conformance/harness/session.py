@@ -26,7 +26,7 @@ from mha.conformance.harness.recording import (
     Step,
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
-from mha.implementations.compiled import compiled_again
+from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,

@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 
 from mha.conformance.sharding.group import group
 from mha.conformance.sharding.rank import Build, Call, Differentiate
+from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery import original_of
 from mha.implementations.errors import ImplementationError
-from mha.implementations.pickled import pickled
 from mha.spec import Attention, Claims, Config, Implementation, Output, Sharded, Weights, positions
 from mha.spec.claims import MOST_MERGES
 from mha.spec.problem import INPUTS
