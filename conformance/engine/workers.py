@@ -239,7 +239,7 @@ def work() -> None:
 
 def _read(given: BinaryIO, tasks: SimpleQueue[Any]) -> None:
     """Queue what comes; at its end, as where the command was killed, end the process, whatever it waits for."""
-    with suppress(EOFError, OSError):
+    with suppress(Exception):  # the end, or what cannot be read
         while True:
             tasks.put(pickle.load(given))
     os._exit(0)
