@@ -77,6 +77,7 @@ def to_svg(costs_at: Mapping[int, Mapping[str, float]]) -> str:
     picture = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {bottom + 150}" '
         'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="{LEFT}" y="13">time against L = S, relative to that at L = S = {BASE.L}</text>'
     ]
     for power in range(int(steps) + 1):
         y = bottom - HEIGHT * power / steps
@@ -90,7 +91,7 @@ def to_svg(costs_at: Mapping[int, Mapping[str, float]]) -> str:
         line = "L".join(f"{across[factor]:.1f} {y:.1f}" for factor, y in heights.items())
         style, y = f'stroke="{COLORS[number]}" stroke-width="2" fill="none"', bottom + 46 + 18 * number
         picture.append(f'<path d="M{line}" {style}/><path d="M{LEFT} {y - 4}h30" {style}/>')
-        picture.append(f'<text x="{LEFT + 40}" y="{y}">{part}: time against L = S, relative to L = S = {BASE.L}</text>')
+        picture.append(f'<text x="{LEFT + 40}" y="{y}">{part}</text>')
     return "".join(picture) + "</svg>\n"
 
 
