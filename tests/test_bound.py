@@ -16,9 +16,8 @@ from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
-from mha.spec.bounds import Ball, units_of
+from mha.spec.bounds import Ball, units_of, weighted_distance
 from mha.spec.claims import EmptyRow
-from mha.spec.core import weighted_distance
 from mha.spec.dtypes import TRAITS
 from mha.spec.rounding_graph import rounding_graph
 
@@ -266,7 +265,7 @@ def test_many_distances_are_bounded_closely(peak: float, offset: float, monkeypa
     weights, value = (peak * scores).softmax(-1), value + offset
     context = weights @ value
     every = weighted_distance(weights, value, context)
-    monkeypatch.setattr("mha.spec.core.MOST_DISTANCES", 0)
+    monkeypatch.setattr("mha.spec.bounds.MOST_DISTANCES", 0)
     bound = weighted_distance(weights, value, context)
     assert (bound >= every).all()
     assert bound.sum() <= (1.3 if peak == 0 else 3) * every.sum() + 1e-8 * offset
