@@ -177,7 +177,9 @@ def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
     """Return the tasks with their numbers: those of `COMPILED` soon, since the process that has them has more to do."""
     from mha.conformance.settings import FIRST
 
-    return sorted(enumerate(tasks), key=lambda each: (each[0] >= len(FIRST)) * (1 + (each[1].clause not in COMPILED)))
+    numbered = list(enumerate(tasks))
+    first, rest = numbered[: len(FIRST)], numbered[len(FIRST) :]
+    return first + sorted(rest, key=lambda each: each[1].clause not in COMPILED)
 
 
 def crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:

@@ -81,8 +81,8 @@ def expect_agree(result: RecordedTensor, other: RecordedTensor, *bounds: Callabl
     """
     if result.tensor.dtype == other.tensor.dtype and torch.equal(result.tensor, other.tensor):
         return
-    one, *rest = (bound().rad for bound in bounds)
-    reach = Ball(other.tensor.detach().double(), one + (rest[0] if rest else one))
+    radii = [bound().rad for bound in bounds]
+    reach = Ball(other.tensor.detach().double(), radii[0] + radii[-1])
     place = _outside(result, reach)
     if place is not None:
         bound, code = float(reach.rad[place]), result[place].code

@@ -19,20 +19,9 @@ CONSTRUCTOR_NAMES = {
     "d_model": (
         *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
-        *(
-            "channels",
-            "n_feat",
-            "num_hiddens",
-            "num_hid",
-            "dim_q",
-            "d",
-            "embed_dims",
-            "embedding_size",
-            "in_dim",
-            "in_features",
-        ),
+        *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
         *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
-        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total"),
+        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
