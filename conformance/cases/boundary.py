@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import astuple, fields, replace
+from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations
 from math import prod
@@ -34,7 +34,8 @@ def boundary_cases(space: CaseSpace, most: int = NO_LIMIT) -> list[Case]:
 
 def _order(case: Case) -> tuple[Any, ...]:
     """Return the volume of a case and its fields; biases as text, since some are flags and some are names."""
-    return case.B * case.n_heads * case.head_dim * case.L * case.S, astuple(replace(case, bias=str(case.bias)))
+    fields_of = dict(vars(case), bias=str(case.bias))
+    return case.B * case.n_heads * case.head_dim * case.L * case.S, tuple(fields_of.values())
 
 
 def varied(cases: list[Case], most: int) -> list[Case]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.cases.modes import MODES
+from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
@@ -161,7 +162,7 @@ class Session:
             output = self._call(step, instance, (upstream.dtype,)).output.tensor
         with guarded("backward()"):
             if output.requires_grad:
-                output.backward(upstream)
+                differentiate(output, upstream)
         recorded = {
             name: self.record(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, f"{name}_{number}.grad")
             for name, leaf in leaves.distinct(chosen).items()

@@ -13,6 +13,7 @@ from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads, with_dropout, zeroed
 from mha.conformance.harness.assertions import expect, expect_close, expect_equal
+from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS
@@ -162,7 +163,7 @@ def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> Non
         torch.manual_seed(case.seed)
         output = session.forward(problem)
     with guarded("backward()"):
-        output.backward(upstream)
+        differentiate(output, upstream)
     gradient = problem.value.grad
     assert gradient is not None
     sums = [

@@ -12,6 +12,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.harness.assertions import assume, expect_close, expect_no_worse, expect_unchanged
+from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
@@ -152,7 +153,7 @@ def expect_backward(
     """
     upstream = session.upstream(leaves) if upstream is None else upstream
     with guarded("backward()"):
-        output.backward(upstream, create_graph=upstream.requires_grad)
+        differentiate(output, upstream, create_graph=upstream.requires_grad)
     expected = session.expected_gradients(leaves, upstream)
     for name in (name for name in INPUTS if name in expected):
         leaf = getattr(leaves, name)
