@@ -196,6 +196,32 @@ class Ball:
             rad = rad.masked_fill(self.size >= units.largest, float("inf"))
         return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
+    def quantised(self, dtype: torch.dtype, units: Units) -> Ball:
+        """Round to a float8 dtype with a scale, and then to the storage dtype; see `Rounding.heads_stored`.
+
+        >>> Ball.exact(torch.tensor([1.0])).quantised(torch.float8_e5m2, units_of(torch.float32)).rad
+        tensor([0.1250], dtype=torch.float64)
+        """
+        # r = u_8 (+) 3 u_a (+) u_s; what underflows is off by half of the smallest subnormal, scaled
+        scaled = ScaledUnits.of(dtype, self.size)
+        relative = compound(self.mid.new_tensor(scaled.store), 3 * units.accumulate, units.store)
+        rad = self.rad * (1 + relative) + relative * self.mid.abs() + scaled.subnormal
+        return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledUnits:
+    """The roundoffs of a float8 dtype whose numbers are scaled. store: u_8. subnormal: as in `Units`, scaled."""
+
+    store: float
+    subnormal: float
+
+    @staticmethod
+    def of(dtype: torch.dtype, size: Tensor) -> ScaledUnits:
+        """Return those for numbers of these magnitudes, with a scale of at most twice what the largest one needs."""
+        info, largest = torch.finfo(dtype), float(size.amax()) if size.numel() else 0.0
+        return ScaledUnits(info.eps / 2, 2 * largest / info.max * info.tiny * info.eps / 2)
+
 
 def compound(first: Tensor, *others: Tensor | float) -> Tensor:
     """Return the relative error of a product of factors with these relative errors: (1 + a)(1 + b)... - 1.

@@ -13,6 +13,7 @@ from mha.spec.dtypes import TRAITS
 Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 Cast = Literal["nearest", "toward_zero", "stochastic"]
+Quantised = Literal["", "float8_e4m3fn", "float8_e5m2"]
 MASK_FORMS = ("bool", "float")
 DTYPES = tuple(TRAITS)
 # Those in which torch computes: what an implementation in torch operations claims.
@@ -52,10 +53,13 @@ class Rounding:
     partials_stored: over ranks, partial results are stored in the dtype of the inputs: the contexts of parts of a row
         before they are merged and after each merge, and the parts of an output before and after each is added. Parts
         of a gradient may be in any case. A merge is differentiated as a whole, or in the accumulator.
+    heads_stored: the dtype in which projected queries, keys and values are stored, if it is not that of the inputs: a
+        float8 format, with a scale for each head, row or tile, at most twice what its largest number needs. Gradients
+        are those of the numbers before they are rounded.
     ranks: over how many ranks partial results may be shared out. It is not declared: each case says so.
 
     Raises ValueError for a `scaling_roundings`, an `exp_error` or `merges` outside its range: the bound would prove
-    nothing. So it does for an unknown `mode`.
+    nothing. So it does for an unknown `mode` or `heads_stored`.
 
     >>> Rounding(softmax_stored=False, log_normaliser=False).exp_error  # a plain `torch.softmax`
     40
@@ -70,6 +74,7 @@ class Rounding:
     merges: int = 0
     mode: Cast = "nearest"
     partials_stored: bool = True
+    heads_stored: Quantised = ""
     ranks: int = 1
 
     def __post_init__(self) -> None:
@@ -82,8 +87,16 @@ class Rounding:
             raise ValueError(f"Rounding.merges must be from 0 to {MOST_MERGES}, but is {self.merges!r}")
         if self.mode not in get_args(Cast):
             raise ValueError(f"Rounding.mode must be one of {', '.join(get_args(Cast))}, but is {self.mode!r}")
+        if self.heads_stored not in get_args(Quantised):
+            formats = " or ".join(filter(None, get_args(Quantised)))
+            raise ValueError(f"Rounding.heads_stored must be {formats}, or empty, but is {self.heads_stored!r}")
         if not self.ranks >= 1:
             raise ValueError(f"Rounding.ranks must be positive, but is {self.ranks!r}")
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a step of a float64 call is declared to be in a narrower dtype."""
+        return self.softmax_in_float32 or bool(self.heads_stored)
 
     @property
     def others(self) -> int:

@@ -17,6 +17,7 @@ from mha.spec.bounds import Ball, Units, affine, affine_forms
 from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
 from mha.spec.core import Attended, Heads, Precision, attend, blocks_of_queries
+from mha.spec.dtypes import torch_dtype
 from mha.spec.problem import Problem
 
 
@@ -121,7 +122,15 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
         bias=bias,
         bare_key=split_heads(keys[0], config) if len(keys) > 1 and not config.extra_keys else None,
     )
-    return _with_extra_keys(problem, heads) if config.extra_keys else heads
+    heads = _with_extra_keys(problem, heads) if config.extra_keys else heads
+    return _quantised(heads, claims.rounding.heads_stored, units) if claims.rounding.heads_stored else heads
+
+
+def _quantised(heads: Heads, name: str, units: Units) -> Heads:
+    """Store queries, keys and values in a dtype of this name."""
+    dtype, bare = torch_dtype(name), heads.bare_key
+    query, key, value = (x.quantised(dtype, units) for x in (heads.query, heads.key, heads.value))
+    return replace(heads, query=query, key=key, value=value, bare_key=bare and bare.quantised(dtype, units))
 
 
 def split_heads(projected: Ball, config: Config) -> Ball:

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.spec.bounds import Units, row_max, units_of
+from mha.spec.bounds import ScaledUnits, Units, row_max, units_of
 from mha.spec.claims import Claims
 from mha.spec.core import normaliser_error
-from mha.spec.dtypes import traits_of
+from mha.spec.dtypes import torch_dtype, traits_of
 from mha.spec.problem import Problem
 
 # Bits of a float64 that are ignored where numbers are compared: the oracle's own rounding.
@@ -62,6 +62,26 @@ class Place:
         self.own = self.own + times * torch.stack(lost).amax(0)
         moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
         self.moves += [moves] * times
+
+    def quantise(self, dtype: torch.dtype, store: float, copies: Tensor, *forms: Tensor) -> None:
+        """Note that x, (B, H, length, d_k), is stored in a float8 dtype in one of several forms, with a scale.
+
+        store: u_s, in whose units other stores are. The scale may be that of all numbers, of a head or of a row, and
+        then rounded up to a power of two.
+        """
+        info, size = torch.finfo(dtype), torch.stack([x.abs() for x in forms]).amax(0)
+        scaled = ScaledUnits.of(dtype, size)
+        size = size * scaled.store / store
+        self.size, self.square = self.size + size, self.square + size.square()
+        self.repeated, self.powers = self.repeated + copies * size.square(), self.powers + copies * size.square()
+        self.own = self.own + scaled.subnormal
+        moves = list[Tensor]()
+        for x in forms if size.numel() else ():
+            for dims in ((0, 1, 2, 3), (2, 3), (3,)):
+                scale = (x.abs().amax(dims, keepdim=True) / info.max).clamp(min=torch.finfo(torch.float32).tiny)
+                for each in (scale, torch.exp2(scale.log2().ceil())):
+                    moves.append((x / each).clamp(-info.max, info.max).float().to(dtype).double() * each - x)
+        self.moves.append(tuple(moves))
 
     def store_parts(self, copies: Tensor, sum_: Tensor, span: Tensor, times: int, lost: float) -> None:
         """Note that partial sums of the numbers stored last are stored, so many times.
@@ -238,6 +258,7 @@ class _Maker:
     def _query(self) -> Tensor:
         query, _ = self._linear("query", self.problem.query, "q")
         self._scaled("query", query)
+        self._quantised("query", query)
         return query
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
@@ -250,9 +271,18 @@ class _Maker:
                 extra: Tensor = getattr(given, f"extra_{name[0]}")
                 y[:, :, own] = extra.detach().double().unflatten(0, (-1, config.head_dim))
             bare = y
+        forms = (y, bare) if name == "key" else (y,)
         if name == "key":
-            self._scaled(name, y, bare)
+            self._scaled(name, *forms)
+        self._quantised(name, *forms)
         return y, bare
+
+    def _quantised(self, name: str, *forms: Tensor) -> None:
+        """Note that queries, keys or values are stored in float8, and then in the dtype again, if that is declared."""
+        if self.rounding.heads_stored:
+            copies = copies_of(forms[0])
+            self.places[name].quantise(torch_dtype(self.rounding.heads_stored), self.units.store, copies, *forms)
+            self._stored(name, copies, *((x, 1.0) for x in forms))
 
     def _scaled(self, name: str, *forms: Tensor) -> None:
         """Note that queries or keys are stored once scaled, by the scale or by its root."""

@@ -19,6 +19,7 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM, implementation_of
 from mha.conformance.faults.directed import CastsTruncate
 from mha.conformance.faults.dropout import OutputDropped
+from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
 
@@ -193,11 +194,13 @@ def test_contradictions_are_rejected(claims: dict[str, Any]) -> None:
         Claims(**claims)
 
 
-@pytest.mark.parametrize("rounding", [{"scaling_roundings": 3}, {"exp_error": 65}, {"exp_error": -1}])
-def test_roundings_without_a_bound_are_rejected(rounding: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "rounding", [{"scaling_roundings": 3}, {"exp_error": 65}, {"exp_error": -1}, {"heads_stored": "int8"}]
+)
+def test_roundings_without_a_bound_are_rejected(rounding: dict[str, Any]) -> None:
     (name,) = rounding
     with pytest.raises(ValueError, match=f"Rounding.{name} must be"):
-        Rounding(**rounding)  # type: ignore[arg-type]  # one field of several types
+        Rounding(**rounding)
 
 
 @pytest.mark.parametrize(
@@ -232,3 +235,15 @@ def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
     report = check(declared, "quick", clauses=["NUM-1", "NUM-7", "GRD-8", "HED-1"], dtypes=["bfloat16"])
     statuses = {verdict.clause: verdict.status for verdict in report.verdicts}
     assert statuses == {"NUM-1": "pass", "NUM-7": "not_claimed", "GRD-8": "not_claimed", "HED-1": "pass"}
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_heads_in_float8_conform_once_that_is_declared(dtype: str) -> None:
+    declared = implementation_of(HeadsInFloat8, IN_FLOAT8)
+    report = check(declared, "quick", dtypes=[dtype])
+    assert report.conforms, [verdict for verdict in report.verdicts if verdict.status == "fail"]
+    if dtype != "float32":
+        assert {v.clause: v.status for v in report.verdicts}["NUM-7"] == "pass"
+    undeclared = check(implementation_of(HeadsInFloat8), "quick", dtypes=[dtype], clauses="NUM-1")
+    assert [verdict.status for verdict in undeclared.verdicts] == ["fail"]

@@ -151,6 +151,7 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
     "merges": (3, "NUM-1", "float32"),
     "mode": ("toward_zero", "NUM-7", "bfloat16"),
     "partials_stored": (False, "DST-1", "bfloat16"),
+    "heads_stored": ("float8_e4m3fn", "NUM-1", "float32"),
     "ranks": (3, "NUM-1", "bfloat16"),
 }
 

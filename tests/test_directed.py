@@ -22,6 +22,7 @@ from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.faults.directed import CastsTruncate, LateValuesLost, ScaleOffInHalf
+from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
 from mha.implementations import resolve
 from mha.spec import Claims, Config, Problem, Rounding, Weights, oracle
 from mha.spec.bounds import Units, units_of
@@ -223,6 +224,7 @@ def directions(graph: RoundingGraph, seed: int) -> list[Tensor]:
 NAMES = ("loop", "einops", "fused_qkv", "tiled", "sdpa", "torch_mha")
 CORRECT = {name: resolve(name)[0].implementation for name in NAMES}
 CORRECT |= {cls.__name__: implementation_of(cls) for cls in (Complete, variants.NoKeyBias, variants.BaseTwo)}
+CORRECT["HeadsInFloat8"] = implementation_of(HeadsInFloat8, IN_FLOAT8)
 
 
 @cache

@@ -32,6 +32,7 @@ MODULES = (
     "directed",
     "directed_variants",
     "dropout",
+    "float8",
     "gradients",
     "heads",
     "mask_edges",

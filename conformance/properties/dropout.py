@@ -26,7 +26,7 @@ from mha.conformance.properties.dropout_statistics import (
     expect_zero_or_rescaled,
 )
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import weights_of
+from mha.conformance.properties.shared import assume_unquantised, weights_of
 from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 
@@ -154,6 +154,7 @@ def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> Non
 
     An output is linear in its values, so its sum against the upstream is the sum of the values against their gradient.
     """
+    assume_unquantised(session)
     problem = with_dropout(passing_heads(case.problem()), 0.5)
     eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=case.device)
     problem = zeroed(problem, "w_q", "b_q", "b_v").change(w_v=eye).map_inputs(leaf_of)

@@ -13,7 +13,12 @@ from mha.conformance.harness.assertions import expect_close
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import FEW_QUERIES, LONG_ROWS
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import as_causal, expect_gradients, expect_no_worse_than_plain
+from mha.conformance.properties.shared import (
+    as_causal,
+    assume_unquantised,
+    expect_gradients,
+    expect_no_worse_than_plain,
+)
 
 SAMPLED_ROWS = 4
 
@@ -27,6 +32,7 @@ SAMPLED_ROWS = 4
 )
 def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
     """Sampled rows of many keys are within the bound of the oracle."""
+    assume_unquantised(session)
     problem = _sometimes_transposed(session, case).problem()
     queries = problem.query.shape[1]
     rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values

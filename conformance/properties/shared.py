@@ -183,8 +183,14 @@ def expect_finite(actual: RecordedTensor, because: str) -> None:
         )
 
 
+def assume_unquantised(session: Session) -> None:
+    """Discard the case if heads are declared to be stored in float8, of whose results too little is known."""
+    assume(not session.claims.rounding.heads_stored, "heads are declared to be stored in float8")
+
+
 def expect_no_worse_than_plain(session: Session, case: Case) -> None:
     """The root mean square error of the output is at most twice that of the plain formula in the same dtype."""
+    assume_unquantised(session)
     problem = case.problem()
     expected, output = session.expected(problem), session(problem).output
     filled = (~expected.empty).all(1)

@@ -12,7 +12,7 @@ from mha.conformance.harness.assertions import expect, expect_agree, expect_clos
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_finite, weights_of
+from mha.conformance.properties.shared import assume_finite, assume_unquantised, weights_of
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import TRAITS
 
@@ -161,6 +161,7 @@ def context_is_among_the_values(session: Session, case: Case) -> None:
 )
 def scores_are_scaled_as_claimed(session: Session, case: Case) -> None:
     """Scores are scaled by 1/sqrt(d_k), not by 1/sqrt(D), 1/d_k or 1, unless another scale is claimed."""
+    assume_unquantised(session)
     problem = case.problem()
     if session.claims.returns_weights:
         actual, expected = weights_of(session(problem, need_weights=True)), session.expected(problem).weights
