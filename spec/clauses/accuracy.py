@@ -27,7 +27,7 @@ CLAUSES: tuple[Clause, ...] = (
         fix=(
             "Compare with the formula step by step: scale, mask, softmax axis, split of the heads, biases, the last "
             "tile. If only rounding is left, loosen a `Claims(rounding=...)` that is stricter than the code; the "
-            "default allows the most."
+            'default allows the most, but for float8 (`Rounding(heads_stored="float8_e4m3fn")`).'
         ),
         general=True,
     ),
