@@ -58,6 +58,17 @@ mistake = from_kernel(unscaled, mask=None)
 """
 
 
+# Runs pytest, with a status of its own if a file was imported as two modules.
+NO_MODULE_TWICE = """\
+import sys, pytest
+status = pytest.main(sys.argv[1:])
+files = [m.__file__ for m in list(sys.modules.values()) if "mha" in (getattr(m, "__file__", None) or "")]
+twice = {file for file in files if files.count(file) > 1}
+print(f"imported twice: {twice}" if twice else "no module twice")
+sys.exit(9 if twice else int(status))
+"""
+
+
 def pip(python: Path | str, *arguments: str | Path) -> None:
     """Run pip without the network."""
     command = [str(python), "-m", "pip", *map(str, arguments), "--no-deps", "--no-build-isolation", "-q"]
@@ -83,24 +94,21 @@ def run(*command: object, folder: Path, path: str = "") -> subprocess.CompletedP
     )
 
 
-def judge(python: Path | str, folder: Path, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder."""
-    return run(python, "-m", "pytest", *arguments, *ONE_CLAUSE, folder=folder, path=path)
-
-
 def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: str, path: str = "") -> None:
     """Expect that the correct implementation passes, the faulty one fails, and the broken plugin is reported."""
-    passed = judge(python, folder, *arguments, "--mha-impl", "my-attention", path=path)
-    assert passed.returncode == 0, passed.stdout + passed.stderr
-    assert "my-attention: conforms (1 clause judged" in passed.stdout
-    failed = judge(python, folder, *arguments, "--mha-impl", "my-mistake", path=path)
-    assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert "SMX-6 (MUST)" in failed.stdout
-    assert "from my_attention import mistake as implementation" in failed.stdout
-    broken = judge(python, folder, *arguments, "--mha-impl", "my-broken-plugin", path=path)
+    once, options = file.with_name("once.py"), (*arguments, *ONE_CLAUSE)
+    once.write_text(NO_MODULE_TWICE)
+    named = run(python, once, *options, "--mha-impl", "my-mistake", "my-attention", folder=folder, path=path)
+    assert named.returncode == 1, named.stdout + named.stderr
+    assert "no module twice" in named.stdout
+    assert "my-attention: conforms (1 clause judged" in named.stdout
+    assert "my-mistake: DOES NOT CONFORM in answers (1 clause judged" in named.stdout
+    assert "SMX-6 (MUST)" in named.stdout
+    assert "from my_attention import mistake as implementation" in named.stdout
+    broken = run(python, "-m", "pytest", *options, "--mha-impl", "my-broken-plugin", folder=folder, path=path)
     assert broken.returncode == 2
     assert "cannot be used: RuntimeError: the kernel library is missing" in broken.stdout + broken.stderr
-    every = judge(python, folder, *arguments, "-n", "2", "--mha-report", str(file), path=path)
+    every = run(python, "-m", "pytest", *options, "-n", "2", "--mha-report", file, folder=folder, path=path)
     assert every.returncode == 2
     report = json.loads(file.read_text())
     assert report["broken"] == {"my-broken-plugin": "RuntimeError: the kernel library is missing"}
@@ -114,15 +122,6 @@ def test_external_package_is_judged_from_a_checkout(package: Path, tmp_path: Pat
     pip(sys.executable, "install", package, "--target", tmp_path)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     expect_verdicts(sys.executable, CHECKOUT, tmp_path / "report.json", "conformance", path=path)
-
-
-NO_MODULE_TWICE = """\
-import sys, pytest
-status = pytest.main(sys.argv[1:])
-files = [m.__file__ for m in list(sys.modules.values()) if "mha" in (getattr(m, "__file__", None) or "")]
-twice = {file for file in files if files.count(file) > 1}
-sys.exit(f"imported twice: {twice}" if twice else int(status))
-"""
 
 
 def test_external_package_is_judged_from_the_wheel_of_a_release(package: Path, tmp_path: Path) -> None:
@@ -143,10 +142,6 @@ def test_external_package_is_judged_from_the_wheel_of_a_release(package: Path, t
     folder = tmp_path / "empty"
     folder.mkdir()
     expect_verdicts(python, folder, tmp_path / "report.json", "--pyargs", "mha.conformance")
-    (tmp_path / "once.py").write_text(NO_MODULE_TWICE)
-    arguments = ("--pyargs", "mha.conformance", "--mha-impl", "loop", *ONE_CLAUSE)
-    once = run(python, tmp_path / "once.py", *arguments, folder=folder)
-    assert once.returncode == 0, once.stdout + once.stderr
     imported = run(python, "-c", "import mha.conformance; print(mha.conformance.__file__)", folder=folder)
     assert str(site) in imported.stdout
 

@@ -26,7 +26,7 @@ def hostile(attend: Callable[..., Any]) -> Direct:
 def loops(self: Complete, *rest: Any) -> Output:
     """Never returns."""
     while True:
-        pass
+        time.sleep(1)
 
 
 @hostile
