@@ -21,10 +21,20 @@ def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "first_wrong_step", lambda *_: "")
 
 
+def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
+    """Try so many boundary cases and one random case of each property, unless `make lattice` tries them all."""
+    if not os.environ.get("LATTICE"):
+        fewer = replace(settings.PROFILES["quick"], boundary=boundary, examples=1)
+        monkeypatch.setitem(settings.PROFILES, "quick", fewer)
+
+
 @pytest.fixture
 def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try a few of the cases of the quick profile on a correct class; `make lattice` tries them all."""
-    if not os.environ.get("LATTICE"):
-        quick = settings.PROFILES["quick"]
-        fewer = replace(quick, boundary=3, examples=1)
-        monkeypatch.setitem(settings.PROFILES, "quick", fewer)
+    """Try a few of the cases of the quick profile on a correct class."""
+    few(monkeypatch, boundary=3)
+
+
+@pytest.fixture
+def fewest_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try two cases of each property, for half precision, where a case costs most and says most."""
+    few(monkeypatch, boundary=1)
