@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -63,5 +62,6 @@ class Float8:
 
 if __name__ == "__main__":
     clauses = ("SHP-1", "SHP-3", "MSK-1", "NUM-1")
-    report = check(Float8("--ignores-mask" in sys.argv), clauses=clauses, dtypes=(FLOAT8.name,), profile="quick")
-    print({verdict.clause: verdict.status for verdict in report.verdicts})
+    for ignores_mask in (False, True):
+        report = check(Float8(ignores_mask), clauses=clauses, dtypes=(FLOAT8.name,), profile="quick")
+        print({verdict.clause: verdict.status for verdict in report.verdicts})
