@@ -15,7 +15,7 @@ test: $(READY) lint
 	$(BIN)/pytest -q -n auto --dist worksteal
 
 # Every right class of tests/lattice conforms, and with a fault planted, fails; each kind of docs/coverage.md conforms.
-# So do the correct classes of the other tests, on all cases of the quick profile (`make test` tries an eighth).
+# So do the correct classes of the other tests, on all cases of the quick profile (`make test` tries a sixth at most).
 # LATTICE=60 LATTICE_SEED=1 for fewer classes, or for other cases. Takes hours of one core.
 LATTICE ?= 400
 lattice: $(READY)
