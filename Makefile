@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The workers share the cores: threads of torch would only wait for one another.
 export OMP_NUM_THREADS ?= 1
+# Most tests start processes, which should not each compile every module.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: conformance test campaign-ray lattice benchmark seeds ecosystem report lint clean
 
