@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
+from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.implementations.inference.infer import Inference, infer
 
 
@@ -158,6 +159,91 @@ def test_mask_of_the_memory_alone_is_reported() -> None:
     mask = next(row.finding for row in result.rows if row.topic == "mask")
     assert mask == "context_mask: True = may attend, of shape 'b s'"
     assert check(result.implementation, "quick", clauses=["MSK-2"], dtypes=["float32"]).conforms
+
+
+class CausalByDefault(Base):
+    """Causal without a mask, which takes the place of that, as where `is_causal=mask is None`."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if mask is None else mask
+        return self.attend(x, x, x, hidden(visible).to(x))[0]
+
+
+class PaddingForCausality(CausalByDefault):
+    """Wrong: it forgets that it is causal where there is padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, None if mask is None else mask[:, None, None, :])
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_mask_may_take_the_place_of_the_causal_one() -> None:
+    result = infer(CausalByDefault)
+    assert is_tested(result)
+    assert "causal_by_default=True" in result.declaration
+    assert not result.implementation.claims.always_causal
+    clauses = ["MSK-2", "MSK-4", "CAU-2", "CAU-4", "PTH-3"]
+    assert not check(result.implementation, "quick", clauses=clauses, dtypes=["float32"]).failing
+    assert infer(PaddingForCausality).implementation.claims.always_causal
+
+
+class OfOneLength(Base):
+    """Cuts its mask to the queries alone, and returns the scores."""
+
+    def forward(self, x: Tensor, xa: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        self.scores = x.new_zeros(())
+        added = 0.0 if mask is None else mask[: x.shape[1], : x.shape[1]]
+        keys = x if xa is None else xa
+        return self.attend(x, keys, keys, added)[0], self.scores
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        self.scores = scores.detach()
+        return scores.softmax(-1)
+
+
+def test_masks_of_one_length_leave_self_attention_and_scores_are_not_weights() -> None:
+    result = infer(OfOneLength)
+    found = {row.topic: row.finding for row in result.rows}
+    assert is_tested(result)
+    assert found["inputs"] == "one, as self-attention, of shape (b, l, d)"
+    assert found["mask"] == "mask: added to the scores, of shape 'l s'"
+    assert found["weights"] == "not returned per head, but the scores before the softmax"
+
+
+class OfALongestMemory(Base):
+    """Its table is as long as its constructor says."""
+
+    def __init__(self, d_model: int, n_heads: int, max_len: int = 64) -> None:
+        super().__init__(d_model, n_heads)
+        self.register_buffer("table", torch.zeros(max_len), persistent=False)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.attend(x, memory, memory, self.get_buffer("table")[: memory.shape[1]].to(x))[0]
+
+
+def test_memory_is_not_longer_than_the_class_is_built_for() -> None:
+    assert infer(OfALongestMemory).implementation.claims.sizes.max_length == MAX_LENGTH
+
+
+class StackedByShape(nn.Module):
+    """No word in the names of its layers is one of a projection, and its config has no usual name."""
+
+    def __init__(self, hparams: Any, device: str) -> None:
+        super().__init__()
+        self.n_heads = hparams.num_heads
+        self.attn = nn.Linear(hparams.d_model, 3 * hparams.d_model, device=device)
+        self.proj = nn.Linear(hparams.d_model, hparams.d_model, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.attn(x).unflatten(-1, (self.n_heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        output: Tensor = self.proj(nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return output
+
+
+def test_projections_may_be_known_by_their_shape_alone() -> None:
+    result = infer(StackedByShape)
+    assert is_tested(result)
+    assert result.implementation.parameters == {"w_qkv": ("attn", "(r h e) d -> (h r e) d"), "w_o": "proj"}
 
 
 class WithImportance(Base):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -42,12 +43,15 @@ OPTION_NAMES = {
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
-# What a function is given where it has no default: a number that says what the contract says. The others get None.
+# What a function is given where it has no default, and what says the same as the contract. The others get None.
 NEUTRAL_NAMES = {
     "scale": ("sm_scale", "scale", "softmax_scale", "scaling", "scale_factor"),
     "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
     "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
+    "module": ("module",),
 }
+# What functions for transformers read from the module that they are given.
+MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
 NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
 KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
 
@@ -269,7 +273,8 @@ class CallByName:
     """A `Call` by the names of a function's parameters; made by `call_by_name`.
 
     of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the batch's axis is that
-    of the heads too. n_heads: H, to which masks are expanded that the function takes for each head.
+    of the heads too. same_shape: whether the output has the shape of the query. n_heads: H, to which masks are expanded
+    that the function takes for each head.
     """
 
     label: str
@@ -280,6 +285,7 @@ class CallByName:
     length_axis: int
     of_heads: bool = False
     merged: bool = False
+    same_shape: bool = True
     n_heads: int = 1
 
     def built_for(self, config: Config) -> CallByName:
@@ -315,12 +321,13 @@ class CallByName:
         if names.average and (need_weights or names.average in names.required):
             options[names.average] = False
         options |= {name: self._neutral(name, query) for name in names.others}
-        return as_output(target(*inputs, **options), query.shape)
+        return as_output(target(*inputs, **options), query.shape if self.same_shape else None)
 
-    def _neutral(self, name: str, query: Tensor) -> float | None:
+    def _neutral(self, name: str, query: Tensor) -> float | SimpleNamespace | None:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
-        return {"dropout": 0.0, "n_heads": self.n_heads, "scale": scale}.get(NEUTRAL_MEANING.get(name, ""))
+        values = {"dropout": 0.0, "n_heads": self.n_heads, "scale": scale, "module": MODULE}
+        return values.get(NEUTRAL_MEANING.get(name, ""))
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:
         """Return B, H, L and S; without a batch, B is 1."""
@@ -348,6 +355,8 @@ class CallByName:
         self, mask: Tensor | None, is_causal: bool, sizes: Sizes, device: torch.device
     ) -> tuple[Tensor | None, bool]:
         """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no flag."""
+        if self.masks.causal_by_default and mask is None:
+            return None if is_causal else torch.ones(1, 1, *sizes[2:], dtype=torch.bool, device=device), False
         if self.claims.always_causal:
             if not is_causal:
                 raise UnsupportedCallError(f"{self.label} is always causal")

@@ -21,7 +21,9 @@ CONSTRUCTOR_NAMES = {
         *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
         *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
         *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
-        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid"),
+        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid", "features"),
+        *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
+        *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
@@ -51,7 +53,10 @@ CONSTRUCTOR_NAMES = {
         *("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings", "n_ctx"),
         *("seq_len", "max_seq_length", "n_positions", "max_sequence_length", "ctx_len"),
     ),
-    "n_kv_heads": ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
+    "n_kv_heads": (
+        *("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
+        *("kv_n_heads", "num_kv_groups", "n_kv_groups", "num_query_groups", "n_query_groups", "num_kv_head"),
+    ),
     "kdim": (
         *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),
         *("d_context", "dim_kv", "dim_context", "encoder_dim", "cond_dim", "d_memory"),
@@ -66,10 +71,11 @@ CONSTRUCTOR_NAMES = {
     "k_layer": ("k_proj", "key_proj", "to_k"),
     "v_layer": ("v_proj", "value_proj", "to_v"),
     "o_layer": ("o_proj", "out_proj", "output_proj", "to_out"),
-    "config": ("config", "cfg", "args"),
+    "device": ("device",),
+    "config": ("config", "cfg", "args", "hparams", "params", "conf", "model_config", "model_args", "hp"),
 }
 # Given only where the constructor requires them: by default, the constructor decides.
-IF_REQUIRED = ("causal", "q_layer", "k_layer", "v_layer", "o_layer")
+IF_REQUIRED = ("causal", "device", "q_layer", "k_layer", "v_layer", "o_layer")
 # What a config class has besides keeps its own value too.
 KEPT = {name for field in (*IF_REQUIRED, "layer_index") for name in CONSTRUCTOR_NAMES[field]}
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
@@ -159,12 +165,14 @@ def construct(
     arguments: Mapping[str, str],
     config: Config,
     dropout: bool | str = False,
+    device: str = "cpu",
 ) -> nn.Module:
     """Call a constructor for a configuration.
 
     arguments: what each of its parameters is given. dropout: what `Config.dropout` applies to, as in `Claims.dropout`.
+    device: where the module will be called.
     """
-    values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values())
+    values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
     parameters = inspect.signature(constructor).parameters
     given, own_config = {}, False
     for name, field in arguments.items():

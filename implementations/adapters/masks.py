@@ -20,7 +20,9 @@ CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mas
 
 @dataclass(frozen=True)
 class MaskFormat:
-    """The masks that a function takes; see `mask`, `mask_shape`, `mask_numbers` and `padding` of `from_module`.
+    """The masks that a function takes.
+
+    See `mask`, `mask_shape`, `mask_numbers`, `padding` and `causal_by_default` of `from_module`.
 
     For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key padding out of it.
 
@@ -33,6 +35,7 @@ class MaskFormat:
     shape: str | None = None
     numbers: bool = False
     padding: PaddingConvention | None = None
+    causal_by_default: bool = False
 
     def validate(self, label: str) -> None:
         """Raise ImplementationError, with the label, for a word that has no meaning here."""
@@ -50,6 +53,11 @@ class MaskFormat:
             raise ImplementationError(
                 f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is None; if there is "
                 f"only one, pass mask={self.padding!r} and mask_shape='b s'"
+            )
+        if self.causal_by_default and (self.convention is None or "l" not in self.axes):
+            raise ImplementationError(
+                f"{label}: causal_by_default declares that a mask takes the place of the causal one, so masks must be "
+                "able to differ between queries; if it is causal with each mask, claim always_causal=True"
             )
 
     @property

@@ -40,6 +40,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_shape: str | None = None,
     mask_numbers: bool = False,
     padding: PaddingConvention | None = None,
+    causal_by_default: bool = False,
     layout: str = "b l d",
     weights: str | None = None,
     call: Call | None = None,
@@ -67,6 +68,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     padding: "keep" or "drop" if, beside its mask, it takes one of keys (B, S) under a name of padding
         (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there, and the rest of a mask to
         `mask`. Masks of numbers are not split.
+    causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
+        causal then gets a mask that allows everything.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d" or "b d l".
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
@@ -114,7 +117,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         )
     if layout not in LAYOUTS:
         raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, LAYOUTS))}, but is {layout!r}")
-    arguments, masks = constructor_arguments(label, constructor), MaskFormat(mask, mask_shape, mask_numbers, padding)
+    arguments = constructor_arguments(label, constructor)
+    masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default)
     signature = None if call else read_signature(label, target.forward, masks)
     claims = _claims(label, claims, masks, signature)
     if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
@@ -122,9 +126,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
             f"{label}: claims own_head_dim, but none of the parameters of its constructor has a known name of head_dim "
             f"({', '.join(CONSTRUCTOR_NAMES['head_dim'])})"
         )
-    if signature is not None:
-        call = call_by_name(label, signature, claims, layout, masks)
-    assert call is not None
+    call = call if signature is None else call_by_name(label, signature, claims, layout, masks)
+    assert call
     return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, weights)
 
 
@@ -164,7 +167,7 @@ class ModuleImplementation:
         Raises what the constructor raises for a configuration that it rejects, and ImplementationError for weights
         that cannot be loaded.
         """
-        module = construct(self.constructor, self.arguments, config, self.claims.dropout)
+        module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
         module = module.to(device=device, dtype=dtype)
         try:
             parameters = self.parameters(config) if callable(self.parameters) else self.parameters

@@ -20,7 +20,7 @@ from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, 
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
-from mha.spec.claims import EmptyRow
+from mha.spec.claims import Alignment, EmptyRow
 
 
 @dataclass
@@ -28,10 +28,11 @@ class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
     parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
+    causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
-    and the dtype. problem: what the last call raised. weights_shape: of the weights that it returns, if any.
+    and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
     weights_path: the attribute on which a call leaves them, if it does not return them. one_head: why a single head is
     not claimed, if it is not. too_long: what a call with long inputs raised. hint: what the causal flag raises,
     if it only says that the mask is causal. last: the module that was called last.
@@ -48,6 +49,7 @@ class Candidate:
     mask_shape: str | None = None
     mask_numbers: bool = False
     padding: PaddingConvention | None = None
+    causal_by_default: Alignment | None = None
     claims: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
@@ -55,7 +57,7 @@ class Candidate:
     special: SpecialCase = GENERAL
     shown: str = ""
     problem: str = ""
-    weights_shape: tuple[int, ...] | None = None
+    beside: str = ""
     weights_path: str | None = None
     one_head: str = ""
     too_long: str = ""
@@ -70,6 +72,7 @@ class Candidate:
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         shape |= {"padding": self.padding} if self.padding else {}
+        shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
         layout |= {"weights": self.weights_path} if self.weights_path else {}
         return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
@@ -77,7 +80,8 @@ class Candidate:
     @property
     def masks(self) -> MaskFormat:
         """The format of its masks."""
-        return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding)
+        causal = bool(self.causal_by_default and self.mask)
+        return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding, causal)
 
     def implementation(self) -> ModuleImplementation:
         """Return the implementation that this candidate declares."""

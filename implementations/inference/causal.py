@@ -20,8 +20,9 @@ def find_causal(candidate: Candidate) -> None:
     candidate.hint = _hint(candidate)
     if candidate.hint:
         candidate.claims["causal"] = None
-        return
-    if candidate.formula.causal or candidate.signature.is_causal:
+    elif candidate.causal_by_default:
+        candidate.claims["causal"] = candidate.causal_by_default
+    elif candidate.formula.causal or candidate.signature.is_causal:
         candidate.claims |= {"always_causal": True} if candidate.formula.causal else {}
         alignment = _alignment(candidate)
         candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}

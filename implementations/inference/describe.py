@@ -104,7 +104,8 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
 def _given(name: str) -> str:
     """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
     meaning = NEUTRAL_MEANING[name]
-    return f"{name}={({'scale': '1/sqrt(d_k)', 'dropout': '0.0'}).get(meaning, meaning)}"
+    given = {"scale": "1/sqrt(d_k)", "dropout": "0.0", "module": "an object in evaluation, without groups of heads"}
+    return f"{name}={given.get(meaning, meaning)}"
 
 
 def _empty_rows(candidate: Candidate) -> list[Row]:
@@ -216,14 +217,15 @@ def _causal(candidate: Candidate) -> str:
     if flag:
         beside = "" if candidate.claims.get("causal_with_mask", True) else ", not beside a mask"
         return f"{flag}, aligned {alignment}{beside}"
+    if candidate.causal_by_default:
+        return f"unless there is a mask, or through the mask, aligned {alignment}"
     return f"through the mask, aligned {alignment}" if alignment else "no"
 
 
 def _weights(candidate: Candidate) -> str:
     if "returns_weights" not in candidate.claims:
         return f"per head, on the attribute {candidate.weights_path}" if candidate.weights_path else "returned per head"
-    shape = candidate.weights_shape
-    return f"not returned per head, but of shape {shape}" if shape else "not returned"
+    return f"not returned{candidate.beside and f' per head, but {candidate.beside}'}"
 
 
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
@@ -249,7 +251,8 @@ def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
     known |= {*getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = inspect.signature(candidate.constructor).parameters.items()
-    return [f"{name}={p.default!r}" for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
+    kept = [(name, p.default) for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
+    return [f"{name}={default!r}" for name, default in kept if default is not inspect.Parameter.empty]
 
 
 def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:

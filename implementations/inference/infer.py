@@ -120,16 +120,19 @@ def _require_named_inputs(label: str, made: object) -> None:
         )
 
 
-def _kernel_advice(label: str, made: object) -> str:
+def _kernel_advice(label: str, made: Callable[..., Any]) -> str:
     """Return how to judge a module that takes query, key and value, and may have no projections of its own."""
     parameters = inspect.signature(getattr(made, "forward", lambda: None)).parameters
     if not input_names(parameters):
         return ""
     names = [name for name, p in parameters.items() if name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD]
     taken = ", ".join(name if parameters[name].default is inspect.Parameter.empty else f"{name}=None" for name in names)
+    given = {"temperature": f"{names[0]}.shape[-1] ** 0.5"}
+    required = [p.name for p in inspect.signature(made).parameters.values() if p.default is p.empty]
+    built = ", ".join(f"{name}={given.get(name, '...')}" for name in required if name not in ("args", "kwargs"))
     return (
         f". If it has no projections, judge a function of heads, (b, h, l, d): def attend({taken}): "
-        f"return {label}(...).eval()({', '.join(names)})"
+        f"return {label}({built}).eval()({', '.join(names)})"
     )
 
 
@@ -166,7 +169,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
 
 
 def _with_masks(candidate: Candidate) -> Candidate:
-    """Return a candidate whose masks are known; what is causal by default is built without that if only that helps."""
+    """Return a candidate whose masks are known, read in another way if only that explains what they do."""
     masked, problem = replace(candidate, claims=dict(candidate.claims)), None
     try:
         find_mask(masked)
@@ -174,7 +177,7 @@ def _with_masks(candidate: Candidate) -> Candidate:
         problem = unclear
     if not problem and not masked.assumed:
         return masked
-    for tried in _not_causal(candidate):
+    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate) if problem else ()):
         with suppress(Unclear):
             find_mask(tried)
             if not tried.assumed:
@@ -191,6 +194,21 @@ def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
     for flag in flags if candidate.explained and candidate.formula.causal else ():
         constructor = partial(candidate.constructor, **{flag: False})
         tried = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
+        if find_formula(tried):
+            yield tried
+
+
+def _replaced(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield what is causal without a mask, as one whose masks take the place of that."""
+    if candidate.explained and candidate.formula.causal and not candidate.signature.is_causal:
+        formula, causal = replace(candidate.formula, causal=None), candidate.formula.causal
+        yield replace(candidate, formula=formula, causal_by_default=causal, claims=dict(candidate.claims))
+
+
+def _alone(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield what can be called with or without a memory as self-attention, whose masks may be of one length."""
+    if candidate.cross_attention == "memory" and candidate.signature.one_input:
+        tried = replace(candidate, claims=candidate.claims | {"cross_attention": False})
         if find_formula(tried):
             yield tried
 
@@ -334,16 +352,20 @@ def _find_longest(candidate: Candidate) -> None:
     A module whose calls take long is not tried with longer ones.
     """
 
-    def takes(length: int) -> bool:
-        probe = Probe(1, length, length, candidate.cross_attention)
+    def takes(length: int, queries: int = 0) -> bool:
+        probe = Probe(1, queries or length, length, candidate.cross_attention)
         return candidate.call_plainly(probe.inputs) is not None
 
+    def claim(longest: int) -> None:
+        candidate.too_long = candidate.problem
+        candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=longest)
+
+    if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
+        claim(MAX_LENGTH)
     shorter, begun = candidate.probes[0].keys, perf_counter()
     for length in (2**power for power in range(5, MAX_LENGTH.bit_length())):
         if not takes(length):
-            candidate.too_long = candidate.problem
-            shorter += bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer))
-            candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=shorter)
+            claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
             return
         if perf_counter() - begun > PATIENCE:
             return

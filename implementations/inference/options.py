@@ -178,4 +178,15 @@ def find_weights(candidate: Candidate) -> None:
         candidate.weights_path = weights_on_an_attribute(candidate, expected)
     if candidate.weights_path:
         candidate.claims.pop("returns_weights")
-    candidate.weights_shape = tuple(weights.shape) if isinstance(weights, Tensor) else None
+        candidate.beside = f"of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else ""
+    elif _are_scores(candidate, weights):
+        candidate.claims["returns_weights"] = False
+        candidate.beside = "the scores before the softmax"
+
+
+def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
+    """Return whether a tensor (B, H, L, S) that nobody asked for holds the scores, rather than incorrect weights."""
+    if candidate.signature.need_weights or not candidate.explained or candidate.formula.causal:
+        return False
+    query, key, _ = candidate.probes[0].inputs
+    return is_close(returned, candidate.formula.scores(query, key, candidate.weights))

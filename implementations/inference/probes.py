@@ -59,20 +59,27 @@ class Formula:
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        named = dict(weights.named())
-        head_dim = len(weights.w_q) // CONFIG.n_heads
-        q, k, v = (
-            F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, (-1, head_dim)).transpose(1, 2)
-            for x, role in zip(inputs, "qkv", strict=True)
-        )
-        k, v = (x.repeat_interleave(CONFIG.n_heads // x.shape[1], 1) for x in (k, v))
-        scores = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
+        scores, v = self.scores(*inputs[:2], weights), _heads(inputs[2], weights, "v")
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
-            scores = scores.masked_fill(~causal_mask(q.shape[2], k.shape[2], self.causal), -math.inf)
+            scores = scores.masked_fill(~causal_mask(scores.shape[2], scores.shape[3], self.causal), -math.inf)
         context = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
         return F.linear(context, weights.w_o, weights.b_o) if self.projected else context
+
+    def scores(self, query: Tensor, key: Tensor, weights: Weights) -> Tensor:
+        """Return the scores (B, H, L, S), before any mask."""
+        q, k = _heads(query, weights, "q"), _heads(key, weights, "k")
+        scores: Tensor = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
+        return scores
+
+
+def _heads(x: Tensor, weights: Weights, role: str) -> Tensor:
+    """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L, d_k)."""
+    named, head_dim = dict(weights.named()), len(weights.w_q) // CONFIG.n_heads
+    heads = F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    repeated: Tensor = heads.repeat_interleave(CONFIG.n_heads // heads.shape[1], 1)
+    return repeated
 
 
 def formulas() -> Iterator[Formula]:

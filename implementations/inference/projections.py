@@ -117,10 +117,7 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
     if any(map(is_parametrized, module.modules())):
         raise Undeclarable("its weights are computed each time (a parametrization); judge it without that")
     paths: dict[str, list[ParameterPath]] = {}
-    for held in _held(module):
-        role = role_of(held.path)
-        if role is None:
-            continue
+    for held, role in _with_roles([*_held(module)], config):
         key = f"{held.kind}_{role}"
         patterns = _patterns(held, role, config)
         if not patterns:
@@ -131,14 +128,28 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
     return paths or _four_in_order(module)
 
 
+def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
+    """Yield what has a role by its name; if no name is of an input, the one matrix that has the shape of three too."""
+    roles = {held.path: role_of(held.path) for held in every}
+    if {"q", "k", "v"}.isdisjoint("".join(filter(None, roles.values()))):
+        shapes = [(3 * config.d_model, config.d_model), (config.d_model, 3 * config.d_model)]
+        unnamed = [held for held in every if held.kind == "w" and not roles[held.path]]
+        fitting = [held.path for held in unnamed if held.shape in shapes[: 1 if held.is_layer else 2]]
+        roles |= {fitting[0]: "qkv"} if len(fitting) == 1 else {}
+    for held in every:
+        if role := roles[held.path]:
+            yield held, role
+
+
 def _misfit(held: Held, key: str, config: Config) -> Unclear:
     """Return what is wrong with the shape of a parameter of a role."""
     d, roles, rows = config.d_model, key[2:], held.shape[0] if held.shape else 0
     shape = f"{held.path} looks like {key}, but its shape is {held.shape}"
     if held.kind == "w" and not {"k", "v"}.isdisjoint(roles) and rows < len(roles) * d and not rows % config.head_dim:
         return Undeclarable(
-            f"{shape} with d_model={d} and n_heads={config.n_heads}, as of fewer key heads in a fixed number; "
-            "if so, take it as an argument of the constructor, n_kv_heads, which may be as large as n_heads"
+            f"{shape} with d_model={d} and n_heads={config.n_heads}, as if several heads share one key and value. A "
+            "class is judged on that only if its constructor takes the number of key heads, n_kv_heads, and it also "
+            "works where that is n_heads"
         )
     expected = (len(roles) * d, d) if held.kind == "w" else (len(roles) * d,)
     return Unclear(f"{shape}, not {expected} as with d_model={d}")
@@ -174,7 +185,7 @@ def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
 def order_against_name(parameters: ParameterMap) -> str:
     """Return the name of stacked projections that says another order than the map has; "" if none does."""
     names = ((key[2:], _name_of(path)) for key, path in parameters.items() if key[2:] in STACKED)
-    return next((name for order, name in names if role_of(name) != order and not _says_no_order(name)), "")
+    return next((name for order, name in names if role_of(name) not in (None, order) and not _says_no_order(name)), "")
 
 
 def _says_no_order(name: str) -> bool:
