@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionMeta
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError, one_line
 from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.kernels import infer_kernel
+from mha.implementations.inference.kernels import infer_kernel, made_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
@@ -375,8 +376,11 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
     if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
         function: Any = value
         label = target.rpartition(":")[2]
-        kernel = isfunction(made) and not makes_modules(function)
-        inferred = infer_kernel(function, label) if kernel else infer(function, label)
+        if isfunction(made):
+            inferred = infer(function, label) if makes_modules(function) else infer_kernel(function, label)
+        else:
+            of_heads = made_kernel(function)
+            inferred = infer_kernel(of_heads[0], label, of_heads[1]) if of_heads else infer(function, label)
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     raise ImplementationError(
@@ -391,6 +395,8 @@ def _instead_of(value: object) -> str:
         return f"name the class {type(value).__name__} instead, because it is built in many sizes"
     if isinstance(value, torch.jit.ScriptFunction):
         return "name the function that it is compiled from instead, because a compiled one does not name its inputs"
+    if isinstance(getattr(value, "__self__", value), FunctionMeta):
+        return "name a function that calls its apply, because that one does not name its inputs"
     return "make one with mha.implementations.from_module or from_kernel"
 
 

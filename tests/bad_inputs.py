@@ -50,6 +50,14 @@ def packed(qkv, dropout_p=0.0, softmax_scale=None, causal=False):
     return qkv
 
 
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    return q
+
+
+def of_weights(x, w_q, w_k, w_v, w_o):
+    return x
+
+
 def of_one(text):
     return text
 
@@ -168,8 +176,10 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a function of one argument": (("check", "mine.py:of_one"), "of_one takes (text); a kernel takes query, key and"),
     "a kernel of packed inputs": (
         ("check", "mine.py:packed"),
-        "packed takes qkv as one tensor; declare a function that packs it, and judge that: implementation = from_ker",
+        "packed needs a declaration: called with qkv of shape (b, l, 3, h, d), its output matches no formula of atten",
     ),
+    "a kernel of packed sequences": (("check", "mine.py:varlen"), "varlen takes sequences packed one after another ("),
+    "a function of weights": (("check", "mine.py:of_weights"), "of_weights takes its weights as arguments (w_q, w_k, "),
     "a module that is built": (("check", "mine.py:built"), "name the class Linear instead, because it is built in man"),
     "a number": (("check", "mine.py:number"), "'mine.py:number' is of type int, neither a torch.nn.Module class nor"),
     "two of one name": (("check", "loop=sdpa", "loop"), "two implementations are named 'loop'; name one differently"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations import ImplementationError, from_kernel
+from mha.implementations import ImplementationError, from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Config, Weights
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -41,6 +42,42 @@ def biased(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None =
     return (F.dropout(scores.softmax(-1), p) @ v).transpose(1, 2)
 
 
+def merges(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(B, H, L, d), but its context is (B, L, H * d)."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    weights = (scores if mask is None else scores.masked_fill(~mask, torch.finfo(q.dtype).min)).softmax(-1)
+    return (weights @ v).transpose(1, 2).flatten(2), weights
+
+
+def qkv_packed(qkv: Tensor, dropout_p: float = 0.0, causal: bool = False, **_: object) -> Tensor:
+    """(B, L, 3, H, d)."""
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    return F.scaled_dot_product_attention(q, k, v, None, dropout_p, causal).transpose(1, 2)
+
+
+def kv_packed(q: Tensor, kv: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    """(B, H, L, d) and (B, 2, H, S, d)."""
+    return F.scaled_dot_product_attention(q, *kv.unbind(1), attn_mask)
+
+
+def of_transformers(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, Tensor]:
+    """(B, H, L, d), but its context is (B, L, H, d); it reads groups of heads from a module."""
+    k, v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))  # type: ignore[arg-type]
+    scores = query @ k.mT * scaling
+    weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
+    weights = F.dropout(weights, dropout, module.training)
+    return (weights @ v).transpose(1, 2), weights
+
+
 # The function, its layout, and rows of the report.
 KERNELS = {
     batched: (
@@ -50,6 +87,10 @@ KERNELS = {
     splits: ("b l (h d)", {"given": "num_heads=n_heads, dropout_p=0.0", "mask": "none"}),
     scaled: ("b h l d", {"given": "sm_scale=1/sqrt(d_k)", "causal": "causal, aligned top_left"}),
     biased: ("b l h d", {"mask": "attn_bias: added to the scores, broadcastable to (b, h, l, s)"}),
+    merges: ("b h l d -> b l (h d)", {"inputs": "q, k, v, of shape (b, h, l, d), the context (b, l, h*d)"}),
+    qkv_packed: ("b l 3 h d", {"inputs": "qkv, of shape (b, l, 3, h, d)", "causal": "causal, aligned top_left"}),
+    kv_packed: ("b 2 h l d", {"inputs": "q, kv, of shape (b, 2, h, l, d)"}),
+    of_transformers: ("b h l d -> b l h d", {"given": "scaling=1/sqrt(d_k)", "weights": "returned per head"}),
 }
 
 
@@ -80,6 +121,40 @@ def test_compiled_kernel_may_be_compiled_for_inputs_of_many_kinds() -> None:
     assert check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).conforms
 
 
+class DotProduct(nn.Module):
+    """Has neither sizes nor weights."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        weights = (scores if mask is None else scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)).softmax(-1)
+        return self.dropout(weights) @ value, weights
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_module_without_sizes_and_weights_is_a_kernel() -> None:
+    (resolved,) = resolve(f"{__file__}:DotProduct")
+    assert resolved.inference is not None
+    assert "from_kernel(\n    DotProduct(dropout=0.0),\n" in resolved.inference.declaration
+    assert check(resolved.implementation, "quick", clauses=["HED-1", "MSK-2", "STA-6"], dtypes=["float32"]).conforms
+
+
+def test_context_that_has_the_shape_of_weights_is_not_mistaken() -> None:
+    """With S = d_k, the weights of `merges` have the shape of the query."""
+    config, x = Config(8, 2), torch.randn(1, 4, 8)
+    weights = Weights.random(config, 0, torch.float32)
+    implementations = (infer_kernel(merges).implementation, resolve("loop")[0].implementation)
+    outputs = [
+        each.build(config, weights, dtype=torch.float32, device="cpu")(x, x, x).output for each in implementations
+    ]
+    torch.testing.assert_close(*outputs)
+
+
 def test_declared_layout_is_one_of_heads() -> None:
     with pytest.raises(ImplementationError, match=r"layout must name b, h, l and d once each"):
         from_kernel(batched, layout="(h b) l d")
+    with pytest.raises(ImplementationError, match=r"layout must name b, h, l and d once each"):
+        from_kernel(batched, layout="b h l d -> b l d")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_c
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
+# How many of query, key and value are one tensor, and the place of the first of them.
+PACKED = {"3": 0, "2": 1}
 PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
 
 
@@ -39,7 +43,9 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
         (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
-        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself.
+        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself. An axis 3, as in
+        "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value are. If the context
+        has other axes, they follow: "b h l d -> b l (h d)".
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
 
@@ -55,11 +61,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     torch.Size([5, 3, 6])
     """
     label = name or str(getattr(kernel, "__name__", "kernel"))
-    if sorted(layout.split()) != ["b", "d", "h", "l"] and layout not in MERGED_LAYOUTS:
-        raise ImplementationError(
-            f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of "
-            f"{', '.join(map(repr, MERGED_LAYOUTS))}, but is {layout!r}"
-        )
+    axes = KernelAxes.read(label, layout)
     if claims is None:
         claims = Claims(returns_weights=False) if mask else Claims(masks=(), causal=None, returns_weights=False)
     if claims.extras:
@@ -69,8 +71,62 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         )
     if call is None:
         masks = MaskFormat(mask, mask_shape, mask_numbers)
-        call = call_by_name(label, read_signature(label, kernel, masks), claims, layout, masks)
+        by_name = call_by_name(label, read_signature(label, axes.unpacked(kernel), masks), claims, axes.heads, masks)
+        call = replace(by_name, same_shape=axes.context == axes.heads)
     return KernelImplementation(label, claims, kernel, layout, call)
+
+
+def function_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what has the parameters of a kernel, which may be a module."""
+    return kernel.forward if isinstance(kernel, nn.Module) else kernel
+
+
+@dataclass(frozen=True)
+class KernelAxes:
+    """A `layout` of `from_kernel`.
+
+    heads: the axes of query, key and value. context: those of the context. packed: "3" or "2", if that many of the
+    inputs are one tensor, stacked along the axis `stacked`.
+
+    >>> KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
+    KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2)
+    """
+
+    heads: str
+    context: str
+    packed: str
+    stacked: int
+
+    @classmethod
+    def read(cls, label: str, layout: str) -> KernelAxes:
+        """Read a layout; raises ImplementationError for an invalid one, with the label."""
+        inputs, _, context = (part.strip() for part in layout.partition("->"))
+        packed = next((count for count in PACKED if count in inputs.split()), "")
+        heads = " ".join(axis for axis in inputs.split() if axis != packed)
+        for axes in (heads, context or heads):
+            if sorted(axes.replace("(h d)", "h d").split()) != ["b", "d", "h", "l"] and axes not in MERGED_LAYOUTS:
+                raise ImplementationError(
+                    f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of "
+                    f"{', '.join(map(repr, MERGED_LAYOUTS))}, but is {layout!r}"
+                )
+        return cls(heads, context or heads, packed, inputs.split().index(packed) if packed else 0)
+
+    def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of query, key and value for a kernel of packed inputs; any other kernel as a function."""
+        function = function_of(kernel)
+        if not self.packed:
+            return function
+        place = PACKED[self.packed]
+
+        @wraps(function)
+        def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+            inputs = (query, key, value)
+            return kernel(*inputs[:place], torch.stack(inputs[place:], self.stacked), **options)
+
+        _, *options = [*inspect.signature(function).parameters.values()][place:]
+        names = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("query", "key", "value")]
+        attend.__signature__ = inspect.Signature([*names, *options])  # type: ignore[attr-defined]  # read by `inspect`
+        return attend
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +163,8 @@ class KernelAttention(nn.Module):
 
     def __init__(self, adapter: KernelImplementation, config: Config, weights: Weights) -> None:
         super().__init__()
-        self.config, self.kernel, self.layout = config, adapter.kernel, adapter.layout
+        self.config, self.axes = config, KernelAxes.read(adapter.name, adapter.layout)
+        self.kernel = adapter.kernel
         self.call, self.claims = adapter.call, adapter.claims
         if isinstance(self.call, CallByName):
             self.call = replace(self.call, n_heads=config.n_heads)
@@ -128,14 +185,16 @@ class KernelAttention(nn.Module):
     ) -> Output:
         """Project, call the kernel, and project back; see `mha.spec.Attention`."""
         validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
-        split = f"b l (h d) -> {self.layout}"
+        split = f"b l (h d) -> {self.axes.heads}"
         heads = [
             rearrange(self._project(x, role), split, d=self.config.head_dim)
             for x, role in ((query, "q"), (key, "k"), (value, "v"))
         ]
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        context, weights = as_output(self.call(self.kernel, *heads, **options), heads[0].shape)
-        joined = rearrange(context, f"{self.layout} -> b l (h d)", h=self.config.n_heads)
+        shape = heads[0].shape if self.axes.context == self.axes.heads else None
+        kernel = self.axes.unpacked(self.kernel) if self.axes.packed else self.kernel
+        context, weights = as_output(self.call(kernel, *heads, **options), shape)
+        joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
         return Output(self._project(joined, "o"), weights)
 
     def _project(self, x: Tensor, role: str) -> Tensor:

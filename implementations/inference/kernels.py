@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mha.implementations.adapters.kernel import MERGED_LAYOUTS, KernelImplementation, from_kernel
+from torch import nn
+
+from mha.implementations.adapters.calling import (
+    INPUT_NAMES,
+    NEUTRAL_MEANING,
+    input_names,
+    required_inputs,
+)
+from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, VARIADIC, makes_modules
+from mha.implementations.adapters.kernel import (
+    MERGED_LAYOUTS,
+    KernelAxes,
+    KernelImplementation,
+    from_kernel,
+    function_of,
+)
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -17,11 +33,19 @@ from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
-from mha.implementations.inference.projections import ParameterMap, Unclear
-from mha.implementations.pristine import pristine
+from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
+from mha.implementations.pristine import as_found, pristine
 from mha.spec import Claims
 
-LAYOUTS = ("b h l d", "b l h d", "l b h d", *MERGED_LAYOUTS)
+# The layouts of heads that are tried, then those whose context has other axes.
+OF_HEADS = ("b h l d", "b l h d", "l b h d")
+CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in (*OF_HEADS, "b l (h d)", "l b (h d)") if x != y]
+LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS)
+# How many inputs are one tensor, by the required parameters of a kernel.
+PACKED: dict[tuple[str, ...], str] = {
+    (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
+}
+PACKED |= {("qkv",): "3"}
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
@@ -47,53 +71,94 @@ class KernelCandidate(Candidate):
 
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The parameters of the kernel."""
-        return inspect.signature(self.constructor).parameters
+        """The parameters of the kernel, with query, key and value where it takes them as fewer tensors."""
+        return inspect.signature(KernelAxes.read(self.label, self.layout).unpacked(self.constructor)).parameters
 
 
 def _candidates(kernel: Callable[..., Any], label: str) -> list[Candidate]:
     """Return a candidate for each layout of query, key and value."""
-    return [KernelCandidate(kernel, SUPPLIED, label, layout, claims={"causal": None}) for layout in LAYOUTS]
+    packed = PACKED.get(_required(kernel), "")
+    claims = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
+    layouts = _packed_layouts(packed) if packed else LAYOUTS
+    return [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(claims)) for layout in layouts]
+
+
+def _packed_layouts(packed: str) -> list[str]:
+    """Return the layouts of inputs of which some are stacked along any axis but the last, the usual one first."""
+    places = [(layout.split(), place) for place in (2, 1, 0, 3) for layout in ("b l h d", "b h l d", "l b h d")]
+    return [" ".join([*axes[:place], packed, *axes[place:]]) for axes, place in places]
 
 
 def _rows(candidate: Candidate) -> list[Row]:
     """Return what was found about a kernel."""
-    parameters = candidate.forward_parameters
-    names = ", ".join(candidate.signature.inputs or list(parameters)[:3])
+    packed = _required(candidate.constructor)
+    inputs = packed if packed in PACKED else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
         Row("kernel", "between four projections, which are supplied", "by its parameters"),
-        Row("inputs", f"{names}, of shape ({', '.join(_axes(candidate.layout))})", "tested"),
+        Row("inputs", f"{', '.join(inputs)}, of shape {_shape(candidate.layout)}", "tested"),
         *shared_rows(candidate, {}),
     ]
 
 
-def _axes(layout: str) -> list[str]:
-    return layout.replace("(b h)", "b*h").replace("(h d)", "h*d").split()
+def _shape(layout: str) -> str:
+    """Return a layout as the shape of the inputs, and of the context where that has another one."""
+    inputs, _, context = layout.replace("(b h)", "b*h").replace("(h d)", "h*d").partition(" -> ")
+    shape, other = (f"({', '.join(axes.split())})" for axes in (inputs, context))
+    return f"{shape}, the context {other}" if context else shape
 
 
-# What a kernel of packed inputs is given, and not claimed, by its required parameters.
-PACKED = {
-    ("qkv",): ("torch.stack((q, k, v), 2)", "masks=(), causal=None, returns_weights=False, cross_attention=False"),
-    ("q", "kv"): ("q, torch.stack((k, v), 2)", "masks=(), causal=None, returns_weights=False"),
-}
+def made_kernel(constructor: Callable[..., Any]) -> tuple[nn.Module, str] | None:
+    """Return a module of heads that needs no sizes and has no weights, without dropout, and the code that makes it.
+
+    None for any other class.
+    """
+    parameters = inspect.signature(constructor).parameters
+    dropout = dict.fromkeys((name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters), 0.0)
+    required = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
+    if makes_modules(constructor) or not {*required} <= {*dropout}:
+        return None
+    with suppress(Exception, SystemExit), as_found():
+        module = constructor(**dropout)
+        takes_heads = input_names(inspect.signature(module.forward).parameters) or _required(module) in PACKED
+        if takes_heads and not [*module.parameters()]:
+            given = ", ".join(f"{name}={value}" for name, value in dropout.items())
+            return module, f"{getattr(constructor, '__name__', 'kernel')}({given})"
+    return None
+
+
+def _required(kernel: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the inputs that a kernel requires."""
+    names = (each.name for each in required_inputs(inspect.signature(function_of(kernel)).parameters))
+    return tuple(name for name in names if name not in NEUTRAL_MEANING)
 
 
 def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
-    """Raise ImplementationError for a function that cannot take query, key and value."""
-    parameters = inspect.signature(kernel).parameters.values()
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = tuple(each.name for each in parameters if each.default is each.empty and each.kind not in variadic)
+    """Raise ImplementationError for a function that cannot take query, key and value, or needs more than them."""
+    required = _required(kernel)
     if required in PACKED:
-        packed, claims = PACKED[required]
-        raise ImplementationError(
-            f"{label} takes {required[-1]} as one tensor; declare a function that packs it, and judge that: "
-            f"implementation = from_kernel(lambda q, k, v: {label}({packed}), layout='b l h d', mask=None, "
-            f"claims=Claims({claims}))"
-        )
+        return
+    _require_nothing_else(label, required)
+    parameters = inspect.signature(function_of(kernel)).parameters.values()
     if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         raise ImplementationError(
             f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query, key and value of "
             "shape (b, h, l, d), and a function that makes a module takes d_model and n_heads"
+        )
+
+
+def _require_nothing_else(label: str, required: Collection[str]) -> None:
+    """Raise ImplementationError for a function that requires weights, or where packed sequences begin."""
+    if offsets := [name for name in required if name.startswith("cu_seqlens")]:
+        raise ImplementationError(
+            f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a function of a batch, "
+            f"(b, l, h, d), that packs its items, calls {label}, and unpacks the result"
+        )
+    inputs = {name for names in INPUT_NAMES.values() for name in names}
+    weights = [name for name in required if name not in inputs and role_of(name)]
+    if len(weights) > 2:
+        raise ImplementationError(
+            f"{label} takes its weights as arguments ({', '.join(weights)}); judge a torch.nn.Module that has them as "
+            "parameters, and whose forward calls it"
         )
 
 
@@ -120,8 +185,10 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
     candidate = next((each for each in candidates if find_formula(each)), None)
     if candidate is None:
         problem = candidates[0].problem or "its output matches no formula of attention"
+        packed = _required(candidates[0].constructor)
+        names = " and ".join(packed) if packed in PACKED else "query, key and value"
         raise Unclear(
-            f"called with query, key and value of shape (b, h, l, d), {problem}; a function that makes a module "
+            f"called with {names} of shape {_shape(candidates[0].layout)}, {problem}; a function that makes a module "
             "needs parameters d_model and n_heads"
         )
     find_mask(candidate)
@@ -133,13 +200,15 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
 
 
 @pristine()
-def infer_kernel(kernel: Callable[..., Any], label: str = "") -> Inference:
-    """Infer the layout and the masks of a function of query, key and value.
+def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") -> Inference:
+    """Infer the layout and the masks of a function, or a module, of query, key and value.
+
+    label: its name in reports; by default its own. code: what it is in a declaration, if not its label.
 
     Raises ImplementationError where no layout gives the formula of attention.
     """
     label = label or str(getattr(kernel, "__name__", "kernel"))
     _require_inputs(kernel, label)
     candidate = _first_found(_candidates(kernel, label))
-    declaration = declaration_of(label, candidate.options(), candidate.claims, "from_kernel")
+    declaration = declaration_of(code or label, candidate.options(), candidate.claims, "from_kernel")
     return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration)
