@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,11 +44,11 @@ def biased(query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None =
     return (F.dropout(scores.softmax(-1), p) @ v).transpose(1, 2)
 
 
-def merges(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def merges(query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, mask: Tensor | None = None) -> Any:
     """(B, H, L, d), but its context is (B, L, H * d)."""
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    weights = (scores if mask is None else scores.masked_fill(~mask, torch.finfo(q.dtype).min)).softmax(-1)
-    return (weights @ v).transpose(1, 2).flatten(2), weights
+    scores = query_layer @ key_layer.mT / query_layer.shape[-1] ** 0.5
+    weights = (scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)).softmax(-1)
+    return (weights @ value_layer).transpose(1, 2).flatten(2), weights
 
 
 def qkv_packed(qkv: Tensor, dropout_p: float = 0.0, causal: bool = False, **_: object) -> Tensor:
@@ -87,7 +89,7 @@ KERNELS = {
     splits: ("b l (h d)", {"given": "num_heads=n_heads, dropout_p=0.0", "mask": "none"}),
     scaled: ("b h l d", {"given": "sm_scale=1/sqrt(d_k)", "causal": "causal, aligned top_left"}),
     biased: ("b l h d", {"mask": "attn_bias: added to the scores, broadcastable to (b, h, l, s)"}),
-    merges: ("b h l d -> b l (h d)", {"inputs": "q, k, v, of shape (b, h, l, d), the context (b, l, h*d)"}),
+    merges: ("b h l d -> b l (h d)", {"inputs": "value_layer, of shape (b, h, l, d), the context (b, l, h*d)"}),
     qkv_packed: ("b l 3 h d", {"inputs": "qkv, of shape (b, l, 3, h, d)", "causal": "causal, aligned top_left"}),
     kv_packed: ("b 2 h l d", {"inputs": "q, kv, of shape (b, 2, h, l, d)"}),
     of_transformers: ("b h l d -> b l h d", {"given": "scaling=1/sqrt(d_k)", "weights": "returned per head"}),

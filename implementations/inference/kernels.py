@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from mha.implementations.adapters.calling import (
-    INPUT_NAMES,
     NEUTRAL_MEANING,
     input_names,
     required_inputs,
@@ -33,7 +32,7 @@ from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
-from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
+from mha.implementations.inference.projections import ParameterMap, Unclear, role_of, words_of
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Claims
 
@@ -153,8 +152,7 @@ def _require_nothing_else(label: str, required: Collection[str]) -> None:
             f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a function of a batch, "
             f"(b, l, h, d), that packs its items, calls {label}, and unpacks the result"
         )
-    inputs = {name for names in INPUT_NAMES.values() for name in names}
-    weights = [name for name in required if name not in inputs and role_of(name)]
+    weights = [name for name in required if role_of(name) and any(word[0] == "w" for word in words_of(name))]
     if len(weights) > 2:
         raise ImplementationError(
             f"{label} takes its weights as arguments ({', '.join(weights)}); judge a torch.nn.Module that has them as "
