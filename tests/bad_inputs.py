@@ -176,7 +176,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a function of one argument": (("check", "mine.py:of_one"), "of_one takes (text); a kernel takes query, key and"),
     "a kernel of packed inputs": (
         ("check", "mine.py:packed"),
-        "packed needs a declaration: called with qkv of shape (b, l, 3, h, d), its output matches no formula of atten",
+        "packed needs a declaration: called with qkv of shape (b, l, 3, h, d), ValueError: its context has the shape",
     ),
     "a kernel of packed sequences": (("check", "mine.py:varlen"), "varlen takes sequences packed one after another ("),
     "a function of weights": (("check", "mine.py:of_weights"), "of_weights takes its weights as arguments (w_q, w_k, "),

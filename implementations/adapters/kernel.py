@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature
@@ -194,7 +194,10 @@ class KernelAttention(nn.Module):
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.axes.unpacked(self.kernel) if self.axes.packed else self.kernel
         context, weights = as_output(self.call(kernel, *heads, **options), shape)
-        joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
+        try:
+            joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
+        except EinopsError:
+            raise ValueError(f"its context has the shape {tuple(context.shape)}, not {self.axes.context!r}") from None
         return Output(self._project(joined, "o"), weights)
 
     def _project(self, x: Tensor, role: str) -> Tensor:
