@@ -89,3 +89,21 @@ def test_report_of_an_interrupted_run_has_the_verdicts_so_far(tmp_path: Path, wo
     assert [(v["implementation"], v["clause"], v["status"]) for v in report["verdicts"]][:1] == [
         ("loop", "SHP-1", "pass")
     ]
+
+
+ENDINGS = {
+    "exits while it is imported": ("os._exit(0)", 2),
+    "exits with the process": ("atexit.register(os._exit, 0)", 1),
+    "replaces sys.exit": ("sys.exit = print", 2),
+    "leaves a thread": ("threading.Thread(target=time.sleep, args=(600,)).start()", 1),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_exit_status_is_not_that_of_the_implementation(tmp_path: Path, ending: str) -> None:
+    statement, status = ENDINGS[ending]
+    file = tmp_path / "ending.py"
+    file.write_text(f"import atexit, os, sys, threading, time\nfrom {HOSTILE} import gives_nothing\n{statement}\n")
+    command = [sys.executable, "-m", "mha.conformance.cli", "check", f"{file}:gives_nothing", "--clause", "SHP-1"]
+    done = subprocess.run([*command, "--profile", "quick"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert done.returncode == status, done
