@@ -46,7 +46,7 @@ SIZES = ("n_heads", "head_dim", "B", "L", "S")
 # theirs, up to `LONGEST_SQUARE`.
 VOLUMES = {"small": 1 << 14, "wide": 1 << 22, "long": 1 << 24}
 # The scale "wide": the sizes of common models, a width beside a tile edge, and lengths within those of the profile.
-WIDE_SIZES = {"n_heads": (8, 3), "head_dim": (64, 17, 80, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
+WIDE_SIZES = {"n_heads": (8, 3), "head_dim": (64, 17, 128, 256), "B": (1, 5), "L": (1, 7, 33, 197), "S": (7, 33, 197)}
 # The largest d_model of more than two heads in the scale "wide": the time that weights take grows with its square.
 LARGEST_D_MODEL = 512
 # The largest L = S in the scale "long": a plain implementation holds that many scores squared.

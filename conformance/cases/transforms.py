@@ -160,3 +160,21 @@ def grouped(case: Case) -> Config:
     """Return the case's configuration with fewer key/value heads than query heads."""
     counts = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]
     return replace(case.config, n_kv_heads=counts[case.seed % len(counts)])
+
+
+def with_other_options(case: Case, claims: Claims, config: Config) -> Config:
+    """Return a configuration with one or more of the other options that are claimed, by the seed of the case.
+
+    They are kdim and vdim, heads of their own width, and extra keys. The configuration itself if none is claimed.
+    """
+    options: list[dict[str, object]] = [{extra: True} for extra in extra_keys(claims)]
+    if claims.kv_widths and config.kdim is None:
+        options.append({"kdim": config.d_model + 1, "vdim": 3})
+    if claims.own_head_dim:
+        own = own_head_dim(case, claims)
+        options.append({"d_model": own.d_model, "d_head": own.d_head})
+    chosen = case.seed % max(1, 2 ** len(options) - 1) + 1
+    for place, option in enumerate(options):
+        if chosen >> place & 1:
+            config = replace(config, **option)  # type: ignore[arg-type]  # each has the type of its field
+    return config

@@ -292,7 +292,7 @@ class FillThatDoesNotFit(Complete):
         return scores.masked_fill(~allowed, -1e9).softmax(-1).masked_fill(empty, 0.0)
 
 
-@fault("NUM-5", trigger="S > 1024")
+@fault("NUM-5", caught_by="long_rows_are_within_the_bound", trigger="S > 1024")
 class FirstThousandKeys(Complete):
     """A key index of ten bits: keys after the first 1024 are left out."""
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.faults.base import Complete
-from mha.conformance.faults.families import Decoding
+from mha.conformance.faults.families import Decoding, hooked
 from mha.conformance.faults.fault import fault
 from mha.spec import Config, Output, Weights, causal_mask
 
@@ -355,3 +355,22 @@ class DecodingKeepsWeights(Decoding, WeightsPacked):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         return super().project(x, role) if self.decoding else Complete.project(self, x, role)
+
+
+@fault(
+    "STA-3",
+    caught_by="one_module_is_correct_throughout_its_life",
+    script_shows=False,
+    trigger="a second step of training without zero_grad()",
+)
+class GradientOverwritten(Complete):
+    """Each backward pass overwrites the gradient of W_o instead of adding to it."""
+
+    def attend(self, *inputs: Any) -> Output:
+        output, weights = super().attend(*inputs)
+
+        def forget(gradient: Tensor) -> Tensor:
+            self.w_o.grad = None
+            return gradient
+
+        return Output(hooked(output, forget), weights)

@@ -340,3 +340,12 @@ class GradientOfScoresShifted(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(hooked(scores + 0.0, lambda gradient: gradient + 0.01), allowed)
+
+
+@fault("GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, and inputs without gradients")
+class AnotherScaleWhenFrozen(Complete):
+    """Where nothing requires a gradient, the output is scaled differently."""
+
+    def attend(self, *inputs: Any) -> Output:
+        output, weights = super().attend(*inputs)
+        return Output(output if output.requires_grad or not torch.is_grad_enabled() else output * 1.01, weights)

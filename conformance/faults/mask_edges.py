@@ -257,3 +257,22 @@ class OtherPrecisionAsBoolean(Complete):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
         other = mask is not None and mask.is_floating_point() and mask.dtype != query.dtype
         return super().attend(query, key, value, mask.bool() if mask is not None and other else mask, *rest)
+
+
+@fault("MSK-8", caught_by="empty_rows_follow_the_declared_policy", trigger="a mask (1, H, 1, 1)")
+class WholeHeadsUnmasked(Complete):
+    """A mask of whole heads is ignored."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        whole = mask is not None and mask.shape[-2:] == (1, 1) and mask.shape[1] > 1 and min(q.shape[2], k.shape[2]) > 1
+        return super().allow(None if whole else mask, is_causal, q, k)
+
+
+@fault("MSK-11", caught_by="the_lowest_number_is_not_infinity", trigger="-1e9 in a float mask")
+class BillionAsInfinity(Complete):
+    """-1e9 in a mask is read as -infinity."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if mask is not None and mask.is_floating_point():
+            mask = mask.masked_fill(mask == -1e9, -math.inf)
+        return super().allow(mask, is_causal, q, k)

@@ -230,3 +230,13 @@ class FirstKeyNeverMasked(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return super().weigh(scores, allowed | (torch.arange(scores.shape[-1]) == 0))
+
+
+@fault("MSK-5", caught_by="broadcast_mask_equals_expanded", trigger="a mask (B, H, 1, S)")
+class FirstHeadOfItems(Complete):
+    """Of a mask (B, H, 1, S), the first head's is used for all."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if mask is not None and mask.ndim == 4 and min(mask.shape[:2]) > 1 == mask.shape[2] < q.shape[2]:
+            mask = mask[:, :1]
+        return super().allow(mask, is_causal, q, k)

@@ -149,3 +149,11 @@ class ZeroKeyMasked(Complete):
         if self.config.zero_key:
             allowed = torch.cat([allowed[..., :-1], torch.zeros_like(allowed[..., -1:])], -1)
         return super().weigh(scores, allowed)
+
+
+@fault("PTH-5", caught_by="other_layouts_have_gradients", trigger="length_first, backwards")
+class LengthFirstDetached(Complete):
+    """With the length first, the keys have no gradient."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k.detach() if self.config.length_first else k)

@@ -14,7 +14,7 @@ from mha.spec import Output
 
 @fault(
     "NUM-1",
-    caught_by="results_for_more_than_256_heads_of_a_batch_are_within_the_bound",
+    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
     trigger="B * H > 256, a mask per item",
 )
 class MaskOf256Heads(Complete):
@@ -56,3 +56,39 @@ class ColumnsInEights(Complete):
         width = q.shape[-1]
         read = width // 8 * 8 if self.fast and width > 8 else width
         return q[..., :read] @ k[..., :read].mT / math.sqrt(width)
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
+    trigger="B > 32, a mask per item",
+)
+class MaskOf32Items(Complete):
+    """The mask is read with an item index of five bits."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        index = torch.arange(q.shape[0]) % 32
+        return allowed[index], bias[index]
+
+
+@fault("NUM-1", caught_by="results_of_everyday_inference_are_within_the_bound", trigger="d_k = 128")
+@fault("NUM-1", caught_by="results_of_everyday_sizes_are_within_the_bound", trigger="d_k = 128")
+@fault("GRD-1", caught_by="gradients_of_everyday_sizes_are_within_the_bound", trigger="d_k = 128")
+class WidthOf128(Complete):
+    """The kernel for heads of width 128 leaves out their last 16 columns."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        width = q.shape[-1]
+        read = width - 16 if width == 128 else width
+        return q[..., :read] @ k[..., :read].mT / math.sqrt(width)
+
+
+@fault("NUM-5", caught_by="long_causal_calls_are_within_the_bound", trigger="causal, L > 2048")
+class TriangleOf2048(Complete):
+    """The causal mask is a buffer for 2048 positions; queries after these see every key."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        after = (torch.arange(q.shape[2]) >= 2048).unsqueeze(1)
+        return allowed | after & super().allow(mask, False, q, k)[0], bias

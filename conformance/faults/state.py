@@ -6,6 +6,7 @@ import time
 import warnings
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -173,3 +174,22 @@ class Scratch(Complete):
         self.scores = super().score(q, k)
         time.sleep(1e-4)
         return self.scores
+
+
+@fault("STA-5", script_shows=False)
+class NumpyDraws(Complete):
+    """A random number is drawn from NumPy's global generator."""
+
+    def attend(self, *inputs: Any) -> Output:
+        numpy.random.rand()
+        return super().attend(*inputs)
+
+
+@fault("STA-7", script_shows=False, trigger="two threads with masks of their own")
+class MaskStashed(Complete):
+    """The mask is kept in an attribute, which another thread may overwrite."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        self.mask = mask
+        time.sleep(1e-4)
+        return super().attend(query, key, value, self.mask, *rest)

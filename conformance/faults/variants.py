@@ -125,3 +125,26 @@ class NarrowValueDetached(Complete):
 
     def project(self, x: Tensor, role: str) -> Tensor:
         return super().project(x.detach() if role == "v" and x.shape[-1] != self.config.d_model else x, role)
+
+
+@fault("GQA-1", caught_by="grouped_heads_go_with_other_options", trigger="grouped heads and an extra key")
+class ExtraKeyOfFirstGroup(Complete):
+    """Beside grouped heads, all groups share the first one's extra key."""
+
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        extended = super().extend(x, name)
+        if not self.config.bias_kv or self.config.kv_heads == self.config.n_heads:
+            return extended
+        own, extra = extended.split([x.shape[2], extended.shape[2] - x.shape[2]], 2)
+        return torch.cat([own, extra[:, :1].expand_as(extra)], 2)
+
+
+@fault("XAT-1", caught_by="other_widths_go_with_other_options", trigger="kdim other than d_model, and an extra key")
+class ExtraKeyForgottenWithWidths(Complete):
+    """With keys of another width, the learned extra key is zero."""
+
+    def extend(self, x: Tensor, name: str) -> Tensor:
+        extended = super().extend(x, name)
+        if self.config.bias_kv and self.config.key_width != self.config.d_model:
+            extended = torch.cat([x, torch.zeros_like(extended[:, :, x.shape[2] :])], 2)
+        return extended

@@ -1,7 +1,8 @@
-"""Global state: what a call must leave as it was. It is read here, compared, and put back."""
+"""Global state: what a call must leave as it was. It is read here and compared, and settings are put back."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from collections.abc import Iterable
@@ -24,16 +25,22 @@ from mha.spec import Implementation, Problem
 
 @dataclass(frozen=True)
 class GlobalState:
-    """The value of each of the `SETTINGS` at one moment, the filters of warnings, and the names of loaded modules."""
+    """The value of each of the `SETTINGS` at one moment, the filters of warnings, and the names of loaded modules.
+
+    numpy_state: NumPy's global random state, None until NumPy is loaded.
+    """
 
     values: dict[str, Any]
     filters: list[Any]
     modules: frozenset[str]
+    numpy_state: bytes | None
 
     @staticmethod
     def read() -> GlobalState:
         """Return the state as it is now."""
-        return GlobalState(settings(), list(warnings.filters), frozenset(sys.modules))
+        random = sys.modules.get("numpy.random")
+        numpy_state = pickle.dumps(random.get_state()) if random else None
+        return GlobalState(settings(), list(warnings.filters), frozenset(sys.modules), numpy_state)
 
     def changes(self) -> list[str]:
         """Return a description of each change since this state was read."""
@@ -43,6 +50,7 @@ class GlobalState:
             for name, value in self.values.items()
             if now.values[name] != value
         ]
+        changed += ["NumPy's random state"] * (self.numpy_state not in (None, now.numpy_state))
         # A filter for warnings of a module that was not loaded before says nothing about any other warning.
         filters = [each for each in now.filters if each in self.filters or each[2].__module__ in self.modules]
         imported = warnings.filters.imported if isinstance(warnings.filters, WatchedFilters) else []

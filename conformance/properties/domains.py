@@ -23,7 +23,8 @@ WIDE_HEADS = replace(
     masks=("none", "padding", "full", "bias"),
     sizes={"n_heads": (2, 1), "head_dim": (257, 320), "B": (1, 2), "L": (7, 1, 33), "S": (7, 33)},
 )
-# Inference as it is run every day, with widths of a head that are not multiples of 8, or not even of 2.
+# Inference as it is run every day, with the width of most large models, and others that are not multiples of 8, or
+# not even of 2.
 EVERYDAY_INFERENCE = Domain(
     scale="wide",
     causal=BOTH,
@@ -31,7 +32,7 @@ EVERYDAY_INFERENCE = Domain(
     inputs=("self", "cross"),
     modes=("no_grad", "inference"),
     need_weights=(False,),
-    sizes={"n_heads": (4, 3), "head_dim": (20, 17, 50), "B": (2, 1), "L": (33, 32, 130), "S": (33, 130)},
+    sizes={"n_heads": (4, 3), "head_dim": (20, 17, 128, 50), "B": (2, 1), "L": (33, 32, 130), "S": (33, 130)},
 )
 # Half precision, with so many elements that a root mean square over them is not a matter of luck.
 MANY_ELEMENTS_IN_HALF = Domain(dtypes=HALF, values=("normal",), min_heads=2, min_head_dim=8, min_B=2, min_L=8, min_S=8)

@@ -262,7 +262,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     number=2,
 )
 def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
-    """Weights that require no gradient leave the gradients of the inputs as they are."""
+    """Weights that require no gradient leave the output, and the gradients of the inputs, as they are."""
     problem = case.problem()
     assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
     upstream = session.upstream(problem)
@@ -272,6 +272,11 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     wanted = {"cross": some, "memory": INPUTS[case.seed % 2 :]}.get(case.inputs, INPUTS)
     for name, gradient in session.gradients(problem, upstream, wanted, frozen=True).items():
         expect_close(gradient, expected[name], because="the gradient, with weights that require none")
+    frozen = session.derive(
+        session.built(problem), lambda module: module.requires_grad_(False), "{}.requires_grad_(False)"
+    )
+    output, because = session(problem, via=frozen).output, "the oracle's value, where nothing requires a gradient"
+    expect_close(output, session.expected(problem).output, because=because)
 
 
 @property_of("GRD-5", Domain(masks=("none", *FEW), causal=BOTH, modes=("eval",)), needs="gradients", number=3)

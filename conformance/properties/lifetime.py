@@ -9,9 +9,11 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT,
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import FEW
 from mha.conformance.harness.assertions import assume, expect_close
-from mha.conformance.harness.session import Session
-from mha.conformance.properties.shared import expect_backward
+from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.session import Instance, Session
+from mha.conformance.properties.shared import expect_backward, undetermined_gradients
 from mha.spec import Problem
+from mha.spec.bounds import Ball, units_of
 
 LIFETIME = Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED)
 
@@ -35,11 +37,27 @@ def expect_lifetime(session: Session, problem: Problem) -> None:
         )
     assume(isinstance(module, nn.Module), "the attention is not a torch.nn.Module")
     assert isinstance(module, nn.Module)
+    if session.claims.weight_gradients:
+        _expect_accumulated(session, instance, problem)
     halved = problem.change(**{name: tensor / 2 for name, tensor in problem.weights.named()})
     _copy_weights(session, session.built(halved).attention, module)
     for mode in ("eval", "inference"):
         output = session(problem, mode=mode, via=instance).output
         expect_close(output, session.expected(halved).output, because="the oracle's value for the weights as they are")
+
+
+def _expect_accumulated(session: Session, instance: Instance, problem: Problem) -> None:
+    """After another training step, without zero_grad(), the gradients of the weights are twice those of one step."""
+    leaves = problem.map_inputs(leaf_of)
+    upstream = session.upstream(leaves)
+    output = session.forward(leaves)
+    with guarded("backward()"):
+        output.backward(upstream)
+    units, expected = units_of(problem.query.dtype), session.expected_gradients(leaves, upstream)
+    gradients = session.weight_gradients(instance, problem.weights)
+    for name in sorted(gradients.keys() - undetermined_gradients(session, problem)):
+        twice = Ball(2 * expected[name].mid, 2 * expected[name].rad).stored(units)
+        expect_close(gradients[name], twice, because="the sum of the gradients of two steps, without zero_grad()")
 
 
 def _copy_weights(session: Session, source: object, module: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOUNDED, HALF, MODERATE, WITH_GRADIENT
@@ -32,16 +33,35 @@ SAMPLED_ROWS = 4
 )
 def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
     """Sampled rows of many keys are within the bound of the oracle."""
+    case = _sometimes_transposed(session, case)
+    rows = torch.randperm(case.L, generator=case.generator)[:SAMPLED_ROWS].sort().values
+    rows[-1] = case.L - 1
+    _expect_rows(session, case, rows)
+
+
+def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
+    """Expect the oracle's results in some rows, by their indices."""
     assume_unquantised(session)
-    problem = _sometimes_transposed(session, case).problem()
-    queries = problem.query.shape[1]
-    rows = torch.randperm(queries, generator=case.generator)[:SAMPLED_ROWS].sort().values
-    rows[-1] = queries - 1
+    problem = case.problem()
     result, expected = session(problem), session.expected(select_queries(problem, rows, session.claims.causal))
-    because = f"the oracle's value for {queries} queries on {problem.key.shape[1]} keys"
+    because = f"the oracle's value for {case.L} queries on {case.S} keys"
     expect_close(result.output[:, rows], expected.output, because=because)
     if result.weights is not None:
         expect_close(result.weights[:, :, rows], expected.weights, because=because)
+
+
+@property_of(
+    "NUM-5",
+    replace(LONG_ROWS, masks=("none",), causal=(True,), inputs=("self",), values=("normal",), max_B=1),
+    requires="HED-1",
+    must_reject=("mean", "zeros", "unmasked"),
+    max_cases=1,
+    number=2,
+)
+def long_causal_calls_are_within_the_bound(session: Session, case: Case) -> None:
+    """Sampled rows of a causal call are within the bound beyond the length that causal masks are often made for."""
+    n_heads = min(session.claims.sizes.n_heads or {1})
+    _expect_rows(session, replace(case, n_heads=n_heads, B=1, L=2304, S=2304), torch.tensor([1023, 1024, 2047, 2048]))
 
 
 @property_of(

@@ -131,16 +131,20 @@ def all_true_mask_equals_no_mask(session: Session, case: Case) -> None:
 
 @property_of("MSK-5", Domain(masks=(*BOOLEAN, *FLOAT), causal=BOTH))
 def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
-    """A broadcast mask equals the same mask expanded, in any memory layout."""
+    """A broadcast mask equals the same mask expanded, along any axes, in any memory layout."""
     problem = case.problem()
     mask = problem.mask
     assert mask is not None
     expanded = as_wide_as_claimed(mask, problem, session.claims)
+    axes = [axis for axis in range(3) if expanded.shape[axis] > mask.shape[axis]]
+    chosen = case.seed % max(1, 2 ** len(axes) - 2) + 1  # neither none of them nor all
+    sizes = [expanded.shape[axis] if chosen >> place & 1 else 1 for place, axis in enumerate(axes)]
     forms = {
         "with stride 0": expanded,
         "and contiguous": expanded.contiguous(),
         "with keys before queries in memory": expanded.mT.contiguous().mT,
         "as a slice of a larger tensor": torch.nn.functional.pad(expanded, (0, 1))[..., :-1],
+        "along some axes": mask.expand(*(dict(zip(axes, sizes, strict=True)).get(axis, -1) for axis in range(4))),
     }
     base, bound = session(problem).output, lambda: session.expected(problem).output
     for form, same in forms.items():

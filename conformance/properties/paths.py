@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import torch
+from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, FEW_VALUES, MODERATE, WITH_GRADIENT, Domain
@@ -19,6 +20,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses, weights_of
 from mha.spec import Problem, causal_mask, join_causal, to_convention
+from mha.spec.problem import INPUTS
 
 ANY_MASK = (*NO_EMPTY_ROWS, *EMPTY)
 ONE_MODE = ("eval",)
@@ -170,6 +172,29 @@ def extra_keys_have_gradients(session: Session, case: Case) -> None:
         problem = with_extra(problem, case, extra)  # the last problem has all extras
 
 
+@property_of(
+    "PTH-5",
+    replace(WITH_EXTRAS, modes=WITH_GRADIENT),
+    needs=("extras=length_first|unbatched", "gradients"),
+    requires="HED-1",
+    must_reject=("nan_gradients", "detached"),
+    min_rejection_rate=0.3,
+    max_cases=12,
+    number=5,
+)
+def other_layouts_have_gradients(session: Session, case: Case) -> None:
+    """With the length first, and without a batch, the gradients match the oracle."""
+    for extra in sorted({"length_first", "unbatched"} & set(session.claims.extras)):
+        problem = with_extra(case.problem(), case, extra)
+        upstream, called = session.upstream(problem), _as_called(problem, (extra,))
+        gradients = session.gradients(called, _laid_out(upstream, (extra,)))
+        for name, expected in session.expected_gradients(problem, upstream).items():
+            if name in gradients:
+                actual = _batch_first(gradients[name], (extra,)) if name in INPUTS else gradients[name]
+                own = expected[(0,) * (4 - actual.tensor.ndim)] if name == "mask" else expected
+                expect_close(actual, own, because=f"the gradient, with the extra {extra!r}")
+
+
 def _expect_extras(session: Session, case: Case) -> None:
     """Expect the oracle's results with each claimed extra, and with one pair of them."""
     claimed = sorted(session.claims.extras)
@@ -194,11 +219,24 @@ def _expect_extras(session: Session, case: Case) -> None:
 
 def call_with_extras(session: Session, problem: Problem, extras: Sequence[str]) -> RecordedTensor:
     """Call with the inputs in the layout that the extras need; return the output as (B, L, D)."""
+    return _batch_first(session(_as_called(problem, extras)).output, extras)
+
+
+def _as_called(problem: Problem, extras: Sequence[str]) -> Problem:
+    """Return the problem with inputs, and a mask, in the layout that the extras need."""
+    mask = problem.mask
+    if "unbatched" in extras and mask is not None:
+        mask = mask[0] if mask.shape[1] > 1 else mask[0, 0]
+    return problem.map_inputs(lambda x: _laid_out(x, extras)).change(mask=mask)
+
+
+def _laid_out(x: Tensor, extras: Sequence[str]) -> Tensor:
+    """Return a tensor (B, N, width) in the layout that the extras need."""
+    return x[0] if "unbatched" in extras else x.transpose(0, 1) if "length_first" in extras else x
+
+
+def _batch_first(x: RecordedTensor, extras: Sequence[str]) -> RecordedTensor:
+    """Return what is in the layout that the extras need as (B, N, width)."""
     if "unbatched" in extras:
-        mask = None if problem.mask is None else problem.mask[0] if problem.mask.shape[1] > 1 else problem.mask[0, 0]
-        unbatched = problem.map_inputs(lambda x: x[0]).change(mask=mask)
-        return session(unbatched).output.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
-    if "length_first" in extras:
-        transposed = problem.map_inputs(lambda x: x.transpose(0, 1))
-        return session(transposed).output.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)")
-    return session(problem).output
+        return x.map(lambda x: x.unsqueeze(0), "{}.unsqueeze(0)")
+    return x.map(lambda x: x.transpose(0, 1), "{}.transpose(0, 1)") if "length_first" in extras else x

@@ -201,7 +201,9 @@ def training_mode_matters_to_dropout_only(session: Session, case: Case) -> None:
 def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     """Calls from several threads on one module give the results of calls one by one."""
     problem = case.problem()
-    problems = [problem.map_inputs(lambda x, shift=shift: x + shift) for shift in range(THREADS)]  # type: ignore[misc]  # loop
+    # Inputs, masks and batch sizes of their own.
+    others = (replace(case, seed=case.seed + place, B=case.B + place % 2) for place in range(1, THREADS))
+    problems = [problem, *(other.problem(weights=problem.weights) for other in others)]
     bounds = [session.bound_of(each) for each in problems]
     alone = [session(each).output for each in problems]
     called = session.built(problem).attention

@@ -10,14 +10,16 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import grouped, own_head_dim, with_config
+from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_other_options
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
+from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import DROPOUT_PATTERNS, DROPOUT_SEEDS, EVERYDAY_SIZES, FEW_QUERIES
 from mha.conformance.properties.dropout_statistics import expect_dropped_weights
 from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
+from mha.spec import Config
 
 # Outputs that do not depend on the scores.
 SCORELESS_DEFECTS = ("zeros", "mean", "noise")
@@ -147,6 +149,51 @@ def grouped_heads_have_gradients(session: Session, case: Case) -> None:
     problem = with_config(case, grouped(case))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+
+
+TOGETHER = replace(VARIANT, inputs=("cross",), need_weights=(False,))
+
+
+@property_of(
+    "GQA-1",
+    replace(TOGETHER, min_heads=2),
+    needs="grouped_query",
+    requires="HED-1",
+    must_reject=SCORELESS_DEFECTS,
+    min_rejection_rate=0.3,
+    max_cases=8,
+    number=10,
+)
+def grouped_heads_go_with_other_options(session: Session, case: Case) -> None:
+    """Grouped heads match the oracle beside other options that are claimed, too."""
+    _expect_together(session, case, grouped(case))
+
+
+@property_of(
+    "XAT-1",
+    TOGETHER,
+    needs=("kv_widths", "cross_attention"),
+    requires="HED-1",
+    must_reject=SCORELESS_DEFECTS,
+    min_rejection_rate=0.3,
+    max_cases=8,
+    number=4,
+)
+def other_widths_go_with_other_options(session: Session, case: Case) -> None:
+    """Other widths of key and value match the oracle beside other options that are claimed, too."""
+    _expect_together(session, case, replace(case.config, kdim=case.config.d_model + 1, vdim=3))
+
+
+def _expect_together(session: Session, case: Case, config: Config) -> None:
+    """Expect the oracle's output for a configuration with other options, which may be refused together."""
+    together = with_other_options(case, session.claims, config)
+    assume(together != config, "no other option is claimed")
+    problem = with_config(case, together)
+    try:
+        output = session(problem).output
+    except (CallRaised, AdapterError):
+        assume(False, f"{together} is refused")
+    expect_close(output, session.expected(problem).output, because=f"the oracle's value for {together}")
 
 
 @property_of(
