@@ -41,10 +41,10 @@ OF_HEADS = ("b h l d", "b l h d", "l b h d")
 CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in (*OF_HEADS, "b l (h d)", "l b (h d)") if x != y]
 LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS)
 # How many inputs are one tensor, by the required parameters of a kernel.
-PACKED: dict[tuple[str, ...], str] = {
+PACKED_INPUTS: dict[tuple[str, ...], str] = {
     (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
 }
-PACKED |= {("qkv",): "3"}
+PACKED_INPUTS |= {("qkv",): "3"}
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
@@ -76,7 +76,7 @@ class KernelCandidate(Candidate):
 
 def _candidates(kernel: Callable[..., Any], label: str) -> list[Candidate]:
     """Return a candidate for each layout of query, key and value."""
-    packed = PACKED.get(_required(kernel), "")
+    packed = PACKED_INPUTS.get(_required(kernel), "")
     claims = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
     layouts = _packed_layouts(packed) if packed else LAYOUTS
     return [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(claims)) for layout in layouts]
@@ -91,7 +91,7 @@ def _packed_layouts(packed: str) -> list[str]:
 def _rows(candidate: Candidate) -> list[Row]:
     """Return what was found about a kernel."""
     packed = _required(candidate.constructor)
-    inputs = packed if packed in PACKED else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
+    inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
         Row("kernel", "between four projections, which are supplied", "by its parameters"),
         Row("inputs", f"{', '.join(inputs)}, of shape {_shape(candidate.layout)}", "tested"),
@@ -118,7 +118,7 @@ def made_kernel(constructor: Callable[..., Any]) -> tuple[nn.Module, str] | None
         return None
     with suppress(Exception, SystemExit), as_found():
         module = constructor(**dropout)
-        takes_heads = input_names(inspect.signature(module.forward).parameters) or _required(module) in PACKED
+        takes_heads = input_names(inspect.signature(module.forward).parameters) or _required(module) in PACKED_INPUTS
         if takes_heads and not [*module.parameters()]:
             given = ", ".join(f"{name}={value}" for name, value in dropout.items())
             return module, f"{getattr(constructor, '__name__', 'kernel')}({given})"
@@ -134,7 +134,7 @@ def _required(kernel: Callable[..., Any]) -> tuple[str, ...]:
 def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
     """Raise ImplementationError for a function that cannot take query, key and value, or needs more than them."""
     required = _required(kernel)
-    if required in PACKED:
+    if required in PACKED_INPUTS:
         return
     _require_nothing_else(label, required)
     parameters = inspect.signature(function_of(kernel)).parameters.values()
@@ -184,7 +184,7 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
     if candidate is None:
         problem = candidates[0].problem or "its output matches no formula of attention"
         packed = _required(candidates[0].constructor)
-        names = " and ".join(packed) if packed in PACKED else "query, key and value"
+        names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
         raise Unclear(
             f"called with {names} of shape {_shape(candidates[0].layout)}, {problem}; a function that makes a module "
             "needs parameters d_model and n_heads"
