@@ -132,8 +132,8 @@ def explained(  # noqa: PLR0913  the terms, by name
         square += sum(max(float((g.square() * place.repeated).sum()) for g in forms) ** 0.5 for forms in uses) ** 2
         worst += sum(max(float((g.abs() * place.size).sum()) for g in forms) for forms in uses)
         systematic += sum(max(float((g.abs() * place.own).sum()) for g in forms) for forms in uses)
-        for moves in place.moves:
-            common += sum(max(abs(float((g * move).sum())) for g in forms for move in moves) for forms in uses)
+        for times, moves in place.moves:
+            common += times * sum(max(abs(float((g * move).sum())) for g in forms for move in moves) for forms in uses)
     return Allowance(
         size=size,
         sd=store * math.sqrt(square),

@@ -32,8 +32,8 @@ class Place:
     """The numbers at one place of the formula, and all that may be wrong with them.
 
     size, square, repeated: the sums over all stores of |x|, x^2 and n x^2. powers: that of n 4^e, with 2^e the power of
-    two below |x|, so that x is off by half a unit in its last place, u_s 2^e. own: s. moves: for each store, fl(x) - x
-    in each form that may be the one.
+    two below |x|, so that x is off by half a unit in its last place, u_s 2^e. own: s. moves: for each store, how often
+    it is repeated, and fl(x) - x in each form that may be the one.
     """
 
     size: Tensor | float = 0.0
@@ -41,7 +41,7 @@ class Place:
     repeated: Tensor | float = 0.0
     powers: Tensor | float = 0.0
     own: Tensor | float = 0.0
-    moves: list[tuple[Tensor, ...]] = field(default_factory=list)
+    moves: list[tuple[int, tuple[Tensor, ...]]] = field(default_factory=list)
 
     def store(
         self, dtype: torch.dtype, units: Units, copies: Tensor, *forms: tuple[Tensor, float | Tensor], times: int = 1
@@ -61,7 +61,7 @@ class Place:
         self.powers = self.powers + times * copies * power.square()
         self.own = self.own + times * torch.stack(lost).amax(0)
         moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
-        self.moves += [moves] * times
+        self.moves.append((times, moves))
 
     def quantise(self, dtype: torch.dtype, store: float, copies: Tensor, *forms: Tensor) -> None:
         """Note that x, (B, H, length, d_k), is stored in a float8 dtype in one of several forms, with a scale.
@@ -81,7 +81,7 @@ class Place:
                 scale = (x.abs().amax(dims, keepdim=True) / info.max).clamp(min=torch.finfo(torch.float32).tiny)
                 for each in (scale, torch.exp2(scale.log2().ceil())):
                     moves.append((x / each).clamp(-info.max, info.max).float().to(dtype).double() * each - x)
-        self.moves.append(tuple(moves))
+        self.moves.append((1, tuple(moves)))
 
     def store_parts(self, copies: Tensor, sum_: Tensor, span: Tensor, times: int, lost: float) -> None:
         """Note that partial sums of the numbers stored last are stored, so many times.
@@ -94,7 +94,7 @@ class Place:
         self.repeated = self.repeated + times * copies * size.square()
         self.powers = self.powers + times * copies * size.square()
         self.own = self.own + times * lost
-        self.moves += self.moves[-1:] * times
+        self.moves.append((times, self.moves[-1][1]))
 
 
 # d<w, y*> / dx of a place: a tensor for each use of the numbers, in each form that may be the one.

@@ -55,8 +55,8 @@ GRADIENT_ROWS = replace(
     GRADIENT_ROWS,
     needs="gradients",
     requires="HED-1",
-    must_reject=("mean", "zeros", "unscaled", "detached", "softmax_gradient_without_row_sum"),
-    max_cases=8,
+    must_reject=("unscaled", "detached", "softmax_gradient_without_row_sum"),
+    max_cases=6,
 )
 def errors_of_gradients_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of the gradients better than rounding does."""
