@@ -40,4 +40,7 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("no rope:\\n    odd width"))
     'no rope: odd width'
     """
-    return " ".join(str(error).split())[:300]
+    try:
+        return " ".join(str(error).split())[:300]
+    except Exception:  # it may have a message that cannot be made
+        return "an exception without a message"

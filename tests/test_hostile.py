@@ -95,6 +95,7 @@ ENDINGS = {
     "exits while it is imported": ("os._exit(0)", 2),
     "exits with the process": ("atexit.register(os._exit, 0)", 1),
     "replaces sys.exit": ("sys.exit = print", 2),
+    "raises what is no Exception": ("raise GeneratorExit", 2),
     "leaves a thread": ("threading.Thread(target=time.sleep, args=(600,)).start()", 1),
 }
 
@@ -107,3 +108,4 @@ def test_exit_status_is_not_that_of_the_implementation(tmp_path: Path, ending: s
     command = [sys.executable, "-m", "mha.conformance.cli", "check", f"{file}:gives_nothing", "--clause", "SHP-1"]
     done = subprocess.run([*command, "--profile", "quick"], cwd=tmp_path, capture_output=True, timeout=120, check=False)
     assert done.returncode == status, done
+    assert b"Traceback" not in done.stderr or statement.startswith("atexit"), done

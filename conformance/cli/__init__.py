@@ -35,11 +35,16 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     from mha.conformance.cli.app import app
 
-    status: object = 2  # of what does not exit, as `sys.exit` was replaced
+    status: object = 2  # unless the command exits: what is judged may have replaced `sys.exit`
     try:
         app(prog_name="mha")
     except SystemExit as end:
         status = end.code or 0
+    except BaseException as error:
+        if isinstance(error, (Exception, KeyboardInterrupt)):
+            raise
+        name = type(error).__name__
+        print(f"mha: what is judged raised {name}, which is no Exception, while it was built or tried", file=sys.stderr)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # it may be closed
