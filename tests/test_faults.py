@@ -29,6 +29,7 @@ BASES = {
     "Complete",
     "Correct",
     "Decoding",
+    "HeadsInFloat8",
     "HeadsParallel",
     "OnRank",
     "OutputDropped",

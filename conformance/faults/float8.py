@@ -1,4 +1,4 @@
-"""Faults of attention whose queries, keys and values are stored in float8, each row with a scale."""
+"""Faults that NUM-7 and MSK-1 must catch where queries, keys and values are stored in float8, each row with a scale."""
 
 from __future__ import annotations
 

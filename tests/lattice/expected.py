@@ -8,7 +8,8 @@ from typing import Any
 from lattice.axes import CAUSAL_ALWAYS, Point
 from lattice.projections import projections_of
 from lattice.source import target_name
-from mha.spec import Rounding
+from mha.implementations.adapters.construction import MAX_LENGTH
+from mha.spec import Rounding, Sizes
 
 EMPTY_ROWS = {"spread": "uniform", "lowest": "uniform", "1e9": "uniform", "raises": "error", "nan": "nan"}
 IN_SINGLE = Rounding(softmax_in_float32=True)
@@ -27,6 +28,8 @@ def claims_of(point: Point) -> dict[str, Any]:
         claims["causal"] = None
     elif point.causal == "flag_bottom_right":
         claims["causal"] = "bottom_right"
+    if point.causal == "buffer" and not point.self_attention:  # a table of so many keys
+        claims["sizes"] = Sizes(max_length=MAX_LENGTH)
     if point.may_be_empty and point.fill in EMPTY_ROWS:
         claims["empty_row"] = EMPTY_ROWS[point.fill]
     if point.weights not in ("tuple", "need_weights", "output_attentions", "attribute"):

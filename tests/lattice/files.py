@@ -15,7 +15,7 @@ from mha.spec import Claims
 IMPORTS = """
 
 from mha.implementations import from_module
-from mha.spec import Claims, Rounding
+from mha.spec import Claims, Rounding, Sizes
 
 """
 
