@@ -243,16 +243,14 @@ def preflight(implementation: Implementation) -> None:
         )
     if claims.world_sizes:
         pickled(original_of(implementation))
-    sizes = claims.sizes
-    n_heads, head_dim = min(sizes.n_heads or {2}), min(sizes.head_dims or {2})
+    n_heads, head_dim = min(claims.sizes.n_heads or {2}), min(claims.sizes.head_dims or {2})
     config = Config(d_model=n_heads * head_dim, n_heads=n_heads, bias=most_biases(claims.bias))
     try:
         with pristine(), as_found():  # what it changes is changed again when it is judged
             implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")
-    except ImplementationError:
-        raise
-    except (Exception, SystemExit):
-        return
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ImplementationError):
+            raise
 
 
 def _entry_point(name: str, registered: Sequence[EntryPoint]) -> EntryPoint:
@@ -376,11 +374,9 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
     if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
         function: Any = value
         label = target.rpartition(":")[2]
-        if isfunction(made):
-            inferred = infer(function, label) if makes_modules(function) else infer_kernel(function, label)
-        else:
-            of_heads = made_kernel(function)
-            inferred = infer_kernel(of_heads[0], label, of_heads[1]) if of_heads else infer(function, label)
+        is_kernel = isfunction(made) and not makes_modules(function)
+        kernel = (function, "") if is_kernel else made_kernel(function)
+        inferred = infer_kernel(kernel[0], label, kernel[1]) if kernel else infer(function, label)
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     raise ImplementationError(
