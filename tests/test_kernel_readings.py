@@ -73,7 +73,7 @@ def of_transformers(
     **_: object,
 ) -> tuple[Tensor, Tensor]:
     """(B, H, L, d), but its context is (B, L, H, d); it reads groups of heads from a module."""
-    k, v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))  # type: ignore[arg-type]
+    k, v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))  # type: ignore[arg-type]  # a stand-in
     scores = query @ k.mT * scaling
     weights = (scores if attention_mask is None else scores + attention_mask).softmax(-1)
     weights = F.dropout(weights, dropout, module.training)

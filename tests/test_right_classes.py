@@ -103,7 +103,7 @@ class OfTorch(nn.MultiheadAttention):
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__(embed_dim, num_heads, batch_first=True)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # as its users write it
         return super().forward(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)[0]
 
 

@@ -44,7 +44,7 @@ def main() -> None:
         if isinstance(error, (Exception, KeyboardInterrupt)):
             raise
         name = type(error).__name__
-        print(f"mha: what is judged raised {name}, which is no Exception, while it was built or tried", file=sys.stderr)
+        print(f"mha: the code to be judged raised {name}, which should derive from Exception", file=sys.stderr)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # it may be closed

@@ -192,7 +192,8 @@ def _fits_together(problem: Problem) -> bool:
     if query.ndim != 3 or key.ndim != 3 or len(query) != len(key) or key.shape[:2] != value.shape[:2]:
         return False
     try:
-        _ = mask is None or mask.expand(problem.shape)  # `torch.broadcast_shapes` imports SymPy
+        if mask is not None:
+            mask.expand(problem.shape)  # `torch.broadcast_shapes` imports SymPy
     except RuntimeError:
         return False
     return 0 not in problem.shape

@@ -14,7 +14,7 @@ def differentiate(output: Tensor, upstream: Tensor, *, create_graph: bool = Fals
     A gradient that is passed to `backward` makes torch import that to compare shapes, which takes longer than most
     clauses. A loss without one does not.
     """
-    _Loss.apply(output, upstream).backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
+    _Loss.apply(output, upstream).backward(create_graph=create_graph)  # type: ignore[no-untyped-call]  # of torch
 
 
 class _Loss(torch.autograd.Function):

@@ -9,6 +9,7 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, WITH_GRADIENT,
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import FEW
 from mha.conformance.harness.assertions import assume, expect_close
+from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.shared import expect_backward, undetermined_gradients
@@ -52,7 +53,7 @@ def _expect_accumulated(session: Session, instance: Instance, problem: Problem) 
     upstream = session.upstream(leaves)
     output = session.forward(leaves)
     with guarded("backward()"):
-        output.backward(upstream)
+        differentiate(output, upstream)
     units, expected = units_of(problem.query.dtype), session.expected_gradients(leaves, upstream)
     gradients = session.weight_gradients(instance, problem.weights)
     for name in sorted(gradients.keys() - undetermined_gradients(session, problem)):
