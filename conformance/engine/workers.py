@@ -1,7 +1,8 @@
 """Judging in several processes: each judges a clause at a time, and fails only that clause if it crashes.
 
-A process is a Python of its own: it starts, and imports torch, while the command does. Tasks and verdicts are pickled
-to its standard input and from its standard output; what an implementation prints goes to standard error.
+Where it is safe, the processes are forked once the command has imported torch and the judge, and before it imports what
+is judged; elsewhere each starts a Python of its own, as one does that replaces a process that died. What an
+implementation prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 from queue import SimpleQueue
-from subprocess import PIPE
+from subprocess import PIPE, Popen, TimeoutExpired
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
+
     from mha.conformance.results import Verdict
     from mha.conformance.settings import Settings, Task
     from mha.implementations import Resolved
@@ -49,45 +52,78 @@ def all_cores() -> int:
 class Worker:
     """A process that judges.
 
-    is_ready: whether it has found the targets. task: the number of what it is judging. compiles: whether it has judged
-    any of `COMPILED`.
+    input, output: its pipes. is_ready: whether it has found the targets. task: the number of what it is judging.
+    compiles: whether it has judged any of `COMPILED`.
     """
 
-    def __init__(self, answers: Answers) -> None:
-        # A session of its own, which Ctrl-C does not reach: the command ends its processes.
-        self.process = subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
+    def __init__(self, process: Popen[bytes] | ForkProcess, given: IO[bytes], said: IO[bytes]) -> None:
+        self.process, self.input, self.output = process, given, said
         self.is_ready = False
         self.task: int | None = None
         self.compiles = False
+
+    @classmethod
+    def started(cls) -> Worker:
+        """Start a Python of its own, in a session that Ctrl-C does not reach: the command ends its processes."""
+        process = Popen(COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        return cls(process, process.stdin, process.stdout)
+
+    @classmethod
+    def forked(cls, beside: Sequence[Worker]) -> Worker:
+        """Fork this process; beside: those that were forked before."""
+        (theirs, given), (said, answers) = (_pipe() for _ in range(2))
+        # A process with the ends of another one would keep it from noticing that the command has ended.
+        foreign = [given, said, *(end for other in beside for end in (other.input, other.output))]
+        process = get_context("fork").Process(target=_work_apart, args=(theirs, answers, foreign))
+        process.start()
+        theirs.close()
+        answers.close()
+        return cls(process, given, said)
+
+    def listen(self, answers: Answers) -> None:
+        """Put what the process says, from now on, where the command reads it."""
         self.listener = Thread(target=self._listen, args=(answers,), daemon=True)
         self.listener.start()
-        self.send(sys.path)
 
     def send(self, message: object) -> None:
         """Send a message; if the process has died, the end of its output shows it."""
-        assert self.process.stdin is not None
         with _ignoring_sigpipe(), suppress(OSError):
-            pickle.dump(message, self.process.stdin)
-            self.process.stdin.flush()
+            pickle.dump(message, self.input)
+            self.input.flush()
 
     def _listen(self, answers: Answers) -> None:
         """Put what the process says where the command reads it, and None at the end."""
-        assert self.process.stdout is not None
         with suppress(Exception):  # the end, or what is no verdict
             while True:
-                answers.put((self, pickle.load(self.process.stdout)))
+                answers.put((self, pickle.load(self.output)))
         answers.put((self, None))
 
     def end(self, patience: float = 0.0) -> int | None:
         """End the process; return its exit status, None if it did not end by itself within `patience` seconds."""
-        status = None
-        with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(patience)
+        status = self._wait(patience)
         self.process.kill()
         self.listener.join(EXIT_TIMEOUT)
-        with _ignoring_sigpipe(), suppress(OSError):
-            self.process.__exit__(None, None, None)  # closes its pipes, and waits for it
+        for pipe in (self.input, self.output):
+            with _ignoring_sigpipe(), suppress(OSError):
+                pipe.close()
+        self._wait(None)
         return status
+
+    def _wait(self, patience: float | None) -> int | None:
+        if not isinstance(self.process, Popen):
+            self.process.join(patience)
+            return self.process.exitcode
+        with suppress(TimeoutExpired):
+            return self.process.wait(patience)
+        return None
+
+
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    """Return both ends of a pipe: what is written to the second one is read from the first."""
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
 
 
 class Workers:
@@ -109,8 +145,8 @@ class Workers:
 
     def __enter__(self) -> Workers:
         """Start the processes."""
-        for _ in range(self.jobs if self.jobs > 1 else 0):
-            self._start()
+        if self.jobs > 1:
+            self._start(self.jobs, fork=may_fork())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -166,11 +202,37 @@ class Workers:
         worker.is_ready = True
         return {} if judged is None else {judged: answer}
 
-    def _start(self) -> None:
-        with suppress(OSError):  # as many as can start
-            self.members.append(Worker(self.answers))
+    def _start(self, count: int = 1, *, fork: bool = False) -> None:
+        """Start as many processes as can start."""
+        if fork:
+            _import_the_judge()
+        new = list[Worker]()
+        with suppress(OSError):
+            for _ in range(count):
+                new.append(Worker.forked(new) if fork else Worker.started())
+        self.members += new
+        for worker in new:  # threads, only once all are forked
+            worker.listen(self.answers)
+            worker.send(sys.path)
             if self.targets:
-                self.members[-1].send(self.targets)
+                worker.send(self.targets)
+
+
+def may_fork() -> bool:
+    """Return whether processes may be forked: nobody can have run code on torch, or CUDA, that has not been imported.
+
+    Not on macOS, whose system libraries do not bear it.
+    """
+    return sys.platform == "linux" and "torch" not in sys.modules
+
+
+def _import_the_judge() -> None:
+    """Import torch and all that judges, so that forked processes need not."""
+    import mha.conformance.engine.judge  # noqa: F401
+    from mha.conformance.properties.registry import properties
+
+    properties()
+    gc.freeze()  # what is loaded stays, and is not searched for garbage again
 
 
 def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
@@ -214,8 +276,23 @@ def _ignoring_sigpipe() -> Iterator[None]:
 def work() -> None:
     """Judge what comes through standard input until it ends."""
     given, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _judge_what_comes(given, answers)
+
+
+def _work_apart(given: IO[bytes], answers: IO[bytes], foreign: Iterable[IO[bytes]]) -> None:
+    """Do what `work` does in a fork of the command; foreign: pipes of others."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    for pipe in foreign:
+        pipe.close()
+    _judge_what_comes(given, answers)
+
+
+def _judge_what_comes(given: IO[bytes], answers: IO[bytes]) -> None:
+    """Judge what comes until it ends."""
+    os.dup2(2, 1)
 
     def say(answer: object) -> None:
         pickle.dump(answer, answers)
@@ -239,7 +316,7 @@ def work() -> None:
             say(judge(known[target], task.clause, task.dtype, task.device, settings))
 
 
-def _read(given: BinaryIO, tasks: SimpleQueue[Any]) -> None:
+def _read(given: IO[bytes], tasks: SimpleQueue[Any]) -> None:
     """Queue what comes; at its end, as where the command was killed, end the process, whatever it waits for."""
     with suppress(Exception):  # the end, or what cannot be read
         while True:
