@@ -171,7 +171,7 @@ def test_an_exception_of_the_judge_is_a_harness_error(monkeypatch: pytest.Monkey
     def broken(*args: Any) -> None:
         raise ZeroDivisionError("in the judge")
 
-    monkeypatch.setattr("mha.conformance.harness.session.oracle", broken)
+    monkeypatch.setattr("mha.conformance.harness.oracle_answers.oracle", broken)
     report = check(faults.correct, clauses=["NUM-1"], dtypes=["float32"])
     assert report.verdicts[0].status == "harness_error"
     assert "in the judge" in report.verdicts[0].message

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import pytest
 
 from mha.conformance.engine.judge import judge_all
-from mha.conformance.engine.workers import COMPILED, Workers, crashed, in_order_of_start
+from mha.conformance.engine.workers import COMPILED, LONGEST, Workers, crashed, in_order_of_start
 from mha.conformance.results import Report, Verdict
 from mha.conformance.settings import FIRST, Settings, Task
 from mha.conformance.waivers import Waiver
@@ -59,7 +59,8 @@ def test_clauses_that_import_the_compiler_are_judged_by_one_process() -> None:
     tasks = Settings(profile="quick", dtypes=("float32",)).tasks
     waiting = in_order_of_start(tasks)
     assert sorted(waiting) == list(enumerate(tasks))
-    assert [task.clause for _, task in waiting[: len(FIRST) + len(COMPILED)]] == [*FIRST, *COMPILED]
+    soon = [*FIRST, *COMPILED, *LONGEST]
+    assert [task.clause for _, task in waiting[: len(soon)]] == soon
     with Workers(2) as workers:
         one, other = workers.members
         compiled, plain = waiting[len(FIRST) :], waiting[-1]
@@ -170,6 +171,8 @@ def test_run_that_ends_early_leaves_no_process_behind(number: signal.Signals, tm
         assert any(" MSK-2 " in line for line in running.stdout)
         started = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         assert len(started) == 2
+        # They are forks of the command, not a Python each.
+        assert {command_of(process) for process in (str(running.pid), *started)} == {command_of(str(running.pid))}
         running.send_signal(number)
         rest = running.stdout.read()
     assert "Traceback" not in rest
@@ -208,6 +211,11 @@ def test_process_that_hangs_ends_with_a_command_that_was_killed(tmp_path: Path) 
     while any(map(is_running, started)) and monotonic() < end:
         sleep(0.1)
     assert not any(map(is_running, started))
+
+
+def command_of(process: str) -> str:
+    """Return how a process was started."""
+    return Path(f"/proc/{process}/cmdline").read_text()
 
 
 def is_running(process: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 import hypothesis
-from hypothesis import Phase
+from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
@@ -240,6 +240,7 @@ class Search:
             database=None,
             print_blob=False,
             report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
             phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         )
         @hypothesis.given(cases)

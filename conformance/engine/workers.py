@@ -36,6 +36,8 @@ MAX_WORKERS = 8
 EXIT_TIMEOUT = 2.0
 # Those that import the compiler go to one process, since that takes each of them a second.
 COMPILED = ("CMP-1", "CMP-2", "CMP-3")
+# Those that take longest, which a process that starts them last would be alone with.
+LONGEST = ("NUM-1", "GRD-1", "STA-3")
 COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.engine.workers import work; work()")
 
 
@@ -240,8 +242,9 @@ def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
     from mha.conformance.settings import FIRST
 
     numbered = list(enumerate(tasks))
+    soon = (*COMPILED, *LONGEST)
     first, rest = numbered[: len(FIRST)], numbered[len(FIRST) :]
-    return first + sorted(rest, key=lambda each: each[1].clause not in COMPILED)
+    return first + sorted(rest, key=lambda each: soon.index(each[1].clause) if each[1].clause in soon else len(soon))
 
 
 def crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:

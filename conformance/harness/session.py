@@ -14,6 +14,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import copy_of, lay_out
 from mha.conformance.cases.modes import MODES
+from mha.conformance.harness import oracle_answers
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
@@ -36,9 +37,6 @@ from mha.spec import (
     Implementation,
     Problem,
     Weights,
-    gradients,
-    oracle,
-    sum_shared,
 )
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import computable
@@ -218,7 +216,7 @@ class Session:
     def expected(self, problem: Problem) -> Expected:
         """Return the oracle's output and weights, with their bounds."""
         with torch.inference_mode():
-            return oracle(problem, self.claims)
+            return oracle_answers.expected(problem, self.claims)
 
     def bound_of(self, problem: Problem, index: Any = ...) -> Callable[[], Ball]:
         """Return what makes the oracle's output with its bounds, once, when it is first needed; index: of a part."""
@@ -227,7 +225,7 @@ class Session:
     def expected_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
         """Return the oracle's gradients with their bounds, under the names of `gradients`."""
         with torch.inference_mode():
-            return sum_shared(problem, gradients(problem, self.claims, upstream))
+            return oracle_answers.expected_gradients(problem, self.claims, upstream)
 
     def _note_margin(self, margin: float) -> None:
         self.margin = max(self.margin, margin)
