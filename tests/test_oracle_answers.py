@@ -14,7 +14,7 @@ from mha.conformance.harness.oracle_answers import Answers, expected, expected_g
 from mha.spec import Claims, Problem
 
 CASE = Case(B=2, L=3, S=4, n_heads=2, head_dim=2, mask="padding")
-SIZE = oracle_answers.PER_SCORE * 2 * 2 * 3 * 4 + 4 * (16 + 4)
+SIZE = oracle_answers.PER_SCORE * 2 * 2 * 3 * 4
 CHANGES: dict[str, Callable[[Problem], Problem]] = {
     "numbers": lambda problem: problem.change(key=problem.key + 1),
     "weights": lambda problem: problem.change(w_q=problem.weights.w_q * 2),
@@ -68,3 +68,7 @@ def test_the_oldest_answers_go_where_there_is_no_room(kept: Answers, monkeypatch
     assert kept.size == 2 * SIZE
     assert expected(problems[0], Claims()) is first
     assert expected(problems[1], Claims()) is not second
+    monkeypatch.setattr(oracle_answers, "ROOM", 0)
+    latest = expected(problems[2], Claims())
+    assert expected(problems[2], Claims()) is latest
+    assert kept.size == SIZE

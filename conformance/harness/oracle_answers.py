@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import combinations
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -16,15 +17,16 @@ from mha.spec import Claims, Expected, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
-# How many numbers of all answers are kept: 64 MiB in float64. An answer has about so many for each score.
-ROOM, PER_SCORE = 1 << 23, 24
+# How many numbers of all answers are kept, 64 MiB in float64, and about how many of them the oracle has for each score.
+ROOM, PER_SCORE = 1 << 23, 12
 
 Answer = TypeVar("Answer")
 
 
 def expected(problem: Problem, claims: Claims) -> Expected:
     """Return what `oracle` does."""
-    return _kept.answer(problem, ("oracle", claims), lambda: oracle(problem, claims))
+    size = PER_SCORE * prod(problem.shape)
+    return _kept.answer(problem, ("oracle", claims), size, lambda: oracle(problem, claims))
 
 
 def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> dict[str, Ball]:
@@ -33,7 +35,8 @@ def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> di
     def differentiate() -> dict[str, Ball]:
         return sum_shared(problem, gradients(problem, claims, upstream, expected(problem, claims)))
 
-    return _kept.answer(problem, ("gradients", claims, _content(upstream)), differentiate)
+    size = 2 * sum(x.numel() for x in _tensors(problem))
+    return _kept.answer(problem, ("gradients", claims, _content(upstream)), size, differentiate)
 
 
 @dataclass
@@ -43,21 +46,22 @@ class Answers:
     answers: OrderedDict[Hashable, tuple[int, Any]] = field(default_factory=OrderedDict)
     size: int = 0
 
-    def answer(self, problem: Problem, question: Hashable, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question about a problem, asking unless it is kept; on the CPU alone."""
+    def answer(self, problem: Problem, question: Hashable, size: int, ask: Callable[[], Answer]) -> Answer:
+        """Return the answer to a question about a problem, asking unless it is kept; on the CPU alone.
+
+        size: about how many numbers the answer has. The latest answer is kept whatever its size.
+        """
         if problem.query.device.type != "cpu":
             return ask()
         key = question, _content_of(problem)
         if key not in self.answers:
-            batch, n_heads, queries, keys = problem.shape
-            size = PER_SCORE * batch * n_heads * queries * keys + sum(x.numel() for _, x in problem.weights.named())
             self.answers[key] = size, ask()
             self.size += size
         self.answers.move_to_end(key)
+        while self.size > ROOM and len(self.answers) > 1:
+            _, (dropped, _) = self.answers.popitem(last=False)
+            self.size -= dropped
         given: Answer = self.answers[key][1]
-        while self.size > ROOM and self.answers:
-            _, (size, _) = self.answers.popitem(last=False)
-            self.size -= size
         return given
 
 
@@ -66,11 +70,19 @@ _kept = Answers()
 
 def _content_of(problem: Problem) -> Hashable:
     """Return what makes two problems one: all numbers and how they lie in memory, and which inputs are one tensor."""
-    inputs = [getattr(problem, name) for name in INPUTS]
-    shared = tuple(first is second for first, second in combinations(inputs, 2))
-    weights = tuple((name, _content(x)) for name, x in problem.weights.named())
-    mask = None if problem.mask is None else _content(problem.mask)
-    return problem.config, problem.is_causal, tuple(map(_content, inputs)), shared, mask, weights
+    shared = tuple(first is second for first, second in combinations(_inputs(problem), 2))
+    weights = tuple(name for name, _ in problem.weights.named())
+    return problem.config, problem.is_causal, shared, weights, tuple(map(_content, _tensors(problem)))
+
+
+def _inputs(problem: Problem) -> list[Tensor]:
+    return [getattr(problem, name) for name in INPUTS]
+
+
+def _tensors(problem: Problem) -> list[Tensor]:
+    """Return inputs, weights and, last, the mask, if there is one."""
+    mask = [] if problem.mask is None else [problem.mask]
+    return [*_inputs(problem), *(x for _, x in problem.weights.named()), *mask]
 
 
 def _content(x: Tensor) -> Hashable:
