@@ -31,6 +31,8 @@ class Problem:
     (1, 2, 3, 5)
     >>> list(problem.distinct())
     ['query', 'key']
+    >>> problem.change(mask=torch.tensor([[True], [False], [True]])).empty_rows(None).flatten().tolist()
+    [False, True, False, False, True, False]
     """
 
     config: Config
@@ -82,3 +84,8 @@ class Problem:
                 raise ValueError("a causal problem needs an alignment, but the implementation claims causal=None")
             allowed = allowed & causal_mask(queries, keys, alignment, self.query.device)
         return allowed
+
+    def empty_rows(self, alignment: Alignment | None) -> Tensor:
+        """Return the boolean (B, H, L) of the queries that may attend to no key; see `allowed` for the alignment."""
+        empty = ~self.allowed(alignment).any(-1)
+        return torch.zeros_like(empty) if self.config.extra_keys else empty

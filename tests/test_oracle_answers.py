@@ -29,6 +29,7 @@ CHANGES: dict[str, Callable[[Problem], Problem]] = {
 def kept(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
     monkeypatch.setattr(oracle_answers, "_kept", answers)
+    monkeypatch.setattr(oracle_answers, "SMALL", 0)
     return answers
 
 
@@ -39,6 +40,13 @@ def test_an_equal_problem_gets_the_same_answer(kept: Answers) -> None:
     gradients = expected_gradients(first, Claims(), upstream)
     assert gradients is expected_gradients(again, Claims(), upstream.clone())
     assert gradients is not expected_gradients(again, Claims(), 2 * upstream)
+
+
+def test_answers_on_small_problems_are_not_kept(kept: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CASE.problem()
+    monkeypatch.setattr(oracle_answers, "SMALL", 2 * 2 * 3 * 4 + 16 + 1)
+    assert expected(problem, Claims()) is not expected(problem, Claims())
+    assert not kept.answers
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -1,4 +1,4 @@
-"""The oracle's answers, kept for a while: properties ask again, and known-bad answers are tried on the same cases."""
+"""The oracle's answers on large problems, kept for a while: known-bad answers are tried on the same cases."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from mha.spec.problem import INPUTS
 
 # How many numbers of all answers are kept, 64 MiB in float64, and about how many of them the oracle has for each score.
 ROOM, PER_SCORE = 1 << 23, 12
+# Keeping the answer on a problem with fewer scores and weights costs more time than it saves.
+SMALL = 1 << 13
 
 Answer = TypeVar("Answer")
 
@@ -51,7 +53,7 @@ class Answers:
 
         size: about how many numbers the answer has. The latest answer is kept whatever its size.
         """
-        if problem.query.device.type != "cpu":
+        if problem.query.device.type != "cpu" or prod(problem.shape) + problem.weights.w_q.numel() < SMALL:
             return ask()
         key = question, _content_of(problem)
         if key not in self.answers:

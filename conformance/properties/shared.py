@@ -25,7 +25,12 @@ from mha.spec.problem import INPUTS
 
 def refuses(session: Session, problem: Problem) -> bool:
     """Return whether the declared policy is "error" and a row is empty, so that every call must raise (MSK-8)."""
-    return session.claims.empty_row == "error" and bool(session.expected(problem).empty.any())
+    return session.claims.empty_row == "error" and has_empty_row(session, problem)
+
+
+def has_empty_row(session: Session, problem: Problem) -> bool:
+    """Return whether some query may attend to no key."""
+    return bool(problem.empty_rows(session.claims.causal).any())
 
 
 def hidden_pairs(session: Session, problem: Problem) -> Tensor:
@@ -46,7 +51,7 @@ def as_causal(claims: Claims, case: Case) -> Case:
 
 def assume_finite(session: Session, problem: Problem) -> None:
     """Discard the case if the declared policy makes a row NaN, or the call raise (MSK-8)."""
-    empty = session.claims.empty_row in ("nan", "error") and bool(session.expected(problem).empty.any())
+    empty = session.claims.empty_row in ("nan", "error") and has_empty_row(session, problem)
     assume(not empty, "a row has no allowed key, so its output is not finite")
 
 
@@ -134,7 +139,7 @@ def expect_gradients(session: Session, problem: Problem, rows: Tensor | None, be
 
 def undetermined_gradients(session: Session, problem: Problem) -> set[str]:
     """Return the gradients that the contract leaves open, by name: W_o's, where a context is NaN by policy."""
-    return {"w_o"} if session.claims.empty_row == "nan" and bool(session.expected(problem).empty.any()) else set()
+    return {"w_o"} if session.claims.empty_row == "nan" and has_empty_row(session, problem) else set()
 
 
 def expect_backward(
