@@ -31,7 +31,7 @@ Sources: Hoeffding 1963, theorem 2; Higham and Mary 2019, A new approach to prob
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -129,9 +129,11 @@ def explained(  # noqa: PLR0913  the terms, by name
     square = worst = systematic = common = 0.0
     for name, place in places.items():
         uses = gradients[name]
-        square += sum(max(float((g.square() * place.repeated).sum()) for g in forms) ** 0.5 for forms in uses) ** 2
-        worst += sum(max(float((g.abs() * place.size).sum()) for g in forms) for forms in uses)
-        systematic += sum(max(float((g.abs() * place.own).sum()) for g in forms) for forms in uses)
+        sizes = [[g.abs() for g in forms] for forms in uses]
+        squares = [[size.square() for size in forms] for forms in sizes]
+        square += sum(math.sqrt(most) for most in _largest(squares, place.repeated)) ** 2
+        worst += sum(_largest(sizes, place.size))
+        systematic += sum(_largest(sizes, place.own))
         for times, moves in place.moves:
             common += times * sum(max(abs(float((g * move).sum())) for g in forms for move in moves) for forms in uses)
     return Allowance(
@@ -143,3 +145,8 @@ def explained(  # noqa: PLR0913  the terms, by name
         second_order=second_order,
         deviation=deviation,
     )
+
+
+def _largest(uses: Sequence[Sequence[Tensor]], weight: Tensor | float) -> list[float]:
+    """Return the largest weighted sum of the forms of each use."""
+    return [max(float((form * weight).sum()) for form in forms) for forms in uses]

@@ -79,7 +79,7 @@ def _gram(graph: RoundingGraph, generator: torch.Generator) -> Tensor:
 def _deviation(place: Place, store: float) -> Tensor:
     """Return s_k for the numbers of a place."""
     own = torch.as_tensor(place.own)
-    return (store**2 * torch.as_tensor(place.powers) / 3 + own.square()).sqrt()
+    return (store**2 * torch.as_tensor(place.powers()) / 3 + own.square()).sqrt()
 
 
 def _norm(graph: RoundingGraph, contexts: Tensor) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -31,17 +31,21 @@ IGNORED_BITS = 14
 class Place:
     """The numbers at one place of the formula, and all that may be wrong with them.
 
-    size, square, repeated: the sums over all stores of |x|, x^2 and n x^2. powers: that of n 4^e, with 2^e the power of
-    two below |x|, so that x is off by half a unit in its last place, u_s 2^e. own: s. moves: for each store, how often
-    it is repeated, and fl(x) - x in each form that may be the one.
+    size, square, repeated: the sums over all stores of |x|, x^2 and n x^2. own: s. moves: for each store, how often it
+    is repeated, and fl(x) - x in each form that may be the one. stores: what makes the n 4^e of each, with 2^e the
+    power of two below |x|, so that x is off by half a unit in its last place, u_s 2^e.
     """
 
     size: Tensor | float = 0.0
     square: Tensor | float = 0.0
     repeated: Tensor | float = 0.0
-    powers: Tensor | float = 0.0
     own: Tensor | float = 0.0
     moves: list[tuple[int, tuple[Tensor, ...]]] = field(default_factory=list)
+    stores: list[Callable[[], Tensor]] = field(default_factory=list)
+
+    def powers(self) -> Tensor | float:
+        """Return the sum over all stores of n 4^e, for which only the energy of the error has a use."""
+        return sum(square() for square in self.stores)
 
     def store(
         self, dtype: torch.dtype, units: Units, copies: Tensor, *forms: tuple[Tensor, float | Tensor], times: int = 1
@@ -51,17 +55,24 @@ class Place:
         times: how many stores there are, each of a number as large as x.
         """
         least = 2 * torch.finfo(dtype).tiny
-        size = torch.stack([(x / factor).abs() for x, factor in forms]).amax(0)
+        sizes = [x.abs() for x, _ in forms]
+        size = _largest([(each / factor).abs() for each, (_, factor) in zip(sizes, forms, strict=True)])
         # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
         eta = units.subnormal + units.flush
-        lost = [(eta * (x.abs() < least) / factor).abs() for x, factor in forms]
-        self.size, self.square = self.size + times * size, self.square + times * size.square()
-        self.repeated = self.repeated + times * copies * size.square()
-        power = torch.stack([(power_below(x, dtype) / factor).abs() for x, factor in forms]).amax(0)
-        self.powers = self.powers + times * copies * power.square()
-        self.own = self.own + times * torch.stack(lost).amax(0)
+        lost = [(eta * (each < least) / factor).abs() for each, (_, factor) in zip(sizes, forms, strict=True)]
+        self._add(size, copies, times)
+        self.stores.append(
+            lambda: times * copies * _largest([(power_below(x, dtype) / f).abs() for x, f in forms]) ** 2
+        )
+        self.own = self.own + times * _largest(lost)
         moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
         self.moves.append((times, moves))
+
+    def _add(self, size: Tensor, copies: Tensor, times: int = 1) -> None:
+        """Add stores of numbers that are at most so large."""
+        square = times * size.square()
+        self.size, self.square = self.size + times * size, self.square + square
+        self.repeated = self.repeated + copies * square
 
     def quantise(self, dtype: torch.dtype, store: float, copies: Tensor, *forms: Tensor) -> None:
         """Note that x, (B, H, length, d_k), is stored in a float8 dtype in one of several forms, with a scale.
@@ -72,8 +83,8 @@ class Place:
         info, size = torch.finfo(dtype), torch.stack([x.abs() for x in forms]).amax(0)
         scaled = ScaledUnits.of(dtype, size)
         size = size * scaled.store / store
-        self.size, self.square = self.size + size, self.square + size.square()
-        self.repeated, self.powers = self.repeated + copies * size.square(), self.powers + copies * size.square()
+        self._add(size, copies)
+        self.stores.append(lambda: copies * size.square())
         self.own = self.own + scaled.subnormal
         moves = list[Tensor]()
         for x in forms if size.numel() else ():
@@ -90,11 +101,15 @@ class Place:
         negative part. sum_: sum x_i. span: sum |x_i|. lost: what is lost of each that underflows.
         """
         size = (span + sum_.abs()) / 2
-        self.size, self.square = self.size + times * size, self.square + times * size.square()
-        self.repeated = self.repeated + times * copies * size.square()
-        self.powers = self.powers + times * copies * size.square()
+        self._add(size, copies, times)
+        self.stores.append(lambda: times * copies * size.square())
         self.own = self.own + times * lost
         self.moves.append((times, self.moves[-1][1]))
+
+
+def _largest(forms: list[Tensor]) -> Tensor:
+    """Return the largest of several numbers, element by element."""
+    return forms[0] if len(forms) == 1 else torch.stack(forms).amax(0)
 
 
 # d<w, y*> / dx of a place: a tensor for each use of the numbers, in each form that may be the one.
