@@ -19,7 +19,7 @@ from torch import Tensor
 import variants
 from mha.conformance.cases.case import Case
 from mha.conformance.faults.base import Complete, implementation_of
-from mha.conformance.properties import directed, directed_gradients
+from mha.conformance.properties import directed_gradients, directions
 from mha.implementations import resolve
 from mha.spec import Implementation, Problem
 from mha.spec.directed import LARGEST_DEVIATION, Allowance, allowance, projection
@@ -68,7 +68,7 @@ def exact_of(problem: Problem, implementation: Implementation, seed: int) -> Exa
     if KINDS[seed % len(KINDS)] in ("repeated", "expanded"):
         upstream = upstream[:1, :1].expand_as(upstream).contiguous()
     graph = gradient_graph(problem, claims, upstream)
-    forwards = [direction.change["output"] for direction in directed.directions(graph.forward, case)]
+    forwards = [direction.change["output"] for direction in directions.directions(graph.forward, case)]
     backwards = [dict(direction.change) for direction in directed_gradients.directions(graph, graph.exact, case)]
     name = list(graph.exact)[seed % len(graph.exact)]
     forwards.append(single(graph.forward.output, seed))

@@ -12,6 +12,11 @@ from mha.conformance.faults.families import hooked, is_half, scores_scaled
 from mha.conformance.faults.fault import fault
 
 
+def in_half(module: Complete) -> bool:
+    """Return whether a module is in half precision."""
+    return is_half(next(module.parameters()))
+
+
 @fault("NUM-7", dtype="float16", caught_by="errors_do_not_add_up_to_a_defect")
 @fault(
     "NUM-7",
@@ -19,7 +24,7 @@ from mha.conformance.faults.fault import fault
     caught_by="errors_do_not_add_up_to_a_defect",
     trigger="half precision",
 )
-class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: is_half(next(module.parameters())))):
+class ScaleOffInHalf(scores_scaled(1.01, when=in_half)):
     """In half precision the scores are 1% too large."""
 
 
@@ -29,8 +34,36 @@ class ScaleOffInHalf(scores_scaled(1.01, when=lambda module: is_half(next(module
     caught_by="errors_in_a_large_batch_do_not_add_up_to_a_defect",
     trigger="half precision",
 )
-class ScaleSlightlyOffInHalf(scores_scaled(1.005, when=lambda module: is_half(next(module.parameters())))):
+class ScaleSlightlyOffInHalf(scores_scaled(1.005, when=in_half)):
     """In half precision the scores are 0.5% too large."""
+
+
+@fault(
+    "NUM-7",
+    dtype="bfloat16",
+    caught_by="errors_in_a_large_batch_do_not_add_up_to_a_defect",
+    trigger="half precision, inference mode",
+)
+class ScaleOffInInference(
+    scores_scaled(0.995, when=lambda module: torch.is_inference_mode_enabled() and in_half(module))
+):
+    """In half precision and inference mode the scores are 0.5% too small."""
+
+
+@fault(
+    "NUM-7",
+    dtype="bfloat16",
+    caught_by="errors_for_two_keys_do_not_add_up_to_a_defect",
+    trigger="half precision",
+)
+class EpsilonInHalf(Complete):
+    """In half precision 0.0015 of the largest term is added to the sum of each row."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if not is_half(scores):
+            return super().weigh(scores, allowed)
+        weights = super().weigh(scores.float(), allowed)
+        return (weights / (1 + 0.0015 * weights.amax(-1, keepdim=True))).to(scores)
 
 
 @fault(
@@ -74,6 +107,20 @@ class LateValuesLost(Complete):
         if is_half(v):
             v = v.masked_fill((torch.arange(v.shape[2]) >= 512).unsqueeze(-1), 0.0)
         return super().combine(weights, v, allowed)
+
+
+@fault(
+    "NUM-7",
+    dtype="bfloat16",
+    caught_by="errors_for_more_than_1024_keys_do_not_add_up_to_a_defect",
+    trigger="half precision, S > 1024",
+)
+class KeyOfSecondBlockLost(Complete):
+    """In half precision the first key after a block of 1024 is not read."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        lost = is_half(scores) & (torch.arange(scores.shape[-1]) == 1024)
+        return super().weigh(scores, allowed & ~lost)
 
 
 @fault("GRD-8", dtype="float16", caught_by="errors_of_gradients_do_not_add_up_to_a_defect")

@@ -176,6 +176,12 @@ class WideHeadsDetachedInHalf(Complete):
 
 
 @fault("GRD-1", caught_by="many_queries_on_many_keys_have_gradients", trigger="gradients, L and S > 512")
+@fault(
+    "GRD-8",
+    dtype="bfloat16",
+    caught_by="errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect",
+    trigger="half precision, gradients, L and S > 512",
+)
 class BackwardOfTooFewBlocks(Complete):
     """The backward pass covers as many blocks of 512 by 512 as the longer side has, instead of all."""
 

@@ -20,11 +20,12 @@ MASK = (
 )
 VALUE = ("change = v.mean((0, 2), keepdim=True).expand_as(o)",)
 MEAN = ("change = (allowed / allowed.sum(-1, keepdim=True).clamp(min=1)).double() @ v - o",)
-LAST_KEY = (
-    "last = allowed & (allowed.cumsum(-1) == allowed.sum(-1, keepdim=True)) & (allowed.sum(-1, keepdim=True) > 1)",
-    "lost = (p * last).sum(-1, keepdim=True)",
-    "change = -lost / (1 - lost) * (last.double() @ v - o)",
+EPSILON = ("change = -p.amax(-1, keepdim=True) * o",)
+LOST_KEY = (
+    "lost = (p * key).sum(-1, keepdim=True) * (allowed.sum(-1, keepdim=True) > 1)",
+    "change = -lost / (1 - lost) * (key.double() @ v - o)",
 )
+LAST_KEY = ("key = allowed & (allowed.cumsum(-1) == allowed.sum(-1, keepdim=True))", *LOST_KEY)
 MASKED_KEY = (
     "first = ~allowed & ((~allowed).cumsum(-1) == 1)",
     "read = ((s - s.masked_fill(~allowed, -inf).logsumexp(-1, keepdim=True)).exp() * first).nan_to_num(0.0, 0.0)",
@@ -50,6 +51,11 @@ LAST_KEY_OF_QUERIES = (*LOST_GRADIENT, "of_k, of_v = torch.zeros_like(k), torch.
 MASKED_KEY_GRADIENT = (*MASKED_KEY[:2], "of_s, of_p = read * (d_p - d), read", CORE)
 
 MOVED = "torch.autograd.grad((q, k, v), leaves, (of_q, of_k, of_v), materialize_grads=True)"
+
+
+def late_key_formula(key: int) -> tuple[str, ...]:
+    """Return the direction of a key that is lost, wherever it is allowed."""
+    return (f"key = allowed & (torch.arange(allowed.shape[-1]) == {key})", *LOST_KEY)
 
 
 def random_formula(seed: int) -> tuple[str, ...]:
