@@ -36,7 +36,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mha.spec.rounding_graph import Place, RoundingGraph, Uses
+from mha.spec.places import Place
+from mha.spec.rounding_graph import RoundingGraph, Uses
 
 # Standard deviations: 2 exp(-LAMBDA^2 / 2) is the probability of a false alarm, 3e-14.
 LAMBDA = 8.0
@@ -126,16 +127,19 @@ def explained(  # noqa: PLR0913  the terms, by name
 
     Uses of a number may round together or on their own, so their deviations are added up, not their squares.
     """
+    # Places with the same gradients, such as stored exponentials and weights, are looked at together.
+    together: dict[int, list[str]] = {}
+    for name in places:
+        together.setdefault(id(gradients[name]), []).append(name)
     square = worst = systematic = common = 0.0
-    for name, place in places.items():
-        uses = gradients[name]
-        sizes = [[g.abs() for g in forms] for forms in uses]
-        squares = [[size.square() for size in forms] for forms in sizes]
-        square += sum(math.sqrt(most) for most in _largest(squares, place.repeated)) ** 2
-        worst += sum(_largest(sizes, place.size))
-        systematic += sum(_largest(sizes, place.own))
-        for times, moves in place.moves:
-            common += times * sum(max(abs(float((g * move).sum())) for g in forms for move in moves) for forms in uses)
+    for names in together.values():
+        members = [places[name] for name in names]
+        by_use = [_sums(forms, members) for forms in gradients[names[0]]]
+        for place, sums in zip(members, zip(*by_use, strict=True), strict=True):
+            squares, sizes, own, *moves = zip(*sums, strict=True)
+            square += sum(map(math.sqrt, squares)) ** 2
+            worst, systematic = worst + sum(sizes), systematic + sum(own)
+            common += sum(times * sum(moved) for (times, _), moved in zip(place.moves, moves, strict=True))
     return Allowance(
         size=size,
         sd=store * math.sqrt(square),
@@ -147,6 +151,12 @@ def explained(  # noqa: PLR0913  the terms, by name
     )
 
 
-def _largest(uses: Sequence[Sequence[Tensor]], weight: Tensor | float) -> list[float]:
-    """Return the largest weighted sum of the forms of each use."""
-    return [max(float((form * weight).sum()) for form in forms) for forms in uses]
+def _sums(forms: Sequence[Tensor], places: Sequence[Place]) -> list[list[float]]:
+    """Return the sums over one use of the numbers of each place, each of its largest form; see `Place.sums`."""
+    found: list[list[float]] = [[] for _ in places]
+    for g in forms:
+        size, square = g.abs(), g.square()
+        for place, largest in zip(places, found, strict=True):
+            sums = place.sums(g, size, square)
+            largest[:] = map(max, largest, sums) if largest else sums
+    return found

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from mha.spec.directed import LAMBDA
-from mha.spec.rounding_graph import Place, RoundingGraph
+from mha.spec.places import Place
+from mha.spec.rounding_graph import RoundingGraph
 
 # Of random signs, for the traces.
 PROBES = 8

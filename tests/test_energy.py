@@ -13,7 +13,8 @@ from mha.conformance.cases.case import Case
 from mha.implementations import resolve
 from mha.spec import Claims, Rounding
 from mha.spec.energy import _deviation, _gram, explained_norm
-from mha.spec.rounding_graph import RoundingGraph, power_below, rounding_graph
+from mha.spec.places import power_below
+from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 
 SMALL = Case(n_heads=2, head_dim=4, B=2, L=3, S=5, dtype="bfloat16", seed=3)
 # With one form for each number, so that there is one Jacobian.
