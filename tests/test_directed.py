@@ -160,10 +160,10 @@ def test_backward_pass_agrees_with_differences_at_50_digits(role: str) -> None:
         assert float(by_column[column]) == pytest.approx(difference, abs=1e-4 * (1 + float(by_column.abs().max())))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(profile: str) -> None:
-    problem, rounding, draws = small_problem(), PROFILES[profile], 4000
-    graph, generator = rounding_graph(problem, Claims(rounding=rounding)), torch.Generator().manual_seed(0)
+def random_projections(profile: str, draws: int, seed: int = 0) -> tuple[Tensor, Allowance]:
+    """|T| over its standard deviation for random signs of all roundings, so many times, and what is allowed."""
+    problem, rounding = small_problem(), PROFILES[profile]
+    graph, generator = rounding_graph(problem, Claims(rounding=rounding)), torch.Generator().manual_seed(seed)
     u = units_of(torch.float16).store
 
     def draw(x: Tensor) -> Tensor:
@@ -172,7 +172,13 @@ def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(profile: 
     direction = random_direction(graph)
     part = allowance(graph, direction)
     error = Rounded(problem, rounding, draw)(draws).unflatten(0, (draws, -1)) - graph.output
-    distance = (error * direction).sum((1, 2, 3)).abs() / part.sd
+    return (error * direction).sum((1, 2, 3)).abs() / part.sd, part
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(profile: str) -> None:
+    draws = 4000
+    distance, part = random_projections(profile, draws)
     assert distance.max() * part.sd <= part.threshold
     assert 0.9 < distance.square().mean().sqrt() < 1.1
     for length in (1.0, 2.0, 3.0):

@@ -18,6 +18,7 @@ from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.faults.directed import KeyGradientOffInHalf, LastKeyLostBackwards, RowSumOffInHalf
 from mha.spec import Claims, Config, Problem, Rounding, Weights, gradients, sum_shared
 from mha.spec.bounds import units_of
+from mha.spec.directed import Allowance
 from mha.spec.directed_gradients import Adjoint, allowance_of_gradients
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 
@@ -137,10 +138,10 @@ def test_adjoint_is_that_of_autograd(form: tuple[bool, bool]) -> None:
         torch.testing.assert_close(moved[name].grad, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(form: tuple[bool, bool]) -> None:
-    (problem, upstream), draws = small_problem(), 4000
-    graph, generator = gradient_graph(problem, Claims(), upstream), torch.Generator().manual_seed(0)
+def random_projections(form: tuple[bool, bool], draws: int, seed: int = 0) -> tuple[Tensor, Allowance]:
+    """|T| over its standard deviation for random signs of all roundings, so many times, and what is allowed."""
+    problem, upstream = small_problem()
+    graph, generator = gradient_graph(problem, Claims(), upstream), torch.Generator().manual_seed(seed)
 
     def store(name: str, x: Tensor) -> Tensor:
         return x * (1 + U * torch.randint(0, 2, x.shape, generator=generator).mul(2).sub(1))
@@ -151,7 +152,13 @@ def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(form: tup
         ((found[name].unflatten(0, (draws, -1)) - graph.exact[name]) * w).sum((1, 2, 3))
         for name, w in direction.items()
     ]
-    distance = torch.stack(errors).sum(0).abs() / part.sd
+    return torch.stack(errors).sum(0).abs() / part.sd, part
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_roundings_stay_below_the_threshold_and_hoeffdings_tail(form: tuple[bool, bool]) -> None:
+    draws = 4000
+    distance, part = random_projections(form, draws)
     assert distance.max() * part.sd <= part.threshold
     assert 0.1 < distance.square().mean().sqrt() < 1
     for length in (1.0, 2.0, 3.0):
