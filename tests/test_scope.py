@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.implementations.inference.infer import infer
 from plain import Plain, evidence, refusal_of, verdict
 
@@ -166,7 +167,7 @@ class WidelyWindowed(Windowed):
 def test_window_that_an_argument_gives_is_widened() -> None:
     result = infer(WidelyWindowed)
     assert evidence(result)["formula"] == "tested"
-    assert "partial(WidelyWindowed, sliding_window=2048)" in result.declaration
+    assert f"partial(WidelyWindowed, sliding_window={MAX_LENGTH})" in result.declaration
     assert verdict(result, "NUM-5") == ("pass", True)
 
 

@@ -80,8 +80,9 @@ IF_REQUIRED = ("causal", "device", "q_layer", "k_layer", "v_layer", "o_layer")
 KEPT = {name for field in (*IF_REQUIRED, "layer_index") for name in CONSTRUCTOR_NAMES[field]}
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
 BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
-# The length for which a module is built that asks for the longest one; no case of self-attention is longer.
-MAX_LENGTH = 2048
+# The length for which a module is built that asks for the longest one; no case of self-attention is longer. It is more
+# than 2048, for which tables of masks and positions are often made.
+MAX_LENGTH = 2304
 SMALL = Config(d_model=4, n_heads=2)
 VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 

@@ -47,8 +47,8 @@ from mha.spec import Sizes, Weights
 from mha.spec.claims import BIASES
 
 SEVERAL_HEADS = frozenset(range(2, 9))
-# In seconds, for calls with long inputs.
-PATIENCE = 0.5
+# In seconds, for a call with long inputs.
+PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,9 @@ def _find_longest(candidate: Candidate) -> None:
 
     if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
         claim(MAX_LENGTH)
-    shorter, begun = candidate.probes[0].keys, perf_counter()
-    for length in (2**power for power in range(5, MAX_LENGTH.bit_length())):
+    shorter = candidate.probes[0].keys
+    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
+        begun = perf_counter()
         if not takes(length):
             claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
             return
