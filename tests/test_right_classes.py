@@ -97,6 +97,11 @@ def test_class_is_read_as_it_is_and_conforms(cls: type[nn.Module]) -> None:
     assert not failed
 
 
+def test_no_keys_give_zeros_though_a_row_without_an_allowed_key_is_nan() -> None:
+    (verdict,) = check(CausalFlagFromTheEnd, "quick", clauses=["SHP-5"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass", verdict.message
+
+
 class OfTorch(nn.MultiheadAttention):
     """Without gradients, it takes a fast path, whose masks may have other shapes, and whose empty rows are NaN."""
 

@@ -101,16 +101,16 @@ CLAUSES: tuple[Clause, ...] = (
         level="SHOULD",
         title="Empty inputs give empty outputs",
         statement=(
-            "B = 0 and L = 0 give an empty output of the correct shape. S = 0 gives a result that follows the "
-            "empty-row policy of MSK-8."
+            "B = 0 and L = 0 give an empty output of the correct shape. S = 0 gives a context of zeros or, where the "
+            "empty-row policy of MSK-8 is `nan`, NaN."
         ),
         why=(
             "A batch can be empty after filtering, or on one of several ranks; a memory is empty before its first "
             "entry. An exception ends a job that had nothing to compute."
         ),
         source=(
-            "Follows from equation 1 of Vaswani et al. 2017: no query means no row, and no key means a row without "
-            "allowed keys"
+            "Follows from equation 1 of Vaswani et al. 2017: no query means no row, and a context is a sum over the "
+            "keys, so that of no key is zero"
         ),
         differs=(
             "torch.nn.MultiheadAttention 2.13 accepts all three. For S = 0 it gives exactly b_o, although a row whose "
