@@ -244,7 +244,8 @@ def preflight(implementation: Implementation) -> None:
     if claims.world_sizes:
         pickled(original_of(implementation))
     n_heads, head_dim = min(claims.sizes.n_heads or {2}), min(claims.sizes.head_dims or {2})
-    config = Config(d_model=n_heads * head_dim, n_heads=n_heads, bias=most_biases(claims.bias))
+    key_heads = 1 if claims.multi_query else None
+    config = Config(n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=most_biases(claims.bias))
     try:
         with pristine(), as_found():  # what it changes is changed again when it is judged
             implementation.build(config, Weights.random(config, 0, torch.float32), dtype=torch.float32, device="cpu")

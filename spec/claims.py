@@ -189,6 +189,7 @@ class Claims:
         dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output, "both" to both.
         own_head_dim: `Config.d_head` may be given, so `n_heads` need not divide `d_model`.
         grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
+        multi_query: all heads share one key and value, so `Config.n_kv_heads` is always 1.
         kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
         extras: "bias_kv", "zero_key" and "length_first", which are fields of `Config`, and "unbatched", which means
             inputs of two dimensions (clause PTH-5).
@@ -228,6 +229,7 @@ class Claims:
     second_gradients: bool = False
     weight_gradients: bool = True
     grouped_query: bool = False
+    multi_query: bool = False
     kv_widths: bool = False
     decodes: bool = False
     decodes_ragged: bool = False
@@ -275,14 +277,17 @@ class Claims:
 
     def _require_consistency(self) -> None:
         """Raise ValueError for claims that contradict each other, and for a scale that is not a number."""
-        if self.always_causal and self.causal is None:
-            raise ValueError("Claims.always_causal needs an alignment, but Claims.causal is None")
-        if self.decodes_ragged and not self.decodes:
-            raise ValueError("Claims.decodes_ragged needs Claims.decodes, but that is False")
-        if 4 not in self.mask_ranks:
-            raise ValueError(f"Claims.mask_ranks must contain 4, but is {set(self.mask_ranks)}")
-        if self.second_gradients and not self.gradients:
-            raise ValueError("Claims.second_gradients needs Claims.gradients, but that is False")
+        contradictions = {
+            "always_causal needs an alignment, but Claims.causal is None": self.always_causal and self.causal is None,
+            "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
+            "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
+            and self.grouped_query,
+            f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
+            "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
+        }
+        for message, holds in contradictions.items():
+            if holds:
+                raise ValueError(f"Claims.{message}")
         if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):
             raise ValueError(f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}")
 

@@ -47,7 +47,9 @@ class Weights:
         generator = torch.Generator().manual_seed(seed)
         width = max(config.d_model, 0)
         inner_width = max(config.inner_width, 0)
-        kv_width = inner_width if config.n_kv_heads is None else config.n_kv_heads * config.head_dim
+        kv_width = inner_width
+        if config.n_kv_heads is not None and config.n_heads:
+            kv_width = max(config.n_kv_heads * config.head_dim, 0)
 
         def matrix(rows: int, columns: int) -> Tensor:
             drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)

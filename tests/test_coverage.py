@@ -129,6 +129,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),
     "grouped_query": (False, "GQA-1"),
+    "multi_query": (True, "NUM-1"),
     "kv_widths": (False, "XAT-1"),
     "decodes": (False, "INC-1"),
     "decodes_ragged": (False, "INC-1"),
@@ -169,7 +170,12 @@ def verdict_on(implementation: Implementation, clause: str, dtype: str, profile:
 @pytest.mark.parametrize("field", [field.name for field in fields(Claims)])
 def test_every_claim_changes_a_verdict(field: str) -> None:
     value, clause = CHANGES[field]
-    consistent = {"decodes": {"decodes_ragged": False}, "gradients": {"second_gradients": False}}.get(field, {})
+    needed = {
+        "decodes": {"decodes_ragged": False},
+        "gradients": {"second_gradients": False},
+        "multi_query": {"grouped_query": False},
+    }
+    consistent = needed.get(field, {})
     of_fields = {"retiles": variants.OrderOfSummation, "world_sizes": SequenceParallel}
     cls = of_fields.get(field, faults.Complete)
     claimed, changed = (

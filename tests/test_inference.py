@@ -69,6 +69,12 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask": None},
         {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "bias": {True, False, "o", "qkv"}},
     ),
+    "multi_query": (
+        "MultiQueryAttention",
+        {"w_q": "q_proj", "w_kv": "kv_proj", "w_o": "out_proj"},
+        {"mask": None},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "bias": {True}, "multi_query": True, "dropout": True},
+    ),
     "heads_in_modulelist": (
         "MultiHead",
         {"w_q": "heads.*.q", "w_k": "heads.*.k", "w_v": "heads.*.v", "w_o": "output_linear"},

@@ -96,16 +96,20 @@ class UnknownSizes(nn.Module):
         super().__init__()
 
 
-class MultiQuery(nn.Module):
-    """All heads share one key and one value."""
+class PairsOfHeads(nn.Module):
+    """Every two heads share one key and one value."""
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
+        self.n_heads, width = n_heads, d_model // n_heads * max(1, n_heads // 2)
         self.q, self.o = (nn.Linear(d_model, d_model) for _ in range(2))
-        self.kv = nn.Linear(d_model, 2 * d_model // n_heads)
+        self.k, self.v = (nn.Linear(d_model, width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        q = self.q(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        k, v = (f(x).unflatten(-1, (-1, q.shape[-1])).transpose(1, 2).repeat_interleave(2, 1) for f in (self.k, self.v))
+        output: Tensor = self.o(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return output
 
 
 class Wide(Unnamed):
@@ -140,11 +144,11 @@ def makes_nothing(d_model: int, n_heads: int) -> None:
 
 def makes_compiled(d_model: int, n_heads: int) -> Any:
     """A module that does not name its inputs."""
-    return torch.compile(MultiQuery(d_model, n_heads), backend="eager")
+    return torch.compile(PairsOfHeads(d_model, n_heads), backend="eager")
 
 
 UNCLEAR: dict[Callable[..., Any], str] = {
-    MultiQuery: "as if several heads share one key and value. A class is judged on that only if its constructor takes",
+    PairsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
     Wide: "q.weight looks like w_q, but its shape is (10, 10, 3), not (10, 10) as with d_model=10",
     Parametrized: "its weights are computed each time (a parametrization); judge it without that",
     WithoutProjections: "(q, k, v, mask=None): return WithoutProjections(temperature=q.shape[-1] ** 0.5).eval()(",

@@ -29,7 +29,7 @@ class Case:
 
     The same case always makes the same tensors. Its repr omits fields that have their default, and runs as code.
 
-    n_heads, head_dim, bias: the configuration; `d_model` is n_heads * head_dim.
+    n_heads, head_dim, bias, n_kv_heads: the configuration; `d_model` is n_heads * head_dim.
     B, L, S: the sizes: items in the batch, queries, keys.
     dtype, device: names, as in torch.
     mask: a kind of mask, see `mha.conformance.cases.masks`. mask_axes: the axes along which it may differ, whatever its
@@ -68,6 +68,7 @@ class Case:
     mask_axes: str = "BHLS"
     additive: bool = False
     ranks: int = 0
+    n_kv_heads: int | None = None
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -77,7 +78,7 @@ class Case:
     @property
     def config(self) -> Config:
         """The configuration of the attention."""
-        return Config(d_model=self.n_heads * self.head_dim, n_heads=self.n_heads, bias=self.bias)
+        return Config(self.n_heads * self.head_dim, self.n_heads, n_kv_heads=self.n_kv_heads, bias=self.bias)
 
     @property
     def generator(self) -> torch.Generator:

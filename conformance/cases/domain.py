@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
-from mha.spec import Claims, Sizes
+from mha.spec import Claims
 from mha.spec.dtypes import TRAITS
 
 BOTH = (False, True)
@@ -268,7 +268,7 @@ class Domain:
             row = row | {"L": length, "S": length}
         if self.scale == "wide":
             row = row | {"n_heads": min(row["n_heads"], max(2, LARGEST_D_MODEL // row["head_dim"]))}
-        row = fit_sizes(self._with_claimed_flag(row, claims), claims.sizes)
+        row = fit_sizes(self._with_claimed_flag(row, claims), claims)
         row = row | _mask_form(row["mask"], claims)
         return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left")
 
@@ -319,15 +319,17 @@ def claimed_axes(claims: Claims) -> str:
     return "".join(axis for axis, claimed in differs.items() if claimed)
 
 
-def fit_sizes(row: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
+def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
     """Replace sizes that are not claimed by the next larger ones that are, or by the largest.
 
-    row: the fields of a case. sizes: what is claimed.
+    row: the fields of a case. Where all heads share one key and value, it gets the number of key heads.
 
-    >>> fit_sizes({"n_heads": 3, "head_dim": 16, "L": 5, "S": 40}, Sizes(head_dims={64}, length_multiple=16))
+    >>> from mha.spec.claims import Sizes
+    >>> sizes = Sizes(head_dims={64}, length_multiple=16)
+    >>> fit_sizes({"n_heads": 3, "head_dim": 16, "L": 5, "S": 40}, Claims(sizes=sizes))
     {'n_heads': 3, 'head_dim': 64, 'L': 16, 'S': 48}
     """
-    fitted = dict(row)
+    sizes, fitted = claims.sizes, dict(row) | ({"n_kv_heads": 1} if claims.multi_query else {})
     for name, claimed in (("n_heads", sizes.n_heads), ("head_dim", sizes.head_dims)):
         if claimed is not None:
             fitted[name] = min((size for size in claimed if size >= row[name]), default=max(claimed))

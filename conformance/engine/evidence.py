@@ -162,7 +162,7 @@ def plain_cases(session: Session) -> Iterator[Case]:
 def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[Evidence]:
     """Run a property; return its plain calls in order."""
     claims = session.claims
-    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims.sizes)
+    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims)
     recorder = Recorder(session.implementation, replace(case, **sizes))
     # Whatever a case of other sizes leads to, it says nothing about the property.
     with suppress(Exception), preserved():

@@ -64,7 +64,7 @@ def _are_alike(*found: Gradients) -> bool:
 
 def _gradients(implementation: Implementation, case: Case) -> Gradients:
     """Compare the gradients of a case."""
-    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, implementation.claims.sizes)
+    sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, implementation.claims)
     session = Session(implementation, replace(case, **sizes))
     problem = session.case.problem()
     upstream = session.upstream(problem)

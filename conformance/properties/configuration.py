@@ -11,6 +11,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, Domain, sorted_biases
+from mha.conformance.cases.transforms import with_config
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
@@ -26,7 +27,7 @@ def indivisible_width_is_rejected(session: Session, case: Case) -> None:
     """Construction with d_model % n_heads != 0 raises, before any forward pass."""
     excess = 1 + case.seed % (case.n_heads - 1)
     for width in (case.n_heads * case.head_dim + excess, excess):
-        config = Config(width, case.n_heads, bias=case.bias)
+        config = replace(case.config, d_model=width)
         _expect_rejected(session, config, _indivisible(config))
 
 
@@ -34,7 +35,7 @@ def indivisible_width_is_rejected(session: Session, case: Case) -> None:
 def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> None:
     """That exception is a ValueError whose message contains d_model and n_heads."""
     width = case.n_heads * case.head_dim + 1 + case.seed % (case.n_heads - 1)
-    config = Config(width, case.n_heads, bias=case.bias)
+    config = replace(case.config, d_model=width)
     error = _expect_rejected(session, config, _indivisible(config))
     raised = f"{type(error).__name__}: {error}"
     has_both = {str(config.d_model), str(config.n_heads)} <= set(re.findall(r"\d+", str(error)))
@@ -50,7 +51,7 @@ def non_positive_sizes_are_rejected(session: Session, case: Case) -> None:
     """A d_model or n_heads that is not positive raises at construction."""
     width, heads = case.config.d_model, case.n_heads
     for d_model, n_heads in ((width, 0), (0, heads), (width, -heads), (-width, heads), (-width, -heads), (0, 0)):
-        config = Config(d_model, n_heads, bias=case.bias)
+        config = replace(case.config, d_model=d_model, n_heads=n_heads)
         _expect_rejected(session, config, f"d_model ({d_model}) and n_heads ({n_heads}) must be positive")
 
 
@@ -60,10 +61,11 @@ def every_divisor_is_accepted(session: Session, case: Case) -> None:
     problem = case.problem()
     width = problem.config.d_model
     for n_heads in (heads for heads in range(1, width + 1) if width % heads == 0):
-        config = Config(width, n_heads, bias=case.bias)
+        config = replace(case.config, n_heads=n_heads)
         if session.claims.sizes.refused(n_heads=n_heads, head_dim=config.head_dim, lengths=(case.L, case.S)):
             continue
-        changed = problem.change(config=config)
+        # Where heads share key and value, their width depends on the number of heads.
+        changed = problem.change(config=config) if config.n_kv_heads is None else with_config(case, config)
         expected = session.expected(changed).output
         expect_close(session(changed).output, expected, because=f"{n_heads} heads divide d_model = {width}")
 

@@ -62,7 +62,8 @@ def order_of_heads_does_not_matter(session: Session, case: Case) -> None:
     order = torch.randperm(case.n_heads, generator=case.generator).tolist()
     rows = torch.cat([torch.arange(case.head_dim) + head * case.head_dim for head in order])
     weights = problem.weights
-    moved = {name: tensor[rows] for name, tensor in weights.named() if not name.endswith("_o")}
+    shared = ("_o", "_k", "_v") if case.n_kv_heads == 1 else ("_o",)  # one key and value, which all heads share
+    moved = {name: tensor[rows] for name, tensor in weights.named() if not name.endswith(shared)}
     permuted = problem.change(**moved, w_o=weights.w_o[:, rows])
     output, expected = session(permuted).output, session(problem).output
     bounds = map(session.bound_of, (permuted, problem))

@@ -219,6 +219,8 @@ def each_input_has_its_own_projection(session: Session, case: Case) -> None:
     if len(problem.distinct()) == 3:
         swapped = problem.change(**{one: getattr(problem, other), other: getattr(problem, one)})
     else:
+        if problem.weights.w_q.shape != problem.weights.w_k.shape:
+            one, other = pairs[1]
         matrices = {name: getattr(problem.weights, f"w_{name[0]}") for name in (one, other)}
         swapped = problem.change(**{f"w_{one[0]}": matrices[other], f"w_{other[0]}": matrices[one]})
     expected = session.expected(swapped).output
@@ -226,11 +228,20 @@ def each_input_has_its_own_projection(session: Session, case: Case) -> None:
 
 
 def _with_identity(problem: Problem, *roles: str) -> Problem:
-    """Make these projections the identity, without bias, and the output the heads' contexts."""
-    eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=problem.query.device)
+    """Make these projections the identity, without bias, and the output the heads' contexts.
+
+    A key or value that all heads share gets the first columns; see `_of_heads`.
+    """
     named = dict(problem.weights.named())
+    eyes = {f"w_{role}": torch.eye(*named[f"w_{role}"].shape).to(problem.query) for role in roles}
     biases = {name: named[name] * 0 for role in roles if (name := f"b_{role}") in named}
-    return passing_heads(problem).change(**{f"w_{role}": eye for role in roles}, **biases)
+    return passing_heads(problem).change(**eyes, **biases)
+
+
+def _of_heads(problem: Problem, values: torch.Tensor) -> torch.Tensor:
+    """Return values (..., D) as the heads have them, side by side, where their projection is the identity."""
+    shared = values[..., : len(problem.weights.w_v)]
+    return torch.cat([shared] * (problem.config.n_heads // problem.config.kv_heads), -1)
 
 
 INTEGER_VALUES = Domain(values=("integers",), inputs=CROSS, layouts=DENSE)
@@ -246,7 +257,7 @@ def zero_queries_over_a_power_of_two_of_keys_are_exact(session: Session, case: C
     allowed = problem.allowed(session.claims.causal)[0, 0]
     keys = allowed.sum(-1)
     rows = torch.isin(keys, 2 ** torch.arange(6, device=keys.device)).nonzero().flatten()
-    mean = allowed.double() @ problem.value.double() / keys.clamp(min=1).unsqueeze(-1)
+    mean = allowed.double() @ _of_heads(problem, problem.value.double()) / keys.clamp(min=1).unsqueeze(-1)
     because = f"the mean of {count} small integers, or fewer, is a number of this dtype"
     _expect_exact(session, problem, mean[:, rows].to(problem.query), because, rows)
 
@@ -269,7 +280,7 @@ def a_key_that_wins_by_far_gives_its_value_exactly(session: Session, case: Case)
     far = 32 if _is_exact(session) else 4
     factor = _factor_for_scale(session, case)
     problem = problem.change(query=problem.query * 0 + far * factor, key=problem.key * 0 + far * chosen)
-    exact = problem.value[torch.arange(case.B), winner].unsqueeze(1).expand(-1, case.L, -1)
+    exact = _of_heads(problem, problem.value[torch.arange(case.B), winner]).unsqueeze(1).expand(-1, case.L, -1)
     _expect_exact(session, problem, exact, "the weights of all other keys vanish beside its own")
 
 

@@ -41,7 +41,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
 
     kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It scales the scores by
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
-        (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed.
+        (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with `Claims.multi_query`.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
         "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself. An axis 3, as in
         "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value are. If the context

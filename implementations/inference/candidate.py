@@ -103,7 +103,9 @@ class Candidate:
     def config(self) -> Config:
         """The configuration of trial runs."""
         own = OWN_HEAD_DIM if "own_head_dim" in self.claims else None
-        return replace(CONFIG, bias=most_biases(self.claims.get("bias", {True})), d_head=own, **self.changes)
+        key_heads = 1 if "multi_query" in self.claims else None
+        changes = {"bias": most_biases(self.claims.get("bias", {True})), "n_kv_heads": key_heads} | self.changes
+        return replace(CONFIG, d_head=own, **changes)
 
     @property
     def weights(self) -> Weights:

@@ -119,6 +119,7 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
 
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
+WIDTHS |= {"multi_query": "one key and value for all heads"}
 
 
 def _options(candidate: Candidate) -> list[Row]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import influence
-from mha.implementations.inference.probes import GENERAL, Probe, is_close
+from mha.implementations.inference.probes import GENERAL, Probe, heads_of, is_close
 from mha.spec.claims import EmptyRow
 
 
@@ -78,7 +78,7 @@ def _mask_with_empty_rows(candidate: Candidate, probe: Probe) -> tuple[Tensor, T
 
 def _values(candidate: Candidate, value: Tensor) -> Tensor:
     """Return the projected values (B, S, heads side by side)."""
-    return F.linear(value, candidate.weights.w_v, candidate.weights.b_v)
+    return heads_of(value, candidate.weights, "v").transpose(1, 2).flatten(2)
 
 
 def _output(candidate: Candidate, context: Tensor) -> Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from textwrap import indent
-from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -19,7 +17,6 @@ from torch import nn
 from mha.implementations.adapters.calling import Signature, input_names, required_inputs
 from mha.implementations.adapters.construction import (
     CONSTRUCTOR_NAMES,
-    MAX_LENGTH,
     construct,
     constructor_arguments,
 )
@@ -38,17 +35,21 @@ from mha.implementations.inference.nearest import (
     returns_outputs,
     shows_inputs,
 )
-from mha.implementations.inference.options import find_options, find_weights
-from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES, Probe
-from mha.implementations.inference.projections import Unclear, Undeclarable, parameter_maps, reordered
+from mha.implementations.inference.options import find_longest, find_options, find_weights
+from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
+from mha.implementations.inference.projections import (
+    FEWER_KEY_HEADS,
+    Unclear,
+    Undeclarable,
+    parameter_maps,
+    reordered,
+)
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Sizes, Weights
 from mha.spec.claims import BIASES
 
 SEVERAL_HEADS = frozenset(range(2, 9))
-# In seconds, for a call with long inputs.
-PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     _require_forward(label, module)
     _require_named_inputs(label, module)
-    candidate = _first_found(Candidate(constructor, {}, label), module, arguments)
+    candidate = _first_found(Candidate(constructor, {}, label, claims=_key_heads(module)), module, arguments)
     rows = rows_of(candidate, module, arguments)
     given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
@@ -150,7 +151,7 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
         except Unclear as unclear:
             problem = problem or unclear
     raise ImplementationError(
-        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty.label, module)}"
+        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
     )
 
 
@@ -164,7 +165,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_weights(candidate)
     find_options(candidate, arguments)
     _find_numbers_of_heads(candidate)
-    _find_longest(candidate)
+    find_longest(candidate)
     return candidate
 
 
@@ -219,11 +220,22 @@ def _unknown_inputs(empty: Candidate) -> str:
     return f"; forward also requires {', '.join(others)}, of no known meaning, and was given None" if others else ""
 
 
-def _advice(label: str, module: nn.Module) -> str:
+def _advice(empty: Candidate, module: nn.Module) -> str:
     try:
-        return declaration_advice(label, parameter_maps(module, CONFIG)[0])
+        return declaration_advice(empty.label, parameter_maps(module, empty.config)[0])
     except Unclear:
-        return declaration_advice(label, {})
+        return declaration_advice(empty.label, {})
+
+
+def _key_heads(module: nn.Module) -> dict[str, Any]:
+    """Return the claim that all heads share one key and value, if the shapes of the projections say so."""
+    with suppress(Unclear):
+        parameter_maps(module, CONFIG)
+        return {}
+    with suppress(Unclear):
+        parameter_maps(module, replace(CONFIG, n_kv_heads=1))
+        return {"multi_query": True}
+    return {}
 
 
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
@@ -253,7 +265,7 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     claims = empty.claims | {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
     candidates = [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
-        for parameters in parameter_maps(module, CONFIG)
+        for parameters in parameter_maps(module, empty.config)
         for layout in LAYOUTS[: 3 if any(isinstance(layer, nn.Conv1d) for layer in module.modules()) else 2]
     ]
     biases = _possible_biases(candidates[0])
@@ -304,7 +316,7 @@ def _possible_biases(candidate: Candidate) -> set[bool | str]:
     most_first = sorted(BIASES, key=lambda bias: -len(_biased_roles(bias)))
     built: dict[tuple[Any, ...], bool | str] = {}
     for bias in (each for each in most_first if absent.isdisjoint(_biased_roles(each))):
-        config = replace(CONFIG, bias=bias)
+        config = replace(candidate.config, bias=bias)
         weights = Weights.random(config, 0)
         try:
             with as_found():
@@ -338,39 +350,14 @@ def _find_numbers_of_heads(candidate: Candidate) -> None:
 
     Raises Unclear if those of other numbers of heads are, too.
     """
+    if "multi_query" in candidate.claims and _not_loaded_with(candidate, 4):  # such as one for every two heads
+        raise Undeclarable(FEWER_KEY_HEADS)
     problem = _not_loaded_with(candidate, 1)
     if problem and _not_loaded_with(candidate, 3):
         raise Unclear(f"with one head, its parameters differ: {problem}; pass parameters=... as a function of Config")
     if problem:
         candidate.claims["sizes"] = Sizes(n_heads=SEVERAL_HEADS)
         candidate.one_head = problem
-
-
-def _find_longest(candidate: Candidate) -> None:
-    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
-
-    A module whose calls take long is not tried with longer ones.
-    """
-
-    def takes(length: int, queries: int = 0) -> bool:
-        probe = Probe(1, queries or length, length, candidate.cross_attention)
-        return candidate.call_plainly(probe.inputs) is not None
-
-    def claim(longest: int) -> None:
-        candidate.too_long = candidate.problem
-        candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=longest)
-
-    if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
-        claim(MAX_LENGTH)
-    shorter = candidate.probes[0].keys
-    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
-        begun = perf_counter()
-        if not takes(length):
-            claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
-            return
-        if perf_counter() - begun > PATIENCE:
-            return
-        shorter = length
 
 
 def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:

@@ -1,25 +1,30 @@
-"""Options of a constructor that trial runs test: widths of heads and inputs, dropout, dtypes, and biases in use."""
+"""Options of a constructor that trial runs test: widths, dropout, dtypes, biases in use, and the longest input."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
-from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, is_close
+from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
 from mha.implementations.pristine import as_found
-from mha.spec import Weights
+from mha.spec import Sizes, Weights
 from mha.spec.claims import COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
 KINDS = ("both", True, "output")
 PROBABILITY = 0.5
+# In seconds, for a call with long inputs.
+PATIENCE = 1.0
 
 
 def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
@@ -142,7 +147,7 @@ def _dropped(tried: Candidate) -> bool | str | None:
 def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
     """Return the outputs (N, B, D) for inputs (B, 1, D) if the weights of the heads are factors (N, H)."""
     weights = tried.weights
-    values = F.linear(x[:, 0], weights.w_v, weights.b_v).unflatten(-1, (CONFIG.n_heads, -1))
+    values = heads_of(x, weights, "v")[:, :, 0]
     contexts = (values * factors[:, None, :, None]).flatten(2)
     return F.linear(contexts, weights.w_o, weights.b_o) if tried.formula.projected else contexts
 
@@ -190,3 +195,30 @@ def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
         return False
     query, key, _ = candidate.probes[0].inputs
     return is_close(returned, candidate.formula.scores(query, key, candidate.weights))
+
+
+def find_longest(candidate: Candidate) -> None:
+    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
+
+    A module whose calls take long is not tried with longer ones.
+    """
+
+    def takes(length: int, queries: int = 0) -> bool:
+        probe = Probe(1, queries or length, length, candidate.cross_attention)
+        return candidate.call_plainly(probe.inputs) is not None
+
+    def claim(longest: int) -> None:
+        candidate.too_long = candidate.problem
+        candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=longest)
+
+    if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
+        claim(MAX_LENGTH)
+    shorter = candidate.probes[0].keys
+    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
+        begun = perf_counter()
+        if not takes(length):
+            claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
+            return
+        if perf_counter() - begun > PATIENCE:
+            return
+        shorter = length

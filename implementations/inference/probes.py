@@ -59,7 +59,7 @@ class Formula:
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        scores, v = self.scores(*inputs[:2], weights), _heads(inputs[2], weights, "v")
+        scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v")
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
@@ -69,12 +69,12 @@ class Formula:
 
     def scores(self, query: Tensor, key: Tensor, weights: Weights) -> Tensor:
         """Return the scores (B, H, L, S), before any mask."""
-        q, k = _heads(query, weights, "q"), _heads(key, weights, "k")
+        q, k = heads_of(query, weights, "q"), heads_of(key, weights, "k")
         scores: Tensor = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
         return scores
 
 
-def _heads(x: Tensor, weights: Weights, role: str) -> Tensor:
+def heads_of(x: Tensor, weights: Weights, role: str) -> Tensor:
     """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L, d_k)."""
     named, head_dim = dict(weights.named()), len(weights.w_q) // CONFIG.n_heads
     heads = F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, (-1, head_dim)).transpose(1, 2)
@@ -190,9 +190,9 @@ def _values_as_keys(weights: Weights) -> Weights:
 
 
 def _one_head_repeated(name: str, tensor: Tensor) -> Tensor:
-    if name == "b_o":
-        return tensor
     axis = 1 if name == "w_o" else 0
+    if name == "b_o" or tensor.shape[axis] % CONFIG.n_heads:  # or one key or value that all heads share
+        return tensor
     first = tensor.narrow(axis, 0, tensor.shape[axis] // CONFIG.n_heads)
     return torch.cat([first] * CONFIG.n_heads, axis)
 

@@ -60,6 +60,10 @@ NEUTRAL_WORDS = (
     "attn",
 )
 BIAS_WORDS = ("b", "bias", "biases")
+FEWER_KEY_HEADS = (
+    "there are fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads, also "
+    "where that is n_heads, or let all heads share one key and one value"
+)
 
 
 class Unclear(Exception):
@@ -146,11 +150,7 @@ def _misfit(held: Held, key: str, config: Config) -> Unclear:
     d, roles, rows = config.d_model, key[2:], held.shape[0] if held.shape else 0
     shape = f"{held.path} looks like {key}, but its shape is {held.shape}"
     if held.kind == "w" and not {"k", "v"}.isdisjoint(roles) and rows < len(roles) * d and not rows % config.head_dim:
-        return Undeclarable(
-            f"{shape} with d_model={d} and n_heads={config.n_heads}, as if several heads share one key and value. A "
-            "class is judged on that only if its constructor takes the number of key heads, n_kv_heads, and it also "
-            "works where that is n_heads"
-        )
+        return Undeclarable(f"{shape} with d_model={d} and n_heads={config.n_heads}, so {FEWER_KEY_HEADS}")
     expected = (len(roles) * d, d) if held.kind == "w" else (len(roles) * d,)
     return Unclear(f"{shape}, not {expected} as with d_model={d}")
 
@@ -259,6 +259,9 @@ def _patterns(held: Held, role: str, config: Config) -> list[str]:
     The most common is first; an empty pattern is the contract's own layout.
     """
     stacked, d = len(role), config.d_model
+    shared = _shared_rows(role, config)
+    if shared:
+        return _shared_patterns(held, shared, d)
     if held.kind == "b":
         return _bias_patterns(held.shape, stacked, config)
     if held.shape in ((stacked * d, d), (d, stacked * d)):
@@ -267,6 +270,20 @@ def _patterns(held: Held, role: str, config: Config) -> list[str]:
     sizes = {"d": d, "h": config.n_heads, "e": config.head_dim}
     fitting = [axes for axes in permutations("hed") if held.shape == tuple(sizes[axis] for axis in axes)]
     return [f"{contract} -> {' '.join(axes)}" for axes in fitting]
+
+
+def _shared_rows(role: str, config: Config) -> int:
+    """Return the rows of what holds a key or value that all heads share; 0 if it holds none."""
+    if config.kv_heads == config.n_heads or {"k", "v"}.isdisjoint(role):
+        return 0
+    return sum(config.head_dim * (config.kv_heads if each in "kv" else config.n_heads) for each in role)
+
+
+def _shared_patterns(held: Held, rows: int, d: int) -> list[str]:
+    """Return the layouts of what has so many rows: its own, or transposed if it is a parameter of one role."""
+    if held.shape in ((rows,), (rows, d)):
+        return [""]
+    return ["o i -> i o"] if held.shape == (d, rows) and held.kind == "w" and not held.is_layer else []
 
 
 def _bias_patterns(shape: tuple[int, ...], stacked: int, config: Config) -> list[str]:
