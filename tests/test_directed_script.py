@@ -72,7 +72,7 @@ def test_script_finds_the_same_share_of_each_defect(which: str) -> None:
     tried = 0
     for direction in directions(graph, case):
         w = direction.change["output"]
-        assertion = assertion_of(call, complete.claims, direction.formula, direction.more, 0.0)
+        assertion = assertion_of(call, call.number, complete.claims, direction.formula, direction.more, 0.0)
         share = projection(graph, output, w) / float(w.square().sum())
         assert share_by_script(session, "NUM-7", assertion) == pytest.approx(share, rel=1e-6, abs=1e-12)
         tried += 1

@@ -245,8 +245,10 @@ def _assertion(session: Session, found: Tested) -> list[str]:
     """Return the lines of a script that fail by the last call, or none where there is no formula for it."""
     if not session.scripted:
         return []
-    call = last_call(session)
-    return assertion_of(call, session.claims, found.direction.formula, found.text, found.explained)
+    last, formula = last_call(session), found.direction.formula
+    # A script names tensors by the first call that has them.
+    first = next(step for step in session.steps if isinstance(step, CallStep) and step.problem is last.problem)
+    return assertion_of(first, last.number, session.claims, formula, found.text, found.explained)
 
 
 def last_call(session: Session) -> CallStep:

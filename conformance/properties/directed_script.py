@@ -73,14 +73,16 @@ def _random_signs(like: str, seed: int) -> str:
     return f"({signs}) * {like}.abs().mean()"
 
 
-def assertion_of(call: CallStep, claims: Claims, formula: Sequence[str], text: str, explained: float) -> list[str]:
-    """Return the lines that fail as the output of a call did; none where it takes more than those of `_exact`.
+def assertion_of(
+    call: CallStep, output: int, claims: Claims, formula: Sequence[str], text: str, explained: float
+) -> list[str]:
+    """Return the lines that fail as an output did; none where it takes more than those of `_exact`.
 
-    text: what the output is as if, with {} for how much. explained: the share that rounding explains.
+    call: the first one with its inputs. output: its number. text: what the output is as if, with {} for how much.
+    explained: the share that rounding explains.
     """
     if not formula or call.problem.config.extra_keys:
         return []
-    number = call.number
     return [
         "",
         "# The same call in float64.",
@@ -90,8 +92,8 @@ def assertion_of(call: CallStep, claims: Claims, formula: Sequence[str], text: s
         *formula,
         *(["direction = join(change)"] if formula[-1].startswith("change") else []),
         "direction = direction * allowed.any(-1).all(1).unsqueeze(-1)  # in rows that have keys",
-        f"share = ((output_{number}.detach().double() - exact) * direction).sum() / direction.square().sum()",
-        *_share(f"output_{number} is", text, explained),
+        f"share = ((output_{output}.detach().double() - exact) * direction).sum() / direction.square().sum()",
+        *_share(f"output_{output} is", text, explained),
     ]
 
 
