@@ -160,6 +160,14 @@ def test_every_property_covers_every_pair_that_fits() -> None:
             assert not list(uncovered_pairs(domain, 260)), prop.name
 
 
+@pytest.mark.parametrize(("dtype", "finite"), [("float32", False), ("bfloat16", True), ("float16", True)])
+def test_what_lies_around_an_input_spoils_a_sum_unless_torch_reads_it(dtype: str, finite: bool) -> None:
+    laid_out = lay_out("sliced", torch.ones(2, 3, 4, dtype=getattr(torch, dtype)))
+    around = laid_out.as_strided((2, 5, 7), (35, 7, 1), 0)[:, 0]
+    assert bool(around.isfinite().all()) is finite
+    assert not finite or bool((around > 1e3).all())
+
+
 def test_boundary_cases_are_the_same_each_time() -> None:
     space = space_of(EVERYTHING, 130)
     assert boundary_cases(space) == boundary_cases(space)

@@ -6,6 +6,20 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from mha.spec.dtypes import traits_of
+
+# Finite in float16 too, and large enough to show.
+FAR = 1e4
+
+
+def _around(x: Tensor, *shape: int) -> Tensor:
+    """Return a tensor of this shape, of what lies around x in memory: NaN, which no sum hides.
+
+    On CPUs with AMX, torch reads beyond a row of bfloat16, times zero: large numbers hold a kernel to as much as that.
+    """
+    finite = x.device.type == "cpu" and traits_of(x.dtype).half
+    return x.new_full(shape, FAR if finite else float("nan"))
+
 
 def _transposed(x: Tensor) -> Tensor:
     """Sequence first in memory, as `batch_first=False` code leaves it."""
@@ -15,14 +29,14 @@ def _transposed(x: Tensor) -> Tensor:
 def _sliced(x: Tensor) -> Tensor:
     """A window of a larger tensor: a storage offset, and rows that are not adjacent."""
     batch, length, width = x.shape
-    larger = x.new_full((batch, length + 2, width + 3), float("nan"))
+    larger = _around(x, batch, length + 2, width + 3)
     larger[:, 1:-1, 2:-1] = x
     return larger[:, 1:-1, 2:-1]
 
 
 def _strided(x: Tensor) -> Tensor:
     """Every second element of the last dimension, so that not even a row is dense."""
-    larger = x.new_full((*x.shape[:2], 2 * x.shape[2]), float("nan"))
+    larger = _around(x, *x.shape[:2], 2 * x.shape[2])
     larger[..., ::2] = x
     return larger[..., ::2]
 
@@ -68,5 +82,5 @@ def leaf_of(x: Tensor) -> Tensor:
 
 
 def lay_out(layout: str, x: Tensor) -> Tensor:
-    """Return x, of shape (batch, length, width), in a layout; the numbers around it in memory are NaN."""
+    """Return x, of shape (batch, length, width), in a layout; the numbers around it in memory would spoil a result."""
     return LAYOUTS[layout](x)

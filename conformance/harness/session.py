@@ -19,6 +19,7 @@ from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
+from mha.conformance.harness.mixed_rows import may_mix_rows
 from mha.conformance.harness.recording import (
     BuildStep,
     CallStep,
@@ -233,6 +234,8 @@ class Session:
     def _call(self, step: CallStep, instance: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
         """Call the attention, and check everything about the call that does not depend on the clause."""
         self._require_claimed_sizes(step.problem)
+        if may_mix_rows(step.problem, self.claims, step.mode):
+            raise Discard("torch's own products would take NaN to the row before it on this CPU")
         given = _tensors(step.problem)
         versions = {name: tensor._version for name, tensor in given.items()}
         with as_found():
