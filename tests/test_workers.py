@@ -136,6 +136,28 @@ def test_implementation_may_start_processes_of_its_own_and_print(tmp_path: Path)
     assert "noise" in done.stderr
 
 
+# Writes to a pipe that nobody reads, and reads from standard input.
+CLOSED = """
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            os.write(writing, b"x")
+        except BrokenPipeError:
+            assert os.read(0, 1) == b""
+            print("as usual")
+"""
+
+
+def test_what_is_judged_finds_signals_and_standard_input_as_in_a_process_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "pipes.py"
+    file.write_text(DYING.format(end=CLOSED.strip()))
+    command = [sys.executable, "-m", "mha.conformance", "check", f"{file}:implementation", "--jobs", "2"]
+    command += ["--clause", "SHP-5,SHP-1", "--dtype", "float32"]
+    done = subprocess.run(command, input="hello", cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "as usual" in done.stderr
+
+
 def test_processes_that_cannot_import_it_leave_it_to_the_command(tmp_path: Path) -> None:
     once = "if os.path.exists(__file__ + '.once'): os._exit(7)\nopen(__file__ + '.once', 'w').close()\n"
     file = tmp_path / "once.py"

@@ -36,7 +36,7 @@ MAX_WORKERS = 8
 EXIT_TIMEOUT = 2.0
 # Those that import the compiler go to one process, since that takes each of them a second.
 COMPILED = ("CMP-1", "CMP-2", "CMP-3")
-# Those that take longest, which a process that starts them last would be alone with.
+# Those that take longest: started last, they would leave the other processes idle.
 LONGEST = ("NUM-1", "GRD-1", "STA-3")
 COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.engine.workers import work; work()")
 
@@ -58,11 +58,12 @@ class Worker:
     compiles: whether it has judged any of `COMPILED`.
     """
 
-    def __init__(self, process: Popen[bytes] | ForkProcess, given: IO[bytes], said: IO[bytes]) -> None:
-        self.process, self.input, self.output = process, given, said
+    def __init__(self, process: Popen[bytes] | ForkProcess, tasks: IO[bytes], verdicts: IO[bytes]) -> None:
+        self.process, self.input, self.output = process, tasks, verdicts
         self.is_ready = False
         self.task: int | None = None
         self.compiles = False
+        self.listener: Thread | None = None
 
     @classmethod
     def started(cls) -> Worker:
@@ -75,14 +76,14 @@ class Worker:
     @classmethod
     def forked(cls, beside: Sequence[Worker]) -> Worker:
         """Fork this process; beside: those that were forked before."""
-        (theirs, given), (said, answers) = (_pipe() for _ in range(2))
+        (its_tasks, tasks), (verdicts, its_verdicts) = (_pipe() for _ in range(2))
         # A process with the ends of another one would keep it from noticing that the command has ended.
-        foreign = [given, said, *(end for other in beside for end in (other.input, other.output))]
-        process = get_context("fork").Process(target=_work_apart, args=(theirs, answers, foreign))
+        foreign = [tasks, verdicts, *(end for other in beside for end in (other.input, other.output))]
+        process = get_context("fork").Process(target=_work_apart, args=(its_tasks, its_verdicts, foreign))
         process.start()
-        theirs.close()
-        answers.close()
-        return cls(process, given, said)
+        its_tasks.close()
+        its_verdicts.close()
+        return cls(process, tasks, verdicts)
 
     def listen(self, answers: Answers) -> None:
         """Put what the process says, from now on, where the command reads it."""
@@ -106,7 +107,8 @@ class Worker:
         """End the process; return its exit status, None if it did not end by itself within `patience` seconds."""
         status = self._wait(patience)
         self.process.kill()
-        self.listener.join(EXIT_TIMEOUT)
+        if self.listener:
+            self.listener.join(EXIT_TIMEOUT)
         for pipe in (self.input, self.output):
             with _ignoring_sigpipe(), suppress(OSError):
                 pipe.close()
@@ -221,9 +223,10 @@ class Workers:
 
 
 def may_fork() -> bool:
-    """Return whether processes may be forked: nobody can have run code on torch, or CUDA, that has not been imported.
+    """Return whether processes may be forked: code that has run on torch, or CUDA, may hold a lock that a fork keeps.
 
-    Not on macOS, whose system libraries do not bear it.
+    So only before torch is imported: that starts no threads but OpenBLAS's, which it ends for a fork. Not on macOS,
+    whose system libraries do not survive one.
     """
     return sys.platform == "linux" and "torch" not in sys.modules
 
@@ -278,28 +281,32 @@ def _ignoring_sigpipe() -> Iterator[None]:
 
 def work() -> None:
     """Judge what comes through standard input until it ends."""
-    given, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _judge_what_comes(given, answers)
+    _judge_what_comes(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
 
 
-def _work_apart(given: IO[bytes], answers: IO[bytes], foreign: Iterable[IO[bytes]]) -> None:
+def _work_apart(given: IO[bytes], verdicts: IO[bytes], foreign: Iterable[IO[bytes]]) -> None:
     """Do what `work` does in a fork of the command; foreign: pipes of others."""
     os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    # As a Python of its own has them, whatever the command has.
+    for number, action in (
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGPIPE, signal.SIG_IGN),
+    ):
+        signal.signal(number, action)
     for pipe in foreign:
         pipe.close()
-    _judge_what_comes(given, answers)
+    _judge_what_comes(given, verdicts)
 
 
-def _judge_what_comes(given: IO[bytes], answers: IO[bytes]) -> None:
+def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
     """Judge what comes until it ends."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what is judged may read, but not from the user
     os.dup2(2, 1)
 
     def say(answer: object) -> None:
-        pickle.dump(answer, answers)
-        answers.flush()
+        pickle.dump(answer, verdicts)
+        verdicts.flush()
 
     tasks: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_read, args=(given, tasks), daemon=True).start()
