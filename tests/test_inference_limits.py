@@ -99,17 +99,26 @@ class UnknownSizes(nn.Module):
 class PairsOfHeads(nn.Module):
     """Every two heads share one key and one value."""
 
+    group = 2
+
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
-        self.n_heads, width = n_heads, d_model // n_heads * max(1, n_heads // 2)
+        self.n_heads, width = n_heads, d_model // n_heads * max(1, n_heads // self.group)
         self.q, self.o = (nn.Linear(d_model, d_model) for _ in range(2))
         self.k, self.v = (nn.Linear(d_model, width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-        k, v = (f(x).unflatten(-1, (-1, q.shape[-1])).transpose(1, 2).repeat_interleave(2, 1) for f in (self.k, self.v))
+        k, v = (f(x).unflatten(-1, (-1, q.shape[-1])).transpose(1, 2) for f in (self.k, self.v))
+        k, v = (x.repeat_interleave(self.n_heads // x.shape[1], 1) for x in (k, v))
         output: Tensor = self.o(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return output
+
+
+class EightsOfHeads(PairsOfHeads):
+    """Every eight heads share one key and one value."""
+
+    group = 8
 
 
 class Wide(Unnamed):
@@ -148,6 +157,7 @@ def makes_compiled(d_model: int, n_heads: int) -> Any:
 
 
 UNCLEAR: dict[Callable[..., Any], str] = {
+    EightsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
     PairsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
     Wide: "q.weight looks like w_q, but its shape is (10, 10, 3), not (10, 10) as with d_model=10",
     Parametrized: "its weights are computed each time (a parametrization); judge it without that",

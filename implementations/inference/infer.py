@@ -350,7 +350,8 @@ def _find_numbers_of_heads(candidate: Candidate) -> None:
 
     Raises Unclear if those of other numbers of heads are, too.
     """
-    if "multi_query" in candidate.claims and _not_loaded_with(candidate, 4):  # such as one for every two heads
+    # One key head for every two heads, or for every 16, has one for a single group.
+    if "multi_query" in candidate.claims and any(_not_loaded_with(candidate, n_heads) for n_heads in (4, 8, 16, 32)):
         raise Undeclarable(FEWER_KEY_HEADS)
     problem = _not_loaded_with(candidate, 1)
     if problem and _not_loaded_with(candidate, 3):
@@ -366,7 +367,7 @@ def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
     Where heads may have a width of their own, they also have the usual one.
     """
     for d_head in dict.fromkeys((candidate.config.d_head, None)):
-        config = replace(candidate.config, n_heads=n_heads, d_model=12, d_head=d_head)
+        config = replace(candidate.config, n_heads=n_heads, d_model=max(12, 2 * n_heads), d_head=d_head)
         # What the constructor rejects, the clauses about construction report.
         with suppress(Exception, SystemExit):
             try:
