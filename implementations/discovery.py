@@ -374,8 +374,7 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
         raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
     if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
         function: Any = value
-        label = target.rpartition(":")[2]
-        is_kernel = isfunction(made) and not makes_modules(function)
+        label, is_kernel = target.rpartition(":")[2], isfunction(made) and not makes_modules(function)
         kernel = (function, "") if is_kernel else made_kernel(function)
         inferred = infer_kernel(kernel[0], label, kernel[1]) if kernel else infer(function, label)
         return inferred.implementation, inferred

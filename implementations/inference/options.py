@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from time import perf_counter
+from time import process_time
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,8 @@ from mha.spec.claims import COMPUTE_DTYPES, Claims
 # Kinds of dropout, the most general first.
 KINDS = ("both", True, "output")
 PROBABILITY = 0.5
-# In seconds, for a call with long inputs.
-PATIENCE = 1.0
+# In seconds of CPU time, for a call with long inputs.
+PATIENCE = 4.0
 
 
 def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
@@ -200,7 +200,7 @@ def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
 def find_longest(candidate: Candidate) -> None:
     """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
 
-    A module whose calls take long is not tried with longer ones.
+    A module is not tried with inputs of which a call would take too long.
     """
 
     def takes(length: int, queries: int = 0) -> bool:
@@ -213,12 +213,12 @@ def find_longest(candidate: Candidate) -> None:
 
     if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
         claim(MAX_LENGTH)
-    shorter = candidate.probes[0].keys
+    shorter, seconds = candidate.probes[0].keys, 0.0
     for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
-        begun = perf_counter()
+        if seconds * (length / shorter) ** 2 > PATIENCE:
+            return
+        begun = process_time()
         if not takes(length):
             claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
             return
-        if perf_counter() - begun > PATIENCE:
-            return
-        shorter = length
+        shorter, seconds = length, process_time() - begun
