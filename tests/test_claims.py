@@ -27,11 +27,16 @@ SELF_ONLY = Claims(cross_attention=False, per_head_mask=False, returns_weights=F
 TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False)
 LOG_NORMALISED = replace(CLAIMS, rounding=Rounding())
 SOFTMAX_IN_FLOAT32 = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
+FROM_THE_END = Claims(causal="bottom_right", rounding=CLAIMS.rounding)
 VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
     "uniform": (mask_edges.FiniteFill, Claims(empty_row="uniform")),
     "nan": (variants.NanForEmptyRow, Claims(empty_row="nan")),
     "error": (variants.RaisesForEmptyRow, Claims(empty_row="error")),
     "bottom right": (variants.BottomRight, Claims(causal="bottom_right")),
+    "always from the end": (
+        variants.AlwaysFromTheEnd,
+        replace(FROM_THE_END, always_causal=True, empty_row="error", returns_weights=False, dtypes=CLAIMS.dtypes),
+    ),
     "only self-attention": (variants.SelfOnly, SELF_ONLY),
     "tiled, base two": (variants.BaseTwo, Claims()),
     "no masks": (faults.Correct, Claims(masks=(), causal=None)),
@@ -61,6 +66,7 @@ TESTED_ON = {
     "nan": ON_EMPTY,
     "error": ON_EMPTY,
     "bottom right": ("CAU", "PTH-3", "PTH-4", "MSK-5", "MSK-8", "SMX-5", "NUM-1", "NUM-5", "GRD-1", "EQV-5"),
+    "always from the end": ("NUM", "GRD-8", "CAU-1"),
     "tiled, base two": ("SHP-5", "SMX", "MSK-1", "MSK-6", "MSK-8", "CAU-1", "EQV", "NUM", "GRD-1", "GRD-4"),
     "another order of summation": ("MSK", "CAU-2", "HED", "EQV", "NUM", "DRP-3", "STA-3", "STA-4", "INC", "GQA", "XAT"),
     "no masks": ("SHP", "SMX", "MSK", "CAU", "PTH", "EQV", "GRD-4", "STA-3", "STA-7"),
@@ -81,6 +87,7 @@ TESTED_ON = {
 }
 # In half precision, where each case of a directed test looks at thousands of roundings.
 DTYPES = {
+    "always from the end": ("float16",),
     "stored softmax": ("bfloat16",),
     "log-sum-exp": ("float16",),
     "log-sum-exp in base two": ("bfloat16",),
@@ -189,9 +196,16 @@ def test_unknown_values_are_rejected(claims: dict[str, Any]) -> None:
         Claims(**claims)
 
 
-@pytest.mark.parametrize("claims", [{"always_causal": True, "causal": None}, {"decodes_ragged": True}])
-def test_contradictions_are_rejected(claims: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"Claims.{next(iter(claims))} needs"):
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ({"always_causal": True, "causal": None}, "always_causal needs"),
+        ({"decodes_ragged": True}, "decodes_ragged needs"),
+        ({"multi_query": True, "grouped_query": True}, "multi_query is one key head, and grouped_query any number"),
+    ],
+)
+def test_contradictions_are_rejected(claims: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"Claims.{message}"):
         Claims(**claims)
 
 

@@ -28,7 +28,7 @@ CHANGES: dict[str, Callable[[Problem], Problem]] = {
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
-    monkeypatch.setattr(oracle_answers, "_kept", answers)
+    monkeypatch.setattr(oracle_answers, "kept", answers)
     monkeypatch.setattr(oracle_answers, "SMALL", 0)
     return answers
 

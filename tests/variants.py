@@ -70,6 +70,13 @@ class BottomRight(Correct):
         return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if is_causal else allowed
 
 
+class AlwaysFromTheEnd(BottomRight, RaisesForEmptyRow):
+    """Causal without being asked, aligned bottom right: the first ones of more queries than keys are refused."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
+        return super().allow(mask, True, q, k)
+
+
 class SelfOnly(Correct):
     """Rejects query, key and value that differ, and masks that differ by head; returns no weights."""
 

@@ -1,4 +1,4 @@
-"""The oracle's answers on large problems, kept for a while: known-bad answers are tried on the same cases."""
+"""What the oracle says of large problems, kept for a while: known-bad answers are tried on the same cases."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mha.spec import Claims, Expected, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
 
-# How many numbers of all answers are kept, 64 MiB in float64, and about how many of them the oracle has for each score.
-ROOM, PER_SCORE = 1 << 23, 12
+# How many numbers of all answers are kept, 128 MiB in float64, and about how many the oracle has for each score.
+ROOM, PER_SCORE = 1 << 24, 12
 # Keeping the answer on a problem with fewer scores and weights costs more time than it saves.
 SMALL = 1 << 13
 
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 def expected(problem: Problem, claims: Claims) -> Expected:
     """Return what `oracle` does."""
     size = PER_SCORE * prod(problem.shape)
-    return _kept.answer(problem, ("oracle", claims), size, lambda: oracle(problem, claims))
+    return kept.answer(problem, ("oracle", claims), size, lambda: oracle(problem, claims))
 
 
 def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> dict[str, Ball]:
@@ -38,7 +38,7 @@ def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> di
         return sum_shared(problem, gradients(problem, claims, upstream, expected(problem, claims)))
 
     size = 2 * sum(x.numel() for x in _tensors(problem))
-    return _kept.answer(problem, ("gradients", claims, _content(upstream)), size, differentiate)
+    return kept.answer(problem, ("gradients", claims, _content(upstream)), size, differentiate)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Answers:
         return given
 
 
-_kept = Answers()
+kept = Answers()
 
 
 def _content_of(problem: Problem) -> Hashable:

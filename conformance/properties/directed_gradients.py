@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,10 +11,12 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import WITH_GRADIENT
 from mha.conformance.harness.assertions import assume, expect
+from mha.conformance.harness.oracle_answers import kept
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.directed import (
     MANY_ROWS,
+    MOST_DIRECTIONS,
     PLAIN_ROWS,
     Known,
     Tested,
@@ -91,7 +92,7 @@ def expect_gradients_by_rounding_alone(session: Session, case: Case, problem: Pr
     problem = problem or case.problem()
     assume(bool(problem.allowed(session.claims.causal).any(-1).all()), "a row is empty")
     recorded = session.gradients(problem, upstream_of(case, problem))
-    expect_gradient_errors_of_rounding(session, Known(case, problem.config, session.claims, problem), recorded)
+    expect_gradient_errors_of_rounding(session, Known(case, problem, session.claims), recorded)
 
 
 def expect_gradient_errors_of_rounding(session: Session, known: Known, recorded: Mapping[str, RecordedTensor]) -> None:
@@ -117,14 +118,19 @@ class ExactGradients:
     parts: Sequence[tuple[Direction, Allowance]]
 
 
-# Each case is looked at again with known-bad answers.
-@lru_cache(maxsize=12)
 def exact_gradients(known: Known, names: tuple[str, ...]) -> ExactGradients:
     """Differentiate a problem, and bound what rounding may do to these gradients along each direction."""
-    graph = gradient_graph(known.problem, known.claims, upstream_of(known.case, known.problem))
-    found = {name: graph.exact[name] for name in names if name in graph.exact}
-    parts = [(each, allowance_of_gradients(graph, each.change)) for each in directions(graph, found, known.case)]
-    return ExactGradients(found, parts)
+    case, problem = known.case, known.problem
+
+    def differentiate() -> ExactGradients:
+        graph = gradient_graph(problem, known.claims, upstream_of(case, problem))
+        found = {name: graph.exact[name] for name in names if name in graph.exact}
+        parts = [(each, allowance_of_gradients(graph, each.change)) for each in directions(graph, found, case)]
+        return ExactGradients(found, parts)
+
+    tensors = [*problem.distinct().values(), *(x for _, x in problem.weights.named())]
+    size = MOST_DIRECTIONS * sum(x.numel() for x in tensors)
+    return kept.answer(problem, ("directed gradients", known.claims, case, names), size, differentiate)
 
 
 def upstream_of(case: Case, problem: Problem) -> Tensor:
