@@ -101,8 +101,8 @@ CLAUSES: tuple[Clause, ...] = (
         level="SHOULD",
         title="Empty inputs give empty outputs",
         statement=(
-            "B = 0 and L = 0 give an empty output of the correct shape. S = 0 gives a context of zeros or, where the "
-            "empty-row policy of MSK-8 is `nan`, NaN."
+            "B = 0 and L = 0 give an empty output of the correct shape. S = 0 gives a context of zeros where the "
+            "empty-row policy of MSK-8 is `zeros`, and of zeros or NaN where it is `nan`; other policies leave it open."
         ),
         why=(
             "A batch can be empty after filtering, or on one of several ranks; a memory is empty before its first "
