@@ -202,11 +202,11 @@ class Ball:
         >>> Ball.exact(torch.tensor([1.0])).quantised(torch.float8_e5m2, units_of(torch.float32)).rad
         tensor([0.1250], dtype=torch.float64)
         """
-        # r = u_8 (+) 3 u_a (+) u_s; what underflows is off by half of the smallest subnormal, scaled
+        # r = u_8 (+) 3 u_a; what underflows is off by half of the smallest subnormal, scaled
         scaled = ScaledUnits.of(dtype, self.size)
-        relative = compound(self.mid.new_tensor(scaled.store), 3 * units.accumulate, units.store)
+        relative = compound(self.mid.new_tensor(scaled.store), 3 * units.accumulate)
         rad = self.rad * (1 + relative) + relative * self.mid.abs() + scaled.subnormal
-        return Ball(self.mid, rad.nan_to_num(nan=float("inf"), posinf=float("inf")))
+        return Ball(self.mid, rad).stored(units)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Each shows in one kind of call only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,6 +138,31 @@ class DecodingOffInHalf(Decoding):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * (1.02 if self.decoding and is_half(q) else 1.0)
+
+
+@fault(
+    "INC-1",
+    dtype="bfloat16",
+    caught_by="errors_of_ragged_decoding_do_not_add_up_to_a_defect",
+    script_shows=False,
+    trigger="half precision, items of different lengths",
+)
+class RaggedDecodingOffInHalf(Complete):
+    """In half precision the scores are 2% too large in a decoding step in which an item has no position."""
+
+    factor = 1.0
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        self.factor = 1.0 if active is None or not is_half(query) or bool(active.all()) else 1.02
+        try:
+            return super().decode(query, key, value, cache, active)
+        finally:
+            self.factor = 1.0
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * self.factor
 
 
 @fault("CMP-4", caught_by="errors_under_autocast_do_not_add_up_to_a_defect", trigger="autocast")

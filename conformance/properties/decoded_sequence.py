@@ -12,6 +12,9 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Instance, Session
 from mha.spec import Problem
 
+# At how many paces the items of a large batch advance.
+PACES = 8
+
 
 class DecodedSequence:
     """The positions of a problem, given to a decoder one after another; its cache is what the last step returned."""
@@ -43,6 +46,23 @@ class DecodedSequence:
     def decode_position(self, position: int) -> Tensor:
         """Decode the inputs at a position; return its output (B, 1, D)."""
         return self.decode([x[:, position : position + 1] for x in self.inputs])
+
+    def decode_ragged(self, generator: torch.Generator) -> Tensor:
+        """Let each item advance at a pace of its own, and get arbitrary numbers in between; return all outputs."""
+        items, length = self.problem.query.shape[:2]
+        decoded, done = torch.zeros_like(self.problem.query), torch.zeros(items, dtype=torch.long)
+        pace = 0.8 / (1 + torch.randperm(items, generator=generator) % PACES)
+        while (done < length).any():
+            waiting = done < length
+            active = waiting & (torch.rand(items, generator=generator) < pace)
+            active = active if active.any() else waiting
+            now = torch.arange(items), done.clamp(max=length - 1)
+            own = active[:, None, None].to(decoded.device)
+            inputs = [x[now].unsqueeze(1) for x in self.inputs]
+            output = self.decode([x.where(own, 3 - x) for x in inputs], active.to(decoded.device))
+            decoded[active, done[active]] = output.squeeze(1)[active]
+            done += active
+        return decoded
 
     def expect_one_pass(self, decoded: Tensor) -> None:
         """The outputs (B, L, D) of all positions are those of one causal pass."""

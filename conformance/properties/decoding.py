@@ -85,19 +85,6 @@ def long_items_are_decoded_each_for_itself(session: Session, case: Case) -> None
 
 
 def _expect_ragged(session: Session, case: Case) -> None:
-    """Decoding equals one causal pass if in each step some items have a position, and the others arbitrary numbers."""
-    problem, generator = case.problem(), case.generator
-    sequence, decoded = DecodedSequence(session, problem), torch.zeros_like(problem.query)
-    done, items = torch.zeros(case.B, dtype=torch.long), torch.arange(case.B)
-    pace = 0.8 / (1 + torch.randperm(case.B, generator=generator))
-    while (done < case.L).any():
-        waiting = done < case.L
-        active = waiting & (torch.rand(case.B, generator=generator) < pace)
-        active = active if active.any() else waiting
-        now = items, done.clamp(max=case.L - 1)
-        own = active[:, None, None].to(case.device)
-        inputs = [x[now].unsqueeze(1) for x in sequence.inputs]
-        output = sequence.decode([x.where(own, 3 - x) for x in inputs], active.to(case.device))
-        decoded[items[active], done[active]] = output.squeeze(1)[active]
-        done += active
-    sequence.expect_one_pass(decoded)
+    """Decoding equals one causal pass if in each step only some items have a position."""
+    sequence = DecodedSequence(session, case.problem())
+    sequence.expect_one_pass(sequence.decode_ragged(case.generator))

@@ -51,22 +51,18 @@ def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(session: Sess
     expect_gradients_by_rounding_alone(session, case, with_config(case, grouped(case)))
 
 
-@property_of(
-    "INC-1",
-    replace(
-        VARIANT_ROWS,
-        masks=("none",),
-        causal=(True,),
-        square=True,
-        modes=("eval",),
-        need_weights=(False,),
-        sizes={**VARIANT_ROWS.sizes, "L": (33,)},
-    ),
-    needs="decodes",
-    requires="HED-1",
-    max_cases=3,
-    number=7,
+DECODED_ROWS = replace(
+    VARIANT_ROWS,
+    masks=("none",),
+    causal=(True,),
+    square=True,
+    modes=("eval",),
+    need_weights=(False,),
+    sizes={**VARIANT_ROWS.sizes, "L": (33,)},
 )
+
+
+@property_of("INC-1", DECODED_ROWS, needs="decodes", requires="HED-1", max_cases=3, number=7)
 def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of all decoded positions better than rounding does."""
     assume_modelled(session, case)
@@ -74,6 +70,15 @@ def errors_of_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -
     problem = with_config(case, grouped(case)) if shares else case.problem()
     sequence = DecodedSequence(session, problem)
     decoded = torch.cat([sequence.decode_position(position) for position in range(case.L)], 1)
+    expect_errors_of_rounding(session, case, problem, session.unscripted(decoded, "the decoded output"))
+
+
+@property_of("INC-1", DECODED_ROWS, needs="decodes_ragged", requires="HED-1", max_cases=1, number=8)
+def errors_of_ragged_decoding_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the errors of items of different lengths better than rounding."""
+    assume_modelled(session, case)
+    problem = case.problem()
+    decoded = DecodedSequence(session, problem).decode_ragged(case.generator)
     expect_errors_of_rounding(session, case, problem, session.unscripted(decoded, "the decoded output"))
 
 
