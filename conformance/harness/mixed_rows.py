@@ -1,7 +1,7 @@
 """A defect of torch that no implementation should be blamed for: products of bfloat16 on a CPU with AMX.
 
 There `F.linear` and `torch.bmm` read beyond the end of a row, multiply by zero, and so make the row before one of NaN
-NaN as well: of more than 16 rows, for many widths.
+NaN as well: of more than 16 rows, for many widths. Source: https://github.com/uxlfoundation/oneDNN/issues/5717
 """
 
 from __future__ import annotations
