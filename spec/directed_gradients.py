@@ -21,7 +21,7 @@ Sources: those of `mha.spec.directed`; Dao et al. 2022, appendix B, for the back
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +66,12 @@ def allowance_of_gradients(graph: GradientGraph, direction: Mapping[str, Tensor]
     )
 
 
+def allowances_of_gradients(graph: GradientGraph, directions: Iterable[Mapping[str, Tensor]]) -> list[Allowance]:
+    """Return `allowance_of_gradients` for each of several directions, in float32; see `mha.spec.directed`."""
+    narrow = graph.narrowed()
+    return [allowance_of_gradients(narrow, direction) for direction in directions]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjoint:
     """d<w, .> / dx for all numbers x of a graph; the symbols are those of the module.
@@ -94,7 +100,7 @@ class Adjoint:
         shifts = [torch.zeros_like(h[..., :1])]
         bias = graph.problem.weights.b_k
         if bias is not None:
-            rows = bias.detach().double().unflatten(0, (forward.kv_heads, 1, -1)).repeat_interleave(repeats, 0)
+            rows = bias.detach().to(h).unflatten(0, (forward.kv_heads, 1, -1)).repeat_interleave(repeats, 0)
             shifts.append(forward.tau * (a["q"] * rows).sum(-1, keepdim=True))
         if graph.differentiates_maximum and h.shape[-1]:
             shifts.append(h.gather(-1, p.argmax(-1, keepdim=True)))
@@ -113,7 +119,7 @@ class Adjoint:
         found = self._of_forward() | self._of_backward()
         for name, exact in self.graph.exact.items():
             w = self.direction.get(name)
-            found[f"gradient of {name}"] = ((torch.zeros_like(exact) if w is None else w.double(),),)
+            found[f"gradient of {name}"] = (((torch.zeros_like(exact) if w is None else w).to(self.m),),)
         return found
 
     def _of_forward(self) -> dict[str, Uses]:
@@ -194,7 +200,7 @@ def _arriving(graph: GradientGraph, direction: Mapping[str, Tensor]) -> dict[str
                 found[role][:, :, : split.shape[2]] += split
     found["o"] = torch.zeros_like(graph.forward.context)
     if "w_o" in direction:
-        given = graph.upstream @ direction["w_o"].double()
+        given = graph.upstream @ direction["w_o"].to(graph.upstream)
         found["o"] = given.unflatten(-1, (problem.config.n_heads, -1)).transpose(1, 2)
     return found
 

@@ -58,6 +58,13 @@ class GradientGraph:
     places: Mapping[str, Place]
     differentiates_maximum: bool
 
+    def narrowed(self) -> GradientGraph:
+        """Return the graph in float32, but for the exact gradients; see `RoundingGraph.narrowed`."""
+        heads = {role: x.float() for role, x in self.heads.items()}
+        names = ("upstream", "d_context", "d_weight", "row_sum", "d_score")
+        narrow = {name: getattr(self, name).float() for name in names}
+        return replace(self, forward=self.forward.narrowed(), heads=heads, **narrow)
+
     def of_weights(self, change: Tensor, *, of_sum: bool = True) -> dict[str, Tensor]:
         """Return how the gradients move if the weights move by (B, H, L, S), in the backward pass alone.
 

@@ -40,10 +40,14 @@ class Place:
 
         size, square: |g| and g^2.
         """
-        if self.rows is None:  # for all directions to come
+        if self.rows is None or self.rows[0].dtype != g.dtype:  # for all directions to come
             weights = [torch.as_tensor(x).to(g).expand_as(g).flatten() for x in (self.repeated, self.size, self.own)]
             moves = [move.flatten() for _, forms in self.moves for move in forms]
-            self.rows = weights[0], torch.stack(weights[1:]), torch.stack(moves) if moves else g.new_zeros(0, g.numel())
+            self.rows = (
+                weights[0],
+                torch.stack(weights[1:]),
+                torch.stack(moves).to(g) if moves else g.new_zeros(0, g.numel()),
+            )
         repeated, sizes, moves_ = self.rows
         moved = iter((moves_ @ g.flatten()).abs().tolist())
         largest = [max(next(moved) for _ in forms) for _, forms in self.moves]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,11 @@ class RoundingGraph:
     tau: float
     tau_error: float
     store: float
+
+    def narrowed(self) -> RoundingGraph:
+        """Return the graph in float32, for `mha.spec.directed.allowances`."""
+        names = ("weights", "scores", "query", "key", "value", "context", "w_o", "variance")
+        return replace(self, **{name: getattr(self, name).float() for name in names})
 
     def output_of(self, contexts: Tensor) -> Tensor:
         """Return what contexts (B, H, L, d_k) add to the output: W_o times them, (B, L, D)."""

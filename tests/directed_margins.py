@@ -22,8 +22,8 @@ from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.properties import directed_gradients, directions
 from mha.implementations import resolve
 from mha.spec import Implementation, Problem
-from mha.spec.directed import LARGEST_DEVIATION, Allowance, allowance, projection
-from mha.spec.directed_gradients import allowance_of_gradients, projection_of_gradients
+from mha.spec.directed import LARGEST_DEVIATION, Allowance, allowances, projection
+from mha.spec.directed_gradients import allowances_of_gradients, projection_of_gradients
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 
 BUILT_IN = ("loop", "einops", "vectorized", "chunked", "tiled", "sdpa", "torch_mha", "grouped_query", "fused_qkv")
@@ -75,8 +75,8 @@ def exact_of(problem: Problem, implementation: Implementation, seed: int) -> Exa
     backwards.append({name: single(graph.exact[name], seed)})
     return Exact(
         graph,
-        [(w, allowance(graph.forward, w)) for w in forwards],
-        [(w, allowance_of_gradients(graph, w)) for w in backwards],
+        list(zip(forwards, allowances(graph.forward, forwards), strict=True)),
+        list(zip(backwards, allowances_of_gradients(graph, backwards), strict=True)),
     )
 
 

@@ -26,7 +26,7 @@ from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
 from mha.implementations import resolve
 from mha.spec import Claims, Config, Problem, Rounding, Weights, oracle
 from mha.spec.bounds import Units, units_of
-from mha.spec.directed import LAMBDA, Allowance, allowance, projection
+from mha.spec.directed import LAMBDA, Allowance, allowance, allowances, projection
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 
 STRICT = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)
@@ -129,6 +129,15 @@ def test_backward_pass_is_that_of_autograd(profile: str) -> None:
     part = allowance(graph, direction)
     assert part.sd == pytest.approx(u * max(squares) ** 0.5, rel=1e-9)
     assert part.worst == pytest.approx(u * max(totals), rel=1e-9)
+
+
+def test_allowances_in_float32_have_four_digits() -> None:
+    for seed in range(8):
+        problem = hostile_problem(random.Random(seed), seed)
+        graph = rounding_graph(problem, Claims())
+        along = list(directions(graph, seed))
+        for direction, part in zip(along, allowances(graph, along), strict=True):
+            assert part.threshold == pytest.approx(allowance(graph, direction).threshold, rel=1e-4)
 
 
 def _of_largest_exponentials(graph: RoundingGraph, direction: Tensor) -> Tensor:
@@ -240,7 +249,8 @@ def hostile(seed: int, rounding: Rounding, own: bool) -> tuple[Problem, Rounding
     if own:
         problem = problem.change(key=problem.query, value=problem.query, mask=None)
     graph = rounding_graph(problem, Claims(rounding=rounding))
-    parts = [(direction, allowance(graph, direction)) for direction in directions(graph, seed)]
+    found = list(directions(graph, seed))
+    parts = zip(found, allowances(graph, found), strict=True)
     return problem, graph, [(direction, part) for direction, part in parts if part.size and part.deviation <= 0.25]
 
 

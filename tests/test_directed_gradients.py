@@ -19,7 +19,7 @@ from mha.conformance.faults.directed import KeyGradientOffInHalf, LastKeyLostBac
 from mha.spec import Claims, Config, Problem, Rounding, Weights, gradients, sum_shared
 from mha.spec.bounds import units_of
 from mha.spec.directed import Allowance
-from mha.spec.directed_gradients import Adjoint, allowance_of_gradients
+from mha.spec.directed_gradients import Adjoint, allowance_of_gradients, allowances_of_gradients
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 
 _one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
@@ -44,6 +44,14 @@ def random_direction(graph: GradientGraph, *names: str) -> dict[str, Tensor]:
         name: torch.randn(graph.exact[name].shape, generator=generator, dtype=torch.float64)
         for name in names or graph.exact
     }
+
+
+def test_allowances_in_float32_have_four_digits() -> None:
+    problem, upstream = small_problem()
+    graph = gradient_graph(problem, Claims(), upstream)
+    along = [random_direction(graph), *({name: exact} for name, exact in graph.exact.items())]
+    for direction, part in zip(along, allowances_of_gradients(graph, along), strict=True):
+        assert part.threshold == pytest.approx(allowance_of_gradients(graph, direction).threshold, rel=1e-4)
 
 
 class Rounded:

@@ -22,7 +22,7 @@ from mha.conformance.properties.directions import Direction, directions
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import refuses
 from mha.spec import Claims, Problem
-from mha.spec.directed import Allowance, allowance
+from mha.spec.directed import Allowance, allowance, allowances
 from mha.spec.rounding_graph import rounding_graph
 
 # Values that spread over many units in the last place, and so many rows and heads that a defect of 1% outweighs
@@ -241,8 +241,9 @@ def exact_output(known: Known) -> ExactOutput:
 
     def solve() -> ExactOutput:
         graph = rounding_graph(known.problem, known.claims)
-        parts = [(each, allowance(graph, each.change["output"])) for each in directions(graph, known.case)]
-        return ExactOutput(graph.output, graph.known, parts)
+        found = list(directions(graph, known.case))
+        parts = zip(found, allowances(graph, [each.change["output"] for each in found]), strict=True)
+        return ExactOutput(graph.output, graph.known, list(parts))
 
     size = 2 * MOST_DIRECTIONS * known.problem.query.numel()  # of outputs, and of contexts
     return kept.answer(known.problem, ("directed", known.claims, known.case), size, solve)

@@ -38,7 +38,7 @@ from mha.conformance.properties.directions import Direction, last_key, masked_we
 from mha.conformance.properties.registry import property_of
 from mha.spec import Problem
 from mha.spec.directed import Allowance
-from mha.spec.directed_gradients import allowance_of_gradients
+from mha.spec.directed_gradients import allowances_of_gradients
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 from mha.spec.problem import INPUTS
 
@@ -125,8 +125,9 @@ def exact_gradients(known: Known, names: tuple[str, ...]) -> ExactGradients:
     def differentiate() -> ExactGradients:
         graph = gradient_graph(problem, known.claims, upstream_of(case, problem))
         found = {name: graph.exact[name] for name in names if name in graph.exact}
-        parts = [(each, allowance_of_gradients(graph, each.change)) for each in directions(graph, found, case)]
-        return ExactGradients(found, parts)
+        along = list(directions(graph, found, case))
+        parts = zip(along, allowances_of_gradients(graph, [each.change for each in along]), strict=True)
+        return ExactGradients(found, list(parts))
 
     tensors = [*problem.distinct().values(), *(x for _, x in problem.weights.named())]
     size = MOST_DIRECTIONS * sum(x.numel() for x in tensors)
