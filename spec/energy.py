@@ -63,13 +63,13 @@ def explained_norm(graph: RoundingGraph, generator: torch.Generator) -> float:
 
 
 def _gram(graph: RoundingGraph, generator: torch.Generator) -> Tensor:
-    """Return w^T C v for all pairs of random signs w and v, for each item, (B, PROBES, PROBES)."""
-    shape = graph.output.shape
-    drawn = torch.randint(0, 2, (PROBES, *shape), generator=generator).to(graph.output) * 2 - 1
-    probes = [graph.gradients(w.masked_fill(~graph.known, 0.0)) for w in drawn]
+    """Return w^T C v for all pairs of random signs w and v, for each item, (B, PROBES, PROBES); in float32."""
+    shape, narrow = graph.output.shape, graph.narrowed()
+    drawn = torch.randint(0, 2, (PROBES, *shape), generator=generator).to(narrow.weights) * 2 - 1
+    probes = [narrow.gradients(w.masked_fill(~graph.known, 0.0)) for w in drawn]
     total = graph.output.new_zeros(shape[0], PROBES, PROBES)
     for name, place in graph.places.items():
-        deviation, grams = _deviation(place, graph.store), []
+        deviation, grams = _deviation(place, graph.store).float(), []
         for form in zip(*(probe[name][0] for probe in probes), strict=True):
             moved = torch.stack([(g * deviation).flatten(1) for g in form], 1)
             grams.append(moved @ moved.mT)

@@ -58,7 +58,7 @@ class RoundingGraph:
     store: float
 
     def narrowed(self) -> RoundingGraph:
-        """Return the graph in float32, for `mha.spec.directed.allowances`."""
+        """Return the graph in float32, for `mha.spec.directed.allowances` and `mha.spec.energy`."""
         names = ("weights", "scores", "query", "key", "value", "context", "w_o", "variance")
         return replace(self, **{name: getattr(self, name).float() for name in names})
 
