@@ -81,7 +81,7 @@ def errors_for_many_keys_do_not_add_up_to_a_defect(session: Session, case: Case)
     replace(MANY_ROWS, modes=("eval",), need_weights=(False,)),
     requires="HED-1",
     must_reject=("one_percent",),
-    max_cases=2,
+    max_cases=1,
     number=3,
 )
 def errors_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
@@ -92,7 +92,7 @@ def errors_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Ca
         expect_rounding_alone(session, case, problem, mode)
 
 
-@property_of("NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("mean",), max_cases=4, number=4)
+@property_of("NUM-7", FEW_IN_EACH_CALL, requires="HED-1", must_reject=("mean",), max_cases=3, number=4)
 def errors_for_few_queries_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of few queries of many items better than rounding."""
     expect_rounding_alone(session, case)
