@@ -60,7 +60,7 @@ class ColumnsInEights(Complete):
 
 @fault(
     "NUM-1",
-    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
+    caught_by="results_for_many_items_and_heads_are_within_the_bound",
     trigger="B > 32, a mask per item",
 )
 class MaskOf32Items(Complete):
@@ -82,6 +82,31 @@ class WidthOf128(Complete):
         width = q.shape[-1]
         read = width - 16 if width == 128 else width
         return q[..., :read] @ k[..., :read].mT / math.sqrt(width)
+
+
+@fault("NUM-1", caught_by="results_of_each_width_of_heads_are_within_the_bound", trigger="d_k = 96")
+@fault("GRD-1", caught_by="gradients_of_each_width_of_heads_are_within_the_bound", trigger="d_k = 96")
+class WidthOf96(Complete):
+    """The kernel for heads of width 96 is that for 64, and leaves out their last 32 columns."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        width = q.shape[-1]
+        read = 64 if width == 96 else width
+        return q[..., :read] @ k[..., :read].mT / math.sqrt(width)
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
+    trigger="H > 64, a mask per head",
+)
+class MaskOf64Heads(Complete):
+    """The mask is read with a head index of six bits."""
+
+    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        allowed, bias = super().allow(mask, is_causal, q, k)
+        index = torch.arange(q.shape[1]) % 64
+        return allowed[:, index], bias[:, index]
 
 
 @fault("NUM-5", caught_by="long_causal_calls_are_within_the_bound", trigger="causal, L > 2048")

@@ -10,9 +10,15 @@ from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import EVERYDAY_INFERENCE, EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF, WIDE_HEADS
+from mha.conformance.properties.domains import (
+    EVERYDAY_INFERENCE,
+    EVERYDAY_SIZES,
+    MANY_ELEMENTS_IN_HALF,
+    ONE_OF_EACH_WIDTH,
+    WIDE_HEADS,
+)
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_no_worse_than_plain, expect_result
+from mha.conformance.properties.shared import cases_of_each_width, expect_no_worse_than_plain, expect_result
 
 FORWARD_DEFECTS = ("mean", "zeros", "unmasked", "unscaled")
 
@@ -34,8 +40,8 @@ MANY_ITEMS_AND_HEADS = Domain(
     causal=BOTH,
     values=MODERATE,
     layouts=FEW_LAYOUTS,
-    min_B=9,
-    max_B=9,
+    min_B=33,
+    max_B=33,
     min_heads=17,
     max_heads=17,
     max_length=9,
@@ -94,7 +100,7 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
 
 @property_of(
     "NUM-1",
-    replace(MANY_ITEMS_AND_HEADS, min_B=33, max_B=33, min_heads=33, max_heads=33),
+    replace(MANY_ITEMS_AND_HEADS, min_B=17, max_B=17, min_heads=65, max_heads=65),
     requires="HED-1",
     must_reject=FORWARD_DEFECTS,
     min_rejection_rate=0.3,
@@ -132,6 +138,15 @@ def results_of_heads_wider_than_256_are_within_the_bound(session: Session, case:
 def results_of_everyday_inference_are_within_the_bound(session: Session, case: Case) -> None:
     """The output is within the bound in evaluation without gradients, mask or weights, where fast paths are common."""
     _expect_within_the_bound(session, case)
+
+
+@property_of(
+    "NUM-1", ONE_OF_EACH_WIDTH, requires="HED-1", must_reject=("mean", "zeros", "unscaled"), max_cases=1, number=8
+)
+def results_of_each_width_of_heads_are_within_the_bound(session: Session, case: Case) -> None:
+    """Output and weights are within the bound for each width that heads of known models have."""
+    for each in cases_of_each_width(session, case):
+        _expect_within_the_bound(session, each)
 
 
 @property_of(

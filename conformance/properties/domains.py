@@ -23,6 +23,9 @@ WIDE_HEADS = replace(
     masks=("none", "padding", "full", "bias"),
     sizes={"n_heads": (2, 1), "head_dim": (257, 320), "B": (1, 2), "L": (7, 1, 33), "S": (7, 33)},
 )
+# Widths that heads of known models have, for each of which a library may have a kernel of its own.
+WIDTHS = (24, 32, 40, 48, 72, 80, 96, 112, 160, 192, 224)
+ONE_OF_EACH_WIDTH = Domain(values=("normal",), layouts=DENSE, need_weights=(False,), min_L=3, min_S=5, max_length=9)
 # Inference as it is run every day, with the width of most large models, and others that are not multiples of 8, or
 # not even of 2.
 EVERYDAY_INFERENCE = Domain(

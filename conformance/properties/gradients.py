@@ -24,11 +24,12 @@ from mha.conformance.harness.assertions import (
 )
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF
+from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_ELEMENTS_IN_HALF, ONE_OF_EACH_WIDTH
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import (
     assume_finite,
     assume_unquantised,
+    cases_of_each_width,
     expect_finite,
     expect_gradients,
     has_empty_row,
@@ -67,6 +68,21 @@ def gradients_are_within_the_bound(session: Session, case: Case) -> None:
 def gradients_of_everyday_sizes_are_within_the_bound(session: Session, case: Case) -> None:
     """The gradients for the sizes of everyday models are within the bound."""
     expect_gradients(session, case.problem(), None, "by the oracle's formulas")
+
+
+@property_of(
+    "GRD-1",
+    replace(ONE_OF_EACH_WIDTH, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("nan_gradients", "detached", "unscaled"),
+    max_cases=1,
+    number=11,
+)
+def gradients_of_each_width_of_heads_are_within_the_bound(session: Session, case: Case) -> None:
+    """The gradients for each width that heads of known models have are within the bound."""
+    for each in cases_of_each_width(session, case):
+        expect_gradients(session, each.problem(), None, "by the oracle's formulas")
 
 
 @property_of(

@@ -17,6 +17,7 @@ from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Instance, Session
+from mha.conformance.properties.domains import WIDTHS
 from mha.spec import Claims, Expected, Problem
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import traits_of
@@ -201,3 +202,11 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
     filled = (~expected.empty).all(1)
     plain = plain_formula(problem, problem.allowed(session.claims.causal), session.claims.scale)
     expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])
+
+
+def cases_of_each_width(session: Session, case: Case) -> list[Case]:
+    """Return the case with heads of each width that is claimed; discard it if none is."""
+    sizes, lengths = session.claims.sizes, (case.L, case.S)
+    claimed = [width for width in WIDTHS if not sizes.refused(n_heads=case.n_heads, head_dim=width, lengths=lengths)]
+    assume(bool(claimed), "no width of heads of known models is claimed")
+    return [replace(case, head_dim=width) for width in claimed]
