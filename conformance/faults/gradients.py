@@ -258,6 +258,7 @@ class MaskedKeysPulled(Complete):
         return super().weigh(scores, allowed) + (smooth - smooth.detach())
 
 
+@fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
 @fault("GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, trained keys")
 class RecordedForTheQuery(Complete):
     """Gradients are recorded only if the query or its projection requires one."""
@@ -267,6 +268,7 @@ class RecordedForTheQuery(Complete):
             return super().attend(query, *rest)
 
 
+@fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
 @fault("GRD-5", caught_by="any_subset_has_the_same_gradients")
 class ValueAloneForgotten(Complete):
     """The value has no gradient unless the key requires one."""
@@ -275,6 +277,7 @@ class ValueAloneForgotten(Complete):
         return super().attend(query, key, value if key.requires_grad else value.detach(), *rest)
 
 
+@fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
 @fault("GRD-5", caught_by="any_subset_has_the_same_gradients")
 class WeightsAloneForgotten(Complete):
     """A projection has no gradient unless its input requires one."""
@@ -283,6 +286,7 @@ class WeightsAloneForgotten(Complete):
         return super().project(x, role) if x.requires_grad else super().project(x, role).detach()
 
 
+@fault("GRD-5", dtype="float16", caught_by="half_gradients_are_there_for_any_subset")
 @fault("GRD-5", caught_by="frozen_weights_change_no_gradient")
 class FrozenForgotten(Complete):
     """The query has no gradient if its projection is frozen."""

@@ -35,6 +35,7 @@ from mha.conformance.properties.shared import (
     has_empty_row,
     hidden_pairs,
 )
+from mha.spec import Problem
 from mha.spec.problem import INPUTS
 
 GRADIENT_DEFECTS = ("mean", "unmasked", "unscaled", "detached", "softmax_gradient_without_row_sum")
@@ -258,8 +259,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     """Inputs that require a gradient have the same gradient, whichever others require one."""
     problem = case.problem()
     upstream = session.upstream(problem)
-    mask = ("mask",) if problem.mask is not None and problem.mask.is_floating_point() else ()
-    names = (*mask, *problem.distinct())
+    names = _differentiable(problem)
     subset = [name for place, name in enumerate(names) if case.seed % (2 ** len(names) - 1) >> place & 1]
     bounds = cache(partial(session.expected_gradients, problem, upstream))
     every, some = session.gradients(problem, upstream), session.gradients(problem, upstream, subset)
@@ -307,6 +307,39 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
         output = session(problem, mode=mode).output
         because = f"the output in mode {mode!r} equals that of a call that records gradients"
         expect_agree(output, base, bound, because=because)
+
+
+@property_of(
+    "GRD-5",
+    Domain(
+        masks=("bias", "none", *FEW),
+        causal=BOTH,
+        inputs=("cross",),
+        values=MODERATE,
+        modes=WITH_GRADIENT,
+        dtypes=HALF,
+    ),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("nan_gradients",),
+    max_cases=6,
+    number=4,
+)
+def half_gradients_are_there_for_any_subset(session: Session, case: Case) -> None:
+    """In half precision, whatever requires a gradient has one within the bound, with weights that do and do not."""
+    problem = case.problem()
+    upstream = session.upstream(problem)
+    expected, names = session.expected_gradients(problem, upstream), _differentiable(problem)
+    subset = [name for place, name in enumerate(names) if (case.seed % (2 ** len(names) - 1) + 1) >> place & 1]
+    for frozen in (False, True)[: 1 + isinstance(session.built(problem).attention, nn.Module)]:
+        for name, gradient in session.gradients(problem, upstream, subset, frozen=frozen).items():
+            expect_close(gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}")
+
+
+def _differentiable(problem: Problem) -> list[str]:
+    """Return the names of the inputs, and of an additive mask, first."""
+    mask = ["mask"] if problem.mask is not None and problem.mask.is_floating_point() else []
+    return [*mask, *problem.distinct()]
 
 
 @property_of(
