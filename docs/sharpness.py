@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from statistics import median
 from typing import NamedTuple
 
@@ -25,11 +25,14 @@ from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.known_bad.catalogue import scores_times
 from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.directions import directions
 from mha.conformance.properties.registry import properties
 from mha.spec import Claims, Expected, Problem, Rounding, oracle
+from mha.spec.directed import allowances
 from mha.spec.directed_gradients import allowance_of_gradients
 from mha.spec.gradient_graph import gradient_graph
 from mha.spec.problem import INPUTS
+from mha.spec.rounding_graph import rounding_graph
 
 SEEDS = 200
 # B, H, L, S and head_dim for the directed test.
@@ -40,6 +43,14 @@ DIRECTED = (
     (4, 4, 65, 65, 32),
     (2, 4, 64, 64, 96),
     (32, 8, 33, 33, 16),
+)
+# Kinds of masks, and a part of what the result is as if.
+OTHER_DEFECTS = (
+    ("none", "the weights were"),
+    ("bias", "the mask's numbers"),
+    ("keys", "of a masked key were read"),
+    ("none", "of the last allowed key were lost"),
+    ("none", "added to each row sum"),
 )
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # The relative changes that are tried, from 1e-15 to about 10.
@@ -172,6 +183,23 @@ def gradient_rows() -> Iterator[str]:
         yield f"{', '.join(map(str, sizes))} | {' | '.join(cells)}"
 
 
+def defect_rows() -> Iterator[str]:
+    """Yield a row for each size: how much of other defects of the output rounding explains, by NUM-7."""
+    for sizes in DIRECTED:
+        B, n_heads, L, S, head_dim = sizes
+        cells = []
+        for dtype in ("bfloat16", "float16"):
+            shares: dict[str, list[float]] = {text: [] for _, text in OTHER_DEFECTS}
+            for seed, (mask, text) in product(range(5), OTHER_DEFECTS):
+                case = Case(B=B, n_heads=n_heads, L=L, S=S, head_dim=head_dim, dtype=dtype, seed=seed, mask=mask)
+                graph = rounding_graph(case.problem(), CLAIMS)
+                (along,) = (each for each in directions(graph, case) if text in each.more)
+                (part,) = allowances(graph, [along.change["output"]])
+                shares[text].append(part.threshold / part.size)
+            cells.append(", ".join(f"{100 * median(found):.2g}%" for found in shares.values()))
+        yield f"{', '.join(map(str, sizes))} | {' | '.join(cells)}"
+
+
 def smallest_rejected(rule: Rule, defect: Defect, sample: Sample) -> float:
     """Return the smallest change from which on every larger one is rejected; infinity if the largest is accepted."""
     smallest = float("inf")
@@ -226,6 +254,10 @@ def main() -> None:
     print("\n".join(errors))
     print("\n| B, H, L, S, head_dim | bfloat16: median, largest | float16: median, largest |\n|---|---|---|")
     for row in directed_rows():
+        print(f"| {row} |", flush=True)
+    names = "weights, mask's numbers, masked key, last key, row sum"
+    print(f"\n| B, H, L, S, head_dim | bfloat16: {names} | float16: the same |\n|---|---|---|")
+    for row in defect_rows():
         print(f"| {row} |", flush=True)
     print("\n| B, H, L, S, head_dim | bfloat16: query, key, value | float16: query, key, value |\n|---|---|---|")
     for row in gradient_rows():
