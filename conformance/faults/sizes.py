@@ -60,7 +60,7 @@ class ColumnsInEights(Complete):
 
 @fault(
     "NUM-1",
-    caught_by="results_for_many_items_and_heads_are_within_the_bound",
+    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
     trigger="B > 32, a mask per item",
 )
 class MaskOf32Items(Complete):
@@ -97,7 +97,7 @@ class WidthOf96(Complete):
 
 @fault(
     "NUM-1",
-    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
+    caught_by="results_for_more_than_64_heads_are_within_the_bound",
     trigger="H > 64, a mask per head",
 )
 class MaskOf64Heads(Complete):
