@@ -40,5 +40,5 @@ def test_a_session_discards_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_rows, "products_mix_rows", lambda dtype: True)
     session, problem = Session(implementation_of(Complete), CASE), CASE.problem()
     session(problem)
-    with pytest.raises(Discard, match="the row before it"):
+    with pytest.raises(Discard, match="from row to row"):
         session(problem.change(key=problem.key * float("nan")))

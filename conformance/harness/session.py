@@ -235,7 +235,7 @@ class Session:
         """Call the attention, and check everything about the call that does not depend on the clause."""
         self._require_claimed_sizes(step.problem)
         if may_mix_rows(step.problem, self.claims, step.mode):
-            raise Discard("torch's own products would take NaN to the row before it on this CPU")
+            raise Discard("torch's own products carry NaN from row to row on this CPU")
         given = _tensors(step.problem)
         versions = {name: tensor._version for name, tensor in given.items()}
         with as_found():
