@@ -18,7 +18,7 @@ from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.faults.directed import KeyGradientOffInHalf, LastKeyLostBackwards, RowSumOffInHalf
 from mha.spec import Claims, Config, Problem, Rounding, Weights, gradients, sum_shared
 from mha.spec.bounds import units_of
-from mha.spec.directed import Allowance
+from mha.spec.directed import Allowance, allowance, allowances
 from mha.spec.directed_gradients import Adjoint, allowance_of_gradients, allowances_of_gradients
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 
@@ -52,6 +52,9 @@ def test_allowances_in_float32_have_four_digits() -> None:
     along = [random_direction(graph), *({name: exact} for name, exact in graph.exact.items())]
     for direction, part in zip(along, allowances_of_gradients(graph, along), strict=True):
         assert part.threshold == pytest.approx(allowance_of_gradients(graph, direction).threshold, rel=1e-4)
+    outputs = [graph.forward.output, upstream.double()]
+    for output, part in zip(outputs, allowances(graph.forward, outputs), strict=True):
+        assert part.threshold == pytest.approx(allowance(graph.forward, output).threshold, rel=1e-4)
 
 
 class Rounded:
