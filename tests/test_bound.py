@@ -283,4 +283,4 @@ def test_other_casts_may_be_off_by_two_roundoffs() -> None:
     graphs = [rounding_graph(problem, Claims(rounding=Rounding(mode=mode))) for mode in ("nearest", "stochastic")]
     assert graphs[1].store == dropped.store > graphs[0].store
     with pytest.raises(ValueError, match="must be one of nearest, toward_zero, stochastic, but is 'up'"):
-        Rounding(mode="up")  # type: ignore[arg-type]
+        Rounding(mode="up")  # type: ignore[arg-type]  # it must be refused

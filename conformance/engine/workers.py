@@ -233,7 +233,7 @@ def may_fork() -> bool:
 
 def _import_the_judge() -> None:
     """Import torch and all that judges, so that forked processes need not."""
-    import mha.conformance.engine.judge  # noqa: F401
+    import mha.conformance.engine.judge  # noqa: F401  so that it is loaded
     from mha.conformance.properties.registry import properties
 
     properties()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -260,7 +261,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     problem = case.problem()
     upstream = session.upstream(problem)
     names = _differentiable(problem)
-    subset = [name for place, name in enumerate(names) if case.seed % (2 ** len(names) - 1) >> place & 1]
+    subset = _subset(names, case.seed % (2 ** len(names) - 1))
     bounds = cache(partial(session.expected_gradients, problem, upstream))
     every, some = session.gradients(problem, upstream), session.gradients(problem, upstream, subset)
     assume(bool(some), "no input requires a gradient, and those of the weights are not reported")
@@ -285,7 +286,7 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     upstream = session.upstream(problem)
     expected = session.expected_gradients(problem, upstream)
     # Also of only some inputs, as in the tuning of a prompt that is key and value.
-    some = [name for place, name in enumerate(INPUTS) if (case.seed % 7 + 1) >> place & 1]
+    some = _subset(INPUTS, case.seed % 7 + 1)
     wanted = {"cross": some, "memory": INPUTS[case.seed % 2 :]}.get(case.inputs, INPUTS)
     for name, gradient in session.gradients(problem, upstream, wanted, frozen=True).items():
         expect_close(gradient, expected[name], because="the gradient, with weights that require none")
@@ -330,7 +331,7 @@ def half_gradients_are_there_for_any_subset(session: Session, case: Case) -> Non
     problem = case.problem()
     upstream = session.upstream(problem)
     expected, names = session.expected_gradients(problem, upstream), _differentiable(problem)
-    subset = [name for place, name in enumerate(names) if (case.seed % (2 ** len(names) - 1) + 1) >> place & 1]
+    subset = _subset(names, case.seed % (2 ** len(names) - 1) + 1)
     for frozen in (False, True)[: 1 + isinstance(session.built(problem).attention, nn.Module)]:
         for name, gradient in session.gradients(problem, upstream, subset, frozen=frozen).items():
             expect_close(gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}")
@@ -340,6 +341,11 @@ def _differentiable(problem: Problem) -> list[str]:
     """Return the names of the inputs, and of an additive mask, first."""
     mask = ["mask"] if problem.mask is not None and problem.mask.is_floating_point() else []
     return [*mask, *problem.distinct()]
+
+
+def _subset(names: Sequence[str], number: int) -> list[str]:
+    """Return the names whose places are the bits of a number that are set."""
+    return [name for place, name in enumerate(names) if number >> place & 1]
 
 
 @property_of(
