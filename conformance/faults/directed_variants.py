@@ -1,6 +1,6 @@
-"""Faults that NUM-7, GQA-1, INC-1, XAT-1, DRP-1, PTH-5 and CMP-4 must catch: a few percent, in half precision alone.
+"""Faults that NUM-7, GQA-1, GRD-5, INC-1, XAT-1, DRP-1, PTH-5 and CMP-4 must catch.
 
-Each shows in one kind of call only.
+They are off by a few percent, in half precision alone, each in one kind of call only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ OF_FEW_QUERIES = "errors_for_few_queries_do_not_add_up_to_a_defect"
 OF_SMALL_CALLS = "errors_of_many_small_calls_do_not_add_up_to_a_defect"
 OF_OWN_WIDTHS = "errors_of_heads_of_their_own_width_do_not_add_up_to_a_defect"
 OF_GROUPS = "errors_of_grouped_heads_do_not_add_up_to_a_defect"
+OF_FROZEN_WEIGHTS = "errors_with_frozen_weights_do_not_add_up_to_a_defect"
 OF_GRADIENTS_OF_GROUPS = "errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect"
 
 
@@ -42,6 +43,16 @@ class OneQueryOffInHalf(scores_off(when=lambda module, q: q.shape[2] == 1)):
 )
 class SingleItemOffInHalf(scores_off(when=lambda module, q: q.shape[0] == q.shape[2] == 1)):
     """In half precision the scores of a single query of a single item are 2% too large."""
+
+
+@fault("GRD-5", dtype="bfloat16", caught_by=OF_FROZEN_WEIGHTS, trigger="half precision, nothing requires a gradient")
+class FrozenOffInHalf(scores_off(when=lambda module, q: not module.w_q.requires_grad and not q.requires_grad)):
+    """In half precision the scores are 2% too large if neither the weights nor the inputs require a gradient."""
+
+
+@fault("GRD-5", dtype="bfloat16", caught_by=OF_FROZEN_WEIGHTS, trigger="half precision, frozen weights, trained inputs")
+class TunedInputsOffInHalf(scores_off(when=lambda module, q: not module.w_q.requires_grad and q.requires_grad)):
+    """In half precision the scores are 2% too large if the inputs require gradients and the weights do not."""
 
 
 @fault(

@@ -83,15 +83,17 @@ def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(session: Session
     expect_gradients_by_rounding_alone(session, replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys))
 
 
-def expect_gradients_by_rounding_alone(session: Session, case: Case, problem: Problem | None = None) -> None:
+def expect_gradients_by_rounding_alone(
+    session: Session, case: Case, problem: Problem | None = None, *, frozen: bool = False
+) -> None:
     """Expect the errors of the gradients along each direction to be ones that rounding explains.
 
-    problem: that of the case by default.
+    problem: that of the case by default. frozen: the weights require no gradient.
     """
     assume_modelled(session, case)
     problem = problem or case.problem()
     assume(bool(problem.allowed(session.claims.causal).any(-1).all()), "a row is empty")
-    recorded = session.gradients(problem, upstream_of(case, problem))
+    recorded = session.gradients(problem, upstream_of(case, problem), frozen=frozen)
     expect_gradient_errors_of_rounding(session, Known(case, problem, session.claims), recorded)
 
 

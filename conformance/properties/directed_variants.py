@@ -1,4 +1,4 @@
-"""GQA-1, INC-1, XAT-1, PTH-5, DRP-1, CMP-4 and NUM-7 in half precision, of configurations that are not everyday ones.
+"""GQA-1, GRD-5, INC-1, XAT-1, PTH-5, DRP-1, CMP-4 and NUM-7 in half precision: what is not configured as every day.
 
 As in `directed`, errors of many elements are projected on what small defects would do to them.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_dropout, with_extra
+from mha.conformance.harness.assertions import assume
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.decoded_sequence import DecodedSequence
 from mha.conformance.properties.directed import (
@@ -49,6 +51,30 @@ def errors_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Ca
 def errors_of_gradients_of_grouped_heads_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
     """In half precision no small defect explains the errors of gradients with grouped heads better than rounding."""
     expect_gradients_by_rounding_alone(session, case, with_config(case, grouped(case)))
+
+
+@property_of(
+    "GRD-5",
+    replace(GRADIENT_ROWS, sizes={"n_heads": (8,), "head_dim": (16,), "B": (4,), "L": (33,), "S": (33,)}),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("unscaled", "detached"),
+    max_cases=1,
+    number=5,
+)
+def errors_with_frozen_weights_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the errors with weights that require no gradient better than rounding.
+
+    Those of the gradients of the inputs, and those of the output where these require none either.
+    """
+    assume_modelled(session, case)
+    problem = case.problem()
+    assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
+    expect_gradients_by_rounding_alone(session, case, problem, frozen=True)
+    frozen = session.derive(
+        session.built(problem), lambda module: module.requires_grad_(False), "{}.requires_grad_(False)"
+    )
+    expect_errors_of_rounding(session, case, problem, session(problem, via=frozen).output)
 
 
 DECODED_ROWS = replace(
