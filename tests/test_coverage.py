@@ -129,7 +129,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),
     "grouped_query": (False, "GQA-1"),
-    "multi_query": (True, "NUM-1"),
+    "multi_query": (True, "HED-1"),
     "kv_widths": (False, "XAT-1"),
     "decodes": (False, "INC-1"),
     "decodes_ragged": (False, "INC-1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -192,8 +193,7 @@ def test_rank_that_fails_is_an_error_of_the_call(
 def test_copies_of_an_output_that_is_differentiated_are_compared() -> None:
     (verdict,) = check(copy_off_in_training, "quick", clauses="DST-2", dtypes=torch.float32).verdicts
     assert verdict.status == "fail"
-    assert "output_4[0, 3, 0] is 1.28, but should be 0.285" in verdict.message
-    assert "on rank 1" in verdict.message
+    assert re.search(r"output_4\[0, \d, 0\] is .*: on rank 1, that of one process", verdict.message)
 
 
 def test_failing_rank_is_a_verdict_and_the_next_case_has_other_ranks() -> None:

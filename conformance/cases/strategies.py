@@ -40,15 +40,15 @@ def drawn_cases(space: CaseSpace) -> SearchStrategy[Case]:
     fields["seed"] = integers(0, 2**16)
     fields["equal"] = st.none() | st.sampled_from(COINCIDENCES) if domain.scale == "small" else st.none()
 
-    def case_of(drawn: dict[str, Any]) -> Case:
-        row = dict(drawn)
+    def case_of(drawn: tuple[Any, ...]) -> Case:
+        row = dict(zip(fields, drawn, strict=True))
         if pair := row.pop("equal"):
             one, other = pair
             smallest, largest = domain.size_range(other, limit)
             row[other] = min(max(row[one], smallest), largest)
         return space.case(_within_volume(domain, row))
 
-    return st.fixed_dictionaries(fields).map(case_of)
+    return st.tuples(*fields.values()).map(case_of)
 
 
 def _within_volume(domain: Domain, row: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import combinations
 from math import prod
 from typing import Any, TypeVar
@@ -38,7 +37,7 @@ def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> di
         return sum_shared(problem, gradients(problem, claims, upstream, expected(problem, claims)))
 
     size = 2 * sum(x.numel() for x in _tensors(problem))
-    return kept.answer(problem, ("gradients", claims, _content(upstream)), size, differentiate)
+    return kept.answer(problem, ("gradients", claims), size, differentiate, upstream)
 
 
 @dataclass
@@ -48,14 +47,17 @@ class Answers:
     answers: OrderedDict[Hashable, tuple[int, Any]] = field(default_factory=OrderedDict)
     size: int = 0
 
-    def answer(self, problem: Problem, question: Hashable, size: int, ask: Callable[[], Answer]) -> Answer:
+    def answer(
+        self, problem: Problem, question: Hashable, size: int, ask: Callable[[], Answer], *others: Tensor
+    ) -> Answer:
         """Return the answer to a question about a problem, asking unless it is kept; on the CPU alone.
 
-        size: about how many numbers the answer has. The latest answer is kept whatever its size.
+        size: about how many numbers the answer has. The latest answer is kept whatever its size. others: tensors that
+        the answer depends on besides.
         """
         if problem.query.device.type != "cpu" or prod(problem.shape) + problem.weights.w_q.numel() < SMALL:
             return ask()
-        key = question, _content_of(problem)
+        key = question, _content_of(problem), tuple(map(_content, others))
         if key not in self.answers:
             self.answers[key] = size, ask()
             self.size += size
@@ -88,6 +90,6 @@ def _tensors(problem: Problem) -> list[Tensor]:
 
 
 def _content(x: Tensor) -> Hashable:
-    """Return the numbers of a tensor as a digest, and how they lie in memory."""
+    """Return the numbers of a tensor as a digest, of 64 bits, and how they lie in memory."""
     numbers = x.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
-    return x.dtype, x.shape, x.stride(), blake2b(numbers.data, digest_size=16).digest()
+    return x.dtype, x.shape, x.stride(), hash(numbers.tobytes())

@@ -174,7 +174,6 @@ def construct(
     device: where the module will be called.
     """
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
-    parameters = inspect.signature(constructor).parameters
     given, own_config = {}, False
     for name, field in arguments.items():
         if field == "config":
@@ -185,7 +184,7 @@ def construct(
         else:
             given[name] = values[field]
         if given[name] is None:  # a width of key or value that is not set
-            default = parameters[name].default
+            default = inspect.signature(constructor).parameters[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
     try:
         return _materialised(constructor(**given), config)

@@ -219,10 +219,11 @@ def _layers(target: object) -> list[Any]:
 
 def _fill(where: str, entry: Entry, target: object, given: Mapping[str, Tensor]) -> None:
     """Fill one layer, list of layers or parameter with the weights of its roles."""
-    value = _stacked(entry, entry.kind, given)
     if isinstance(target, nn.Module) and entry.kind == "w":
         _fill_layers(where, entry, _layers(target), given)
-    elif isinstance(target, Tensor):
+        return
+    value = _stacked(entry, entry.kind, given)
+    if isinstance(target, Tensor):
         if value is not None:
             _copy(where, target, entry, value, entry.kind)
         else:
@@ -239,7 +240,8 @@ def _stacked(entry: Entry, kind: str, given: Mapping[str, Tensor]) -> Tensor | N
     names = [f"{kind}_{role}" for role in entry.roles]
     if not any(name in given for name in names):
         return None
-    return torch.cat([given[name] if name in given else _zero_bias(given[f"w{name[1:]}"]) for name in names])
+    parts = [given[name] if name in given else _zero_bias(given[f"w{name[1:]}"]) for name in names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _zero_bias(weight: Tensor) -> Tensor:
@@ -259,7 +261,8 @@ def _fill_layers(where: str, entry: Entry, layers: Sequence[Any], given: Mapping
 def _shares(layers: Sequence[Any], weight: Tensor, bias: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
     """Yield each layer with its rows of weight and bias."""
     count = len(layers)
-    yield from zip(layers, weight.chunk(count), bias.chunk(count), strict=False)
+    shares = ([weight], [bias]) if count == 1 else (weight.chunk(count), bias.chunk(count))
+    yield from zip(layers, *shares, strict=False)
 
 
 def _copy(where: str, target: object, entry: Entry, value: Tensor, kind: str) -> None:
@@ -272,6 +275,6 @@ def _copy(where: str, target: object, entry: Entry, value: Tensor, kind: str) ->
         value = entry.to_module(value, kind)
     except EinopsError as error:
         raise ImplementationError(f"{where}: {str(error).splitlines()[0]}") from None
-    if target.squeeze().shape != value.squeeze().shape:
+    if target.shape != value.shape and target.squeeze().shape != value.squeeze().shape:
         raise ImplementationError(f"{where} has the shape {tuple(target.shape)}, but should have {tuple(value.shape)}")
     target.copy_(value.reshape(target.shape))
