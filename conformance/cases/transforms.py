@@ -120,7 +120,8 @@ def with_extra(problem: Problem, case: Case, extra: str) -> Problem:
         return problem.map_inputs(lambda x: x[:1]).change(mask=mask)
     weights = problem.weights
     if extra == "bias_kv":
-        drawn = Weights.random(replace(problem.config, bias_kv=True), case.seed).to(problem.query.dtype, case.device)
+        seed = int(torch.randint(2**31, (1,), generator=case.generator))  # that of its weights
+        drawn = Weights.random(replace(problem.config, bias_kv=True), seed).to(problem.query.dtype, case.device)
         weights = replace(weights, extra_k=drawn.extra_k, extra_v=drawn.extra_v)
     return problem.change(config=replace(problem.config, **{extra: True}), weights=weights)
 

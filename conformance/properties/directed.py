@@ -15,7 +15,7 @@ from mha.conformance.cases.masks import FEW
 from mha.conformance.cases.transforms import item
 from mha.conformance.harness.assertions import assume, expect
 from mha.conformance.harness.oracle_answers import kept
-from mha.conformance.harness.recording import CallStep, RecordedTensor
+from mha.conformance.harness.recording import BuildStep, CallStep, RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.directed_script import assertion_of, percent
 from mha.conformance.properties.directions import Direction, directions
@@ -256,14 +256,17 @@ def _assertion(session: Session, found: Tested) -> list[str]:
     last, formula = last_call(session), found.direction.formula
     # A script names tensors by the first call that has them.
     first = next(step for step in session.steps if isinstance(step, CallStep) and step.problem is last.problem)
-    return assertion_of(first, last.number, session.claims, formula, found.text, found.explained)
+    return assertion_of(
+        replace(first, build=last.build), last.number, session.claims, formula, found.text, found.explained
+    )
 
 
 def last_call(session: Session) -> CallStep:
-    """Return the last step of a session, which is a call."""
+    """Return the last step of a session, which is a call, with the first step that built with its weights."""
     call = session.steps[-1]
     assert isinstance(call, CallStep)
-    return call
+    builds = (step for step in session.steps if isinstance(step, BuildStep))
+    return replace(call, build=next(step.number for step in builds if step.weights is call.problem.weights))
 
 
 def _place(known: Known, error: Tensor, found: Tested) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mha.conformance.harness.recording import CallStep
-from mha.spec import Claims, Problem
+from mha.spec import Claims, Config, Problem
 from mha.spec.problem import INPUTS
 
 SCALE = ("change = (p * (s - (p * s).sum(-1, keepdim=True))) @ v",)
@@ -76,12 +76,12 @@ def _random_signs(like: str, seed: int) -> str:
 def assertion_of(
     call: CallStep, output: int, claims: Claims, formula: Sequence[str], text: str, explained: float
 ) -> list[str]:
-    """Return the lines that fail as an output did; none where it takes more than those of `_exact`.
+    """Return the lines that fail as an output did; none where there is no formula.
 
     call: the first one with its inputs. output: its number. text: what the output is as if, with {} for how much.
     explained: the share that rounding explains.
     """
-    if not formula or call.problem.config.extra_keys:
+    if not formula:
         return []
     return [
         "",
@@ -104,7 +104,7 @@ def gradient_assertion_of(
 
     found: the expression for each gradient, by the name of the input or the weight.
     """
-    if not formula or call.problem.config.extra_keys:
+    if not formula:
         return []
     given = ", ".join(f"{name}_{call.number if name in INPUTS else call.build}" for name in found)
     n_heads = call.problem.config.n_heads
@@ -142,31 +142,50 @@ def _share(code: str, text: str, explained: float) -> list[str]:
 def _exact(call: CallStep, claims: Claims) -> list[str]:
     """Return the lines that compute a call in float64, up to the exact output."""
     problem, number, build = call.problem, call.number, call.build
-    config, shape = problem.config, tuple(problem.shape)
+    config = problem.config
     lines = [f"scale = {claims.scale_for(config.head_dim)!r}"]
     for role, name in zip("qkv", INPUTS, strict=True):
         x = f"{_name_of(problem, name)}_{number}.double() @ w_{role}_{build}.double().T{_bias(problem, role, build)}"
         heads = config.n_heads if role == "q" else config.kv_heads
-        repeats = config.n_heads // heads
-        repeated = f".repeat_interleave({repeats}, 1)" if repeats > 1 else ""
-        lines.append(f"{role} = ({x}).unflatten(-1, ({heads}, -1)).transpose(1, 2){repeated}")
+        lines.append(f"{role} = ({x}).unflatten(-1, ({heads}, -1)).transpose(1, 2)")
+        if config.extra_keys and role != "q":
+            lines += _with_extra_keys(config, role, build)
+        if heads < config.n_heads:
+            lines.append(f"{role} = {role}.repeat_interleave({config.n_heads // heads}, 1)")
     lines.append("s = scale * q @ k.mT")
-    lines.append(f"allowed = torch.ones({shape}, dtype=torch.bool)")
-    masked = "s"
-    if problem.mask is not None and problem.mask.is_floating_point():
-        lines.append(f"allowed = allowed & (mask_{number} != -inf)")
-        masked = f"(s + mask_{number}.double())"
-    elif problem.mask is not None:
-        lines.append(f"allowed = allowed & mask_{number}")
-    if problem.is_causal:
-        lines.append(f"allowed = allowed.tril({shape[3] - shape[2] if claims.causal == 'bottom_right' else 0})")
     return [
         *lines,
-        f"p = {masked}.masked_fill(~allowed, -inf).softmax(-1).nan_to_num(0.0)",
+        *_allowed(call, claims),
         "o = p @ v",
         f"join = lambda contexts: contexts.transpose(1, 2).flatten(2) @ w_o_{build}.double().T",
         f"exact = join(o){_bias(problem, 'o', build)}",
     ]
+
+
+def _allowed(call: CallStep, claims: Claims) -> list[str]:
+    """Return the lines from the scores to the weights; extra keys are allowed, and have no mask."""
+    problem, number, extra = call.problem, call.number, call.problem.config.extra_keys
+    shape, pad, masked = tuple(problem.shape), "torch.nn.functional.pad", "s"
+    lines = [f"allowed = torch.ones({shape}, dtype=torch.bool)"]
+    if problem.mask is not None and problem.mask.is_floating_point():
+        lines.append(f"allowed = allowed & (mask_{number} != -inf)")
+        bias = f"mask_{number}.double()"
+        masked = f"(s + {f'{pad}({bias}.expand{shape}, (0, {extra}))' if extra else bias})"
+    elif problem.mask is not None:
+        lines.append(f"allowed = allowed & mask_{number}")
+    if problem.is_causal:
+        lines.append(f"allowed = allowed.tril({shape[3] - shape[2] if claims.causal == 'bottom_right' else 0})")
+    if extra:
+        lines.append(f"allowed = {pad}(allowed, (0, {extra}), value=True)")
+    return [*lines, f"p = {masked}.masked_fill(~allowed, -inf).softmax(-1).nan_to_num(0.0)"]
+
+
+def _with_extra_keys(config: Config, role: str, build: int) -> list[str]:
+    """Return the lines that append the extra keys, or values, that a configuration has."""
+    learned = [f"extra_{role}_{build}.double().unflatten(0, (-1, 1, {config.head_dim})).expand_as({role}[:, :, :1])"]
+    zero = [f"torch.zeros_like({role}[:, :, :1])"]
+    extra = learned * config.bias_kv + zero * config.zero_key
+    return [f"{role} = torch.cat(({', '.join([role, *extra])}), 2)"]
 
 
 def _name_of(problem: Problem, name: str) -> str:
