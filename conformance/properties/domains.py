@@ -38,7 +38,9 @@ EVERYDAY_INFERENCE = Domain(
     sizes={"n_heads": (4, 3), "head_dim": (20, 17, 128, 50), "B": (2, 1), "L": (33, 32, 130), "S": (33, 130)},
 )
 # Half precision, with so many elements that a root mean square over them is not a matter of luck.
-MANY_ELEMENTS_IN_HALF = Domain(dtypes=HALF, values=("normal",), min_heads=2, min_head_dim=8, min_B=2, min_L=8, min_S=8)
+MANY_ELEMENTS_IN_HALF = Domain(
+    dtypes=HALF, values=("normal",), min_heads=2, min_head_dim=8, min_B=4, max_B=4, min_L=8, min_S=8
+)
 LONG_ROWS = Domain(
     masks=("none", "padding", "blocks", "queries", "full", "key_bias", "query_bias", "full_bias"),
     causal=BOTH,
