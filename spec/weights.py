@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import prod
 
 import torch
 from torch import Tensor
 
 from mha.spec.config import Config
-
-# Almost 1; the product of a float32 number with it has all the digits of float64.
-ALL_DIGITS = 1 - 2**-24 / 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,37 +40,37 @@ class Weights:
     def random(config: Config, seed: int, dtype: torch.dtype = torch.float64) -> Weights:
         """Return random weights, on the CPU, that depend only on `config` and `seed`.
 
-        Matrices have standard deviation 1/sqrt(fan-in), biases 1/2. They are made in float64 and rounded to `dtype`,
+        Matrices have standard deviation 1/sqrt(fan-in), biases 1/2. They are drawn in float64 and rounded to `dtype`,
         so that a seed gives the same numbers in every dtype. An invalid configuration gets weights too, so that the
         CFG clauses can try to build it.
         """
+        generator = torch.Generator().manual_seed(seed)
         width = max(config.d_model, 0)
         inner_width = max(config.inner_width, 0)
         kv_width = inner_width
         if config.n_kv_heads is not None and config.n_heads:
             kv_width = max(config.n_kv_heads * config.head_dim, 0)
-        layout: list[tuple[str, tuple[int, ...], bool]] = [
-            ("w_q", (inner_width, width), True),
-            ("w_k", (kv_width, max(config.key_width, 0)), True),
-            ("w_v", (kv_width, max(config.value_width, 0)), True),
-            ("w_o", (width, inner_width), True),
-            ("b_q", (inner_width,), config.has_bias("q")),
-            ("b_k", (kv_width,), config.has_bias("k")),
-            ("b_v", (kv_width,), config.has_bias("v")),
-            ("b_o", (width,), config.has_bias("o")),
-            ("extra_k", (kv_width,), config.bias_kv),
-            ("extra_v", (kv_width,), config.bias_kv),
-        ]
-        sizes = [prod(shape) for _, shape, _ in layout]
-        # In float32, which torch draws five times as fast. What is absent is drawn too, so that the rest is the same.
-        drawn = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-        parts = zip(drawn.double().split(sizes), layout, strict=True)
-        named = {
-            name: (part.view(shape) * (ALL_DIGITS / (max(shape[1], 1) ** 0.5 if shape[1:] else 2))).to(dtype)
-            for part, (name, shape, present) in parts
-            if present
-        }
-        return Weights(**named)
+
+        def matrix(rows: int, columns: int) -> Tensor:
+            drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+            return drawn.div(max(columns, 1) ** 0.5).to(dtype)
+
+        def vector(rows: int, present: bool) -> Tensor | None:
+            drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2
+            return drawn.to(dtype) if present else None
+
+        return Weights(
+            w_q=matrix(inner_width, width),
+            w_k=matrix(kv_width, max(config.key_width, 0)),
+            w_v=matrix(kv_width, max(config.value_width, 0)),
+            w_o=matrix(width, inner_width),
+            b_q=vector(inner_width, config.has_bias("q")),
+            b_k=vector(kv_width, config.has_bias("k")),
+            b_v=vector(kv_width, config.has_bias("v")),
+            b_o=vector(width, config.has_bias("o")),
+            extra_k=vector(kv_width, config.bias_kv),
+            extra_v=vector(kv_width, config.bias_kv),
+        )
 
     def to(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> Weights:
         """Return the weights in `dtype`, on `device`."""

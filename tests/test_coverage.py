@@ -153,7 +153,7 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
     "mode": ("toward_zero", "NUM-8", "bfloat16"),
     "partials_stored": (False, "DST-1", "bfloat16"),
     "heads_stored": ("float8_e4m3fn", "NUM-1", "float32"),
-    "ranks": (3, "NUM-1", "bfloat16"),
+    "ranks": (3, "HED-1", "bfloat16"),
 }
 
 

@@ -233,13 +233,15 @@ def may_fork() -> bool:
 
 def _import_the_judge() -> None:
     """Import torch and all that judges, so that forked processes need not."""
-    gc.disable()  # imports make no garbage, and looking for it takes a tenth of their time
-    import mha.conformance.engine.judge  # noqa: F401  so that it is loaded
-    from mha.conformance.properties.registry import properties
+    gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
+    try:
+        import mha.conformance.engine.judge  # noqa: F401  so that it is loaded
+        from mha.conformance.properties.registry import properties
 
-    properties()
-    gc.freeze()  # what is loaded stays, and is not searched for garbage again
-    gc.enable()
+        properties()
+        gc.freeze()  # what is loaded stays, and is not searched for garbage again
+    finally:
+        gc.enable()
 
 
 def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:

@@ -24,15 +24,13 @@ from mha.implementations.torch_mha import implementation as torch_mha
 from mha.implementations.torch_state import preserved
 from mha.spec import Implementation, Problem
 
-# With one for which correct implementations pass: the largest of few errors is a matter of luck.
-SEED = 2
 GRID = tuple(
-    Case(n_heads=n_heads, head_dim=head_dim, B=2, L=L, S=S, mask=mask, causal=causal, seed=SEED)
+    Case(n_heads=n_heads, head_dim=head_dim, B=2, L=L, S=S, mask=mask, causal=causal)
     for n_heads, head_dim, (L, S) in product((1, 4), (8, 64), ((16, 16), (64, 64), (1, 64), (128, 64)))
     for mask, causal in (("none", False), ("padding", False), ("none", True))
 )
 FOUR_MASKS = tuple(
-    Case(n_heads=4, head_dim=8, B=2, L=12, S=12, mask=mask, causal=causal, seed=SEED)
+    Case(n_heads=4, head_dim=8, B=2, L=12, S=12, mask=mask, causal=causal)
     for mask, causal in (("none", False), ("padding", False), ("queries", False), ("none", True))
 )
 

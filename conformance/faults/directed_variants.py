@@ -140,6 +140,7 @@ class LearnedKeyOffInHalf(scores_off(when=lambda module, q: module.config.bias_k
     "PTH-5",
     dtype="bfloat16",
     caught_by="errors_with_extras_do_not_add_up_to_a_defect",
+    script_shows=False,
     trigger="half precision, an extra zero key",
 )
 class ZeroKeyOffInHalf(scores_off(when=lambda module, q: module.config.zero_key)):

@@ -111,9 +111,6 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
 )
 def results_for_more_than_1024_heads_of_a_batch_are_within_the_bound(session: Session, case: Case) -> None:
     """Output and weights are within the bound where items times heads exceed 1024, and masks differ by both."""
-    case = _of_narrow_heads(session, case)
-    if case.head_dim > WIDEST_OF_MANY and session.claims.sizes.n_heads is None:
-        case = replace(case, B=129, n_heads=8)
     _expect_within_the_bound(session, case)
 
 
@@ -164,14 +161,10 @@ def results_of_each_width_of_heads_are_within_the_bound(session: Session, case: 
 )
 def results_for_more_than_64_heads_are_within_the_bound(session: Session, case: Case) -> None:
     """Output and weights are within the bound for 65 heads, and masks that differ by them."""
-    case = _of_narrow_heads(session, case)
+    # Of the least width that is claimed, at most 3 where any is.
+    case = replace(case, head_dim=min(session.claims.sizes.head_dims or {case.head_dim, 3}))
     assume(case.head_dim <= WIDEST_OF_MANY, "d_model would be too large")
     _expect_within_the_bound(session, case)
-
-
-def _of_narrow_heads(session: Session, case: Case) -> Case:
-    """Return the case with heads of the least width that is claimed, of up to 3 where all are."""
-    return replace(case, head_dim=min(session.claims.sizes.head_dims or {case.head_dim, 3}))
 
 
 @property_of(

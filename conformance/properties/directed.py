@@ -262,7 +262,10 @@ def _assertion(session: Session, found: Tested) -> list[str]:
 
 
 def last_call(session: Session) -> CallStep:
-    """Return the last step of a session, which is a call, with the first step that built with its weights."""
+    """Return the last step of a session, which is a call, and the first that built with its weights.
+
+    A script names weights by that one.
+    """
     call = session.steps[-1]
     assert isinstance(call, CallStep)
     builds = (step for step in session.steps if isinstance(step, BuildStep))

@@ -216,7 +216,7 @@ def find_longest(candidate: Candidate) -> None:
     if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
         claim(MAX_LENGTH)
     shorter, seconds = candidate.probes[0].keys, 0.0
-    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length() - 1, 2)), MAX_LENGTH):
+    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
         if seconds * (length / shorter) ** 2 > PATIENCE:
             return
         begun = process_time()
