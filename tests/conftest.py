@@ -9,6 +9,7 @@ import pytest
 
 from mha.conformance import settings
 from mha.conformance.engine import judge
+from mha.conformance.engine.search import Search
 
 # The tests use all cores by themselves, and change the judge of their own process.
 os.environ["MHA_JOBS"] = "1"
@@ -19,6 +20,13 @@ def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for no cause of failures, which costs much where many classes fail; tests/test_diagnosis.py does."""
     monkeypatch.setattr(judge, "diagnose", lambda *_: "")
     monkeypatch.setattr(judge, "first_wrong_step", lambda *_: "")
+
+
+@pytest.fixture
+def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the first failure as it is, unless `make lattice` shrinks it, which takes a third of the time of a fault."""
+    if not os.environ.get("LATTICE"):
+        monkeypatch.setattr(Search, "_worth_shrinking", Search._find_block)
 
 
 def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
