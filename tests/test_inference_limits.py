@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import from_module
+from mha.implementations.inference import options
 from mha.implementations.inference.infer import Inference, infer
 from mha.spec import Claims
 from plain import refusal_of
@@ -238,6 +239,33 @@ def test_longest_input_is_claimed() -> None:
     assert names["implementation"].claims == result.implementation.claims
     verdicts = check(result.implementation, "default", clauses=["SHP-1", "NUM-5"], dtypes=["float32"]).verdicts
     assert {verdict.status for verdict in verdicts} == {"pass"}
+
+
+class LongTable(ShortTable):
+    """Its table ends at 600."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.register_buffer("later", torch.ones(600, 600, dtype=torch.bool).triu(1))
+
+
+@pytest.mark.parametrize(("seconds_of_512", "longest"), [(0.9, 600), (1.1, None)])
+def test_calls_that_would_take_too_long_are_not_tried(
+    seconds_of_512: float, longest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of twice the length takes four times as long; 4 s are too many."""
+    elapsed, tried = [0.0], list[int]()
+    original = LongTable.hidden
+
+    def timed(self: LongTable, length: int, mask: Tensor | None) -> Tensor:
+        tried.append(length)
+        elapsed[0] += seconds_of_512 * (length / 512) ** 2
+        return original(self, length, mask)
+
+    monkeypatch.setattr(LongTable, "hidden", timed)
+    monkeypatch.setattr(options, "process_time", lambda: elapsed[0])
+    assert infer(LongTable).implementation.claims.sizes.max_length == longest
+    assert max(tried) == (1024 if longest else 512)
 
 
 def test_masks_of_three_dimensions_are_claimed_only_if_they_are_of_heads() -> None:
