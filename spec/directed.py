@@ -34,6 +34,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mha.spec.places import Place
@@ -158,11 +159,7 @@ def explained(  # noqa: PLR0913  the terms, by name
 
 
 def _sums(forms: Sequence[Tensor], places: Sequence[Place]) -> list[list[float]]:
-    """Return the sums over one use of the numbers of each place, each of its largest form; see `Place.sums`."""
-    found: list[list[float]] = [[] for _ in places]
-    for g in forms:
-        size, square = g.abs(), g.square()
-        for place, largest in zip(places, found, strict=True):
-            sums = place.sums(g, size, square)
-            largest[:] = map(max, largest, sums) if largest else sums
-    return found
+    """Return the sums over one use of the numbers of each place; see `Place.sums`."""
+    g = torch.stack(tuple(forms)) if len(forms) > 1 else forms[0].unsqueeze(0)
+    sizes, squares = g.abs(), g.square()
+    return [place.sums(g, sizes, squares) for place in places]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -35,23 +36,26 @@ class Place:
         """Return the sum over all stores of n 4^e, for which only the energy of the error has a use."""
         return sum(square() for square in self.stores)
 
-    def sums(self, g: Tensor, size: Tensor, square: Tensor) -> list[float]:
-        """Return sum n (g x)^2, sum |g x|, sum |g| s, and for each store |sum g (fl(x) - x)|, of its largest form.
+    def sums(self, g: Tensor, sizes: Tensor, squares: Tensor) -> list[float]:
+        """Return sum n (g x)^2, sum |g x|, sum |g| s, and for each store |sum g (fl(x) - x)|, each of its largest form.
 
-        size, square: |g| and g^2.
+        g: all its forms, stacked. sizes, squares: |g| and g^2.
         """
         if self.rows is None or self.rows[0].dtype != g.dtype:  # for all directions to come
-            weights = [torch.as_tensor(x).to(g).expand_as(g).flatten() for x in (self.repeated, self.size, self.own)]
+            weights = [
+                torch.as_tensor(x).to(g).expand(g.shape[1:]).flatten() for x in (self.repeated, self.size, self.own)
+            ]
             moves = [move.flatten() for _, forms in self.moves for move in forms]
             self.rows = (
                 weights[0],
                 torch.stack(weights[1:]),
-                torch.stack(moves).to(g) if moves else g.new_zeros(0, g.numel()),
+                torch.stack(moves).to(g) if moves else g.new_zeros(0, g[0].numel()),
             )
-        repeated, sizes, moves_ = self.rows
-        moved = iter((moves_ @ g.flatten()).abs().tolist())
-        largest = [max(next(moved) for _ in forms) for _, forms in self.moves]
-        return [float(repeated @ square.flatten()), *(sizes @ size.flatten()).tolist(), *largest]
+        repeated, of_sizes, moves_ = self.rows
+        by_form = (squares.flatten(1) @ repeated, *(of_sizes @ sizes.flatten(1).T), *(moves_ @ g.flatten(1).T).abs())
+        square, size, own, *moved = torch.stack(by_form).amax(1).tolist()
+        each = iter(moved)
+        return [square, size, own, *(max(next(each) for _ in forms) for _, forms in self.moves)]
 
     def store(
         self, dtype: torch.dtype, units: Units, copies: Tensor, *forms: tuple[Tensor, float | Tensor], times: int = 1
@@ -65,12 +69,14 @@ class Place:
         size = _largest([(each / factor).abs() for each, (_, factor) in zip(sizes, forms, strict=True)])
         # What underflows is off by eta_s, or flushed: |x| / u_s is not a bound for it.
         eta = units.subnormal + units.flush
-        lost = [(eta * (each < least) / factor).abs() for each, (_, factor) in zip(sizes, forms, strict=True)]
+        small = [each < least for each in sizes]
         self._add(size, copies, times)
         self.stores.append(
             lambda: times * copies * _largest([(power_below(x, dtype) / f).abs() for x, f in forms]) ** 2
         )
-        self.own = self.own + times * _largest(lost)
+        if any(bool(each.any()) for each in small):
+            lost = [(eta * each / factor).abs() for each, (_, factor) in zip(small, forms, strict=True)]
+            self.own = self.own + times * _largest(lost)
         moves = tuple((x.to(dtype).double() - x) / factor for x, factor in forms)
         self.moves.append((times, moves))
 
@@ -115,7 +121,7 @@ class Place:
 
 def _largest(forms: list[Tensor]) -> Tensor:
     """Return the largest of several numbers, element by element."""
-    return forms[0] if len(forms) == 1 else torch.stack(forms).amax(0)
+    return reduce(torch.maximum, forms)
 
 
 def copies_of(x: Tensor) -> Tensor:
