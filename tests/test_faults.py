@@ -49,7 +49,7 @@ def members_of(fault: faults.Fault) -> tuple[Property, ...]:
 
 @pytest.fixture(autouse=True)
 def global_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(group, "TIMEOUT", 15.0)  # the ranks have little to do, and one fault waits that long
+    monkeypatch.setattr(group, "TIMEOUT", 8.0)  # the ranks have little to do, and one fault waits that long
     yield
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
