@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mha.conformance import check
 from mha.implementations import ImplementationError, from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
-from mha.spec import Config, Weights
+from mha.spec import Claims, Config, Weights
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -160,3 +160,23 @@ def test_declared_layout_is_one_of_heads() -> None:
         from_kernel(batched, layout="(h b) l d")
     with pytest.raises(ImplementationError, match=r"layout must name b, h, l and d once each"):
         from_kernel(batched, layout="b h l d -> b l d")
+
+
+def of_one_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """All heads of the query share one key and one value, (B, 1, S, d_k)."""
+    if k.shape[1] != 1 or v.shape[1] != 1:
+        raise ValueError(f"key and value must have one head, not {k.shape[1]} and {v.shape[1]}")
+    scores = torch.einsum("bhld,bsd->bhls", q, k[:, 0]) * q.shape[-1] ** -0.5
+    scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(q.dtype).min)
+    return torch.einsum("bhls,bsd->bhld", scores.softmax(-1), v[:, 0])
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_declared_kernel_may_have_one_key_head_for_all() -> None:
+    claims = Claims(masks={"bool"}, multi_query=True, returns_weights=False, empty_row="uniform")
+    implementation = from_kernel(of_one_key_head, claims=claims)
+    clauses = ["SHP-1", "SMX-1", "MSK-1", "MSK-2", "HED", "GRD-1", "GQA", "NUM-1"]
+    report = check(implementation, "quick", clauses=clauses, dtypes=["float32"])
+    judged = {verdict.clause: verdict.status for verdict in report.verdicts}
+    assert report.conforms, [verdict for verdict in report.verdicts if verdict.status == "fail"]
+    assert (judged["HED-1"], judged["GRD-1"], judged["GQA-1"]) == ("pass", "pass", "not_claimed")
