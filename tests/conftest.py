@@ -26,6 +26,7 @@ def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
 def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the first failure as it is, unless `make lattice` shrinks it, which takes a third of the time of a fault."""
     if not os.environ.get("LATTICE"):
+        # It returns None, so that no failure is worth it.
         monkeypatch.setattr(Search, "_worth_shrinking", Search._find_block)
 
 

@@ -51,6 +51,7 @@ VARIANTS: dict[str, tuple[type[faults.Correct | faults.Complete], Claims]] = {
         replace(CLAIMS, causal="bottom_right", empty_row="nan", returns_weights=False),
     ),
     "dropout of the output": (OutputDropped, replace(CLAIMS, dropout="output")),
+    "hidden by adding": (variants.AddsInfinity, CLAIMS),
     "everything in float32": (variants.EverythingInSingle, replace(CLAIMS, rounding=TIGHTEST)),
     "tightest rounding": (faults.Complete, replace(CLAIMS, rounding=TIGHTEST)),
     "no key bias": (variants.NoKeyBias, replace(CLAIMS, rounding=TIGHTEST)),
@@ -78,6 +79,7 @@ TESTED_ON = {
     "split keys": ON_ARITHMETIC,
     "dropout, bottom right": ("DRP", "GRD", "CAU"),
     "dropout of the output": ("DRP", "GRD-1", "GRD-2"),
+    "hidden by adding": ("SHP", "SMX", "MSK-1", "MSK-7", "CAU-1", "HED-1", "NUM-1", "GRD-1"),
     "everything in float32": (*ON_ARITHMETIC, "CMP-4"),
     "tightest rounding": ("CMP-4", "SMX", "NUM-1", "GRD-1", "DRP"),
     "no key bias": ("SMX", "MSK-8", "HED-1", "NUM", "GRD-1", "GRD-5", "GRD-7", "STA-3", "INC", "GQA", "CMP-4", "PTH-5"),
@@ -91,6 +93,7 @@ DTYPES = {
     "stored softmax": ("bfloat16",),
     "log-sum-exp": ("float16",),
     "log-sum-exp in base two": ("bfloat16",),
+    "hidden by adding": ("float16",),
     "everything in float32": ("float16",),
 }
 # The only recommendations that a plain formula, or a policy other than zeros, may violate.

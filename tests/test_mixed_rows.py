@@ -25,6 +25,12 @@ CALLS: dict[str, tuple[bool, Callable[[Problem], Problem]]] = {
 }
 
 
+def test_masks_of_a_wrong_shape_are_left_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_rows, "products_mix_rows", lambda dtype: True)
+    wrong = CASE.problem().change(mask=torch.ones(1, 1, 17, 16, dtype=torch.bool), is_causal=True)
+    assert not mixed_rows.may_mix_rows(wrong, CLAIMS, "eval")
+
+
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("defective", [True, False])
 def test_calls_in_which_torch_may_mix_rows_are_not_judged(

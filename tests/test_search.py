@@ -99,6 +99,15 @@ def test_rejection_rate_below_the_least_is_a_harness_error(monkeypatch: pytest.M
     assert judged(prop, monkeypatch).verdicts[0].status == "harness_error"
 
 
+def test_to_ignore_masks_is_right_where_none_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prop = made_property(compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.99)
+    monkeypatch.setattr("mha.conformance.engine.judge.properties", lambda: {"NUM-1": (prop,)})
+    maskless = faults.implementation_of(faults.Complete, replace(faults.complete.claims, masks=set(), causal=None))
+    (verdict,) = check(maskless, "quick", clauses=["NUM-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass", verdict.message
+    assert set(verdict.rejections) == {"zeros"}
+
+
 def test_a_single_known_bad_answer_that_is_never_rejected_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
     prop = made_property(compares_with_the_oracle, must_reject=("unmasked", "zeros"), min_rejection_rate=0.5)
     verdict = judged(prop, monkeypatch).verdicts[0]

@@ -53,6 +53,18 @@ class NanContext(Complete):
         return Output(output, None if weights is None else weights / weights.any(-1, keepdim=True))
 
 
+class AddsInfinity(Complete):
+    """Hidden scores are those plus -infinity; the softmax is in float32, as are the weights that are returned."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        shown = allowed | ~allowed.any(-1, keepdim=True)
+        added = scores + torch.zeros_like(scores).masked_fill(~shown, -math.inf)
+        return added.softmax(-1, dtype=torch.float32).masked_fill(~allowed, 0.0)
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return super().combine(weights.to(v), v, allowed)
+
+
 class RaisesForEmptyRow(Correct):
     """The policy "error"."""
 

@@ -45,7 +45,13 @@ class SingleItemOffInHalf(scores_off(when=lambda module, q: q.shape[0] == q.shap
     """In half precision the scores of a single query of a single item are 2% too large."""
 
 
-@fault("GRD-5", dtype="bfloat16", caught_by=OF_FROZEN_WEIGHTS, trigger="half precision, nothing requires a gradient")
+@fault(
+    "GRD-5",
+    dtype="bfloat16",
+    caught_by=OF_FROZEN_WEIGHTS,
+    script_shows=False,
+    trigger="half precision, nothing requires a gradient",
+)
 class FrozenOffInHalf(scores_off(when=lambda module, q: not module.w_q.requires_grad and not q.requires_grad)):
     """In half precision the scores are 2% too large if neither the weights nor the inputs require a gradient."""
 

@@ -46,4 +46,9 @@ def _has_empty_row(problem: Problem, alignment: Alignment | None) -> bool:
     if mask is not None and not (mask if mask.dtype == torch.bool else mask > -torch.inf).any(-1).all():
         return True
     usual = problem.query.dim() == 3 and not problem.config.length_first
-    return problem.is_causal and alignment is not None and usual and bool(problem.empty_rows(alignment).any())
+    if not (problem.is_causal and alignment is not None and usual):
+        return False
+    try:
+        return bool(problem.empty_rows(alignment).any())
+    except RuntimeError:  # the mask has a wrong shape, so the call should raise
+        return False

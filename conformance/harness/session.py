@@ -40,7 +40,7 @@ from mha.spec import (
     Weights,
 )
 from mha.spec.bounds import Ball
-from mha.spec.dtypes import computable
+from mha.spec.dtypes import computable, traits_of
 from mha.spec.problem import INPUTS
 
 # Settings of torch that would spoil every later call if one left them changed; STA-5 checks more.
@@ -296,7 +296,9 @@ class Session:
             return RecordedOutput(recorded, None)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
-            require_plain(f"weights_{number}", weights, dtypes, problem.query.device, shape)
+            # A softmax in float32 may return its weights as they are, beside an output that is cast back.
+            wider = (torch.float32,) if traits_of(dtypes[0]).half else ()
+            require_plain(f"weights_{number}", weights, (*dtypes, *wider), problem.query.device, shape)
         return RecordedOutput(recorded, self.record(weights, f"weights_{number}"))
 
     @contextmanager

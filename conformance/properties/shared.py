@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
@@ -82,7 +83,7 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
     if torch.rand((), generator=generator) < 0.5:
-        noise = noise * traits_of(problem.query.dtype).noise
+        noise = _of_finite_scores(problem, noise * traits_of(problem.query.dtype).noise)
     base, expected = session(problem).output, cache(partial(session.expected, problem))
     for tensor in (problem.key,) if problem.key is problem.value else (problem.key, problem.value):
         other = torch.where(replaced.unsqueeze(-1), noise.to(tensor), tensor)
@@ -100,6 +101,15 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
                 because = f"only {where}, {why} {rows_named}"
                 bound = partial(_rows_of, expected, item, kept)
                 expect_unchanged(session, changed[item, kept], base[item, kept], bound=bound, because=because)
+
+
+def _of_finite_scores(problem: Problem, key: Tensor) -> Tensor:
+    """Return a key (B, S, kdim), made smaller where its scores might overflow: infinity less infinity is NaN."""
+    weights = problem.weights.to(torch.float64)
+    q = F.linear(problem.query.double(), weights.w_q, weights.b_q).unflatten(-1, (-1, problem.config.head_dim))
+    k = F.linear(key, weights.w_k, weights.b_k).unflatten(-1, (-1, problem.config.head_dim))
+    largest = q.norm(dim=-1).amax() * k.norm(dim=-1).amax()
+    return key * min(1.0, float(torch.finfo(problem.query.dtype).max / 2 / largest))
 
 
 def expect_rows_unchanged(

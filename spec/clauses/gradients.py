@@ -112,7 +112,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="requires_grad does not change other gradients",
         statement=(
             "`requires_grad` on any subset of the inputs, also with the weights frozen, gives the same gradients as on "
-            "all of them; `no_grad` and `inference_mode` give the same output."
+            "all of them; `no_grad`, `inference_mode` and frozen weights give the same output."
         ),
         why=(
             "Fine-tuning freezes parts of a model and trains the rest. The parts that are trained must get the same "

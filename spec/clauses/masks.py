@@ -12,8 +12,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Masked keys have no influence",
         statement=(
             "Replacing a masked key and its value with any finite numbers, however large, changes no output beyond the "
-            "bound. On the CPU, where the operations stay the same, it changes no bit. (For rows without any allowed "
-            "key, see MSK-8.)"
+            "bound, as long as its scores are finite. On the CPU, where the operations stay the same, it changes no "
+            "bit. (For rows without any allowed key, see MSK-8.)"
         ),
         why=(
             "Masked positions hold padding, other documents, or future tokens. If they reach the output, information "

@@ -58,7 +58,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="SHP-3",
         level="MUST",
         title="Output keeps the inputs' dtype and device",
-        statement="The output has the dtype and device of the inputs (except under autocast).",
+        statement=(
+            "The output has the dtype and device of the inputs (except under autocast). Returned weights have them "
+            "too, but may be in float32 beside an output in half precision."
+        ),
         why=(
             "A float32 result in a bfloat16 model raises in the next `nn.Linear`, or promotes the residual sum, so "
             "that everything after it takes twice the memory."
