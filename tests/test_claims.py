@@ -14,12 +14,15 @@ from torch import Tensor
 
 import variants
 from mha.conformance import Verdict, check
+from mha.conformance.cases.case import Case
 from mha.conformance.faults import mask_edges
 from mha.conformance.faults import registry as faults
 from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM, implementation_of
 from mha.conformance.faults.directed import CastsTruncate
 from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.masks import masked_keys_have_no_influence
 from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
 
@@ -266,3 +269,10 @@ def test_heads_in_float8_conform_once_that_is_declared(dtype: str) -> None:
         assert {v.clause: v.status for v in report.verdicts}["NUM-7"] == "pass"
     undeclared = check(implementation_of(HeadsInFloat8), "quick", dtypes=[dtype], clauses="NUM-1")
     assert [verdict.status for verdict in undeclared.verdicts] == ["fail"]
+
+
+def test_what_a_mask_hides_has_finite_scores() -> None:
+    """Where -infinity is added to the scores, an infinite one would become NaN."""
+    for seed in range(20):
+        case = Case(n_heads=9, head_dim=16, B=3, L=2, S=2, dtype="float16", mask="keys", values="integers", seed=seed)
+        masked_keys_have_no_influence(Session(implementation_of(variants.AddsInfinity), case), case)
