@@ -112,6 +112,10 @@ class Session:
         with self._step(step), guarded(code.format("attention")):
             return Instance(step.number, change(origin.attention))
 
+    def frozen(self, origin: Instance) -> Instance:
+        """Freeze the weights of an attention that is a torch.nn.Module."""
+        return self.derive(origin, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
+
     def __call__(
         self,
         problem: Problem,
@@ -152,7 +156,7 @@ class Session:
         leaves, chosen = _leaves(problem, wanted)
         instance = self.build(problem.config, problem.weights)
         if frozen:
-            instance = self.derive(instance, lambda module: module.requires_grad_(False), "{}.requires_grad_(False)")
+            instance = self.frozen(instance)
         number = len(self._done) + 1
         step = CallStep(
             number, instance.number, leaves, self.case.need_weights, self.case.mode, None, upstream, tuple(chosen)

@@ -71,9 +71,7 @@ def errors_with_frozen_weights_do_not_add_up_to_a_defect(session: Session, case:
     assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
     expect_gradients_by_rounding_alone(session, case, problem, frozen=True)
     session.scripted = False  # a script would hold all numbers of this call, which is not the first
-    frozen = session.derive(
-        session.built(problem), lambda module: module.requires_grad_(False), "{}.requires_grad_(False)"
-    )
+    frozen = session.frozen(session.built(problem))
     expect_errors_of_rounding(session, case, problem, session(problem, via=frozen).output)
 
 

@@ -290,9 +290,7 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     wanted = {"cross": some, "memory": INPUTS[case.seed % 2 :]}.get(case.inputs, INPUTS)
     for name, gradient in session.gradients(problem, upstream, wanted, frozen=True).items():
         expect_close(gradient, expected[name], because="the gradient, with weights that require none")
-    frozen = session.derive(
-        session.built(problem), lambda module: module.requires_grad_(False), "{}.requires_grad_(False)"
-    )
+    frozen = session.frozen(session.built(problem))
     output, because = session(problem, via=frozen).output, "the oracle's value, where nothing requires a gradient"
     expect_close(output, session.expected(problem).output, because=because)
 
