@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -83,8 +85,21 @@ BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q"
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer. It is more
 # than 2048, for which tables of masks and positions are often made.
 MAX_LENGTH = 2304
+# The same for everyday cases: to fill a table of MAX_LENGTH squared takes longer than to judge one of them.
+SHORT = 512
+_length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
 SMALL = Config(d_model=4, n_heads=2)
 VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+@contextmanager
+def built_for(length: int) -> Iterator[None]:
+    """Build modules, in the block, that take inputs of this length; longer ones where their constructors do not ask."""
+    token = _length.set(min(length, MAX_LENGTH))
+    try:
+        yield
+    finally:
+        _length.reset(token)
 
 
 def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
@@ -215,7 +230,7 @@ def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) ->
     values: dict[str, Any] = {field: getattr(config, field) for field in fields}
     values |= {field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()}
     values |= {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim if config.n_heads else config.d_model}
-    values |= {"max_length": MAX_LENGTH, "batch_first": not config.length_first, "causal": False, "layer_index": 0}
+    values |= {"max_length": _length.get(), "batch_first": not config.length_first, "causal": False, "layer_index": 0}
     values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
     if dropout == "output" and has_output_dropout:
         values["dropout"] = 0.0

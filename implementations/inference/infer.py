@@ -17,6 +17,8 @@ from torch import nn
 from mha.implementations.adapters.calling import Signature, input_names, required_inputs
 from mha.implementations.adapters.construction import (
     CONSTRUCTOR_NAMES,
+    SHORT,
+    built_for,
     construct,
     constructor_arguments,
 )
@@ -69,6 +71,7 @@ class Inference:
 
 
 @pristine()
+@built_for(SHORT)
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     """Infer how a module is built and called, and what it supports.
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.implementations.adapters.construction import MAX_LENGTH
+from mha.implementations.adapters.construction import MAX_LENGTH, built_for
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
@@ -197,6 +197,7 @@ def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
     return is_close(returned, candidate.formula.scores(query, key, candidate.weights))
 
 
+@built_for(MAX_LENGTH)
 def find_longest(candidate: Candidate) -> None:
     """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
 
