@@ -323,7 +323,7 @@ def test_mask_has_the_extent_of_its_kind_and_empty_rows_only_if_named_so(kind: s
         mask = make_mask(kind, scores, causal, torch.Generator().manual_seed(seed))
         assert mask is not None
         assert mask.shape == tuple(
-            size if axis in EXTENTS[kind] else 1 for axis, size in zip("BHLS", scores, strict=True)
+            size if axis in EXTENTS[kind] + "S" else 1 for axis, size in zip("BHLS", scores, strict=True)
         )
         allowed = (mask if mask.dtype == torch.bool else mask != -torch.inf).expand(scores)
         if causal:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations.adapters.construction import MAX_LENGTH
+from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
 from mha.implementations.inference.infer import Inference, infer
 
 
@@ -253,6 +253,37 @@ def test_no_call_is_longer_than_the_table_of_a_class(cls: type[nn.Module], longe
     implementation = infer(cls).implementation
     assert implementation.claims.sizes.max_length == longest
     (verdict,) = check(implementation, "quick", clauses=["NUM-5"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass", verdict.message
+
+
+@pytest.mark.parametrize(("clause", "length"), [("SHP-1", SHORT), ("EQV-7", SHORT), ("NUM-5", MAX_LENGTH)])
+def test_a_table_is_as_long_as_the_cases_need(clause: str, length: int) -> None:
+    built = []
+
+    class Noting(OfATable):
+        def __init__(self, d_model: int, n_heads: int, block_size: int) -> None:
+            super().__init__(d_model, n_heads, block_size)
+            built.append(block_size)
+
+    implementation = infer(Noting).implementation
+    built.clear()
+    (verdict,) = check(implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass", verdict.message
+    assert max(built[2:]) == length  # two plain calls come first
+
+
+class WithoutBroadcastKeys(CausalFromTheEndWithZeros):
+    """Takes a mask that is broadcast over items, heads and queries, but not over keys."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None and mask.shape[-1] != x.shape[1]:
+            raise ValueError("the mask does not fit")
+        return self.attend(x, x, x, 0.0 if mask is None else hidden(mask).to(x))[0]
+
+
+@pytest.mark.parametrize("clause", ["MSK-5", "MSK-8", "MSK-9", "PTH-2"])
+def test_a_mask_need_not_be_broadcast_over_the_keys(clause: str, fewer_cases: None) -> None:
+    (verdict,) = check(WithoutBroadcastKeys, "quick", clauses=[clause], dtypes=["float32"]).verdicts
     assert verdict.status == "pass", verdict.message
 
 

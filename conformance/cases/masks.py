@@ -8,7 +8,8 @@ from torch import Tensor
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
 
-# The axes of (B, H, L, S) along which a mask of a kind differs; it is broadcast over the others.
+# The axes of (B, H, L, S) along which a mask of a kind differs. It is broadcast over the others, but not over the keys:
+# MSK-5 does not ask for that.
 EXTENTS = {
     "all": "BS",
     "keys": "S",
@@ -80,7 +81,7 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     if kind == "blocks":
         allowed = _blocks(shape, generator)
         return allowed | _rescue(allowed, scores, causal, generator)
-    allowed = _drawn(kind, shape, scores, causal, generator)
+    allowed = _drawn(kind, shape, scores, causal, generator).expand(*shape[:3], scores[3]).contiguous()
     if kind == "far_bias":
         return torch.zeros(shape, dtype=torch.float64).masked_fill(~allowed, -1e9)
     if kind in OF_NUMBERS:

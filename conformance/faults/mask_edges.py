@@ -259,7 +259,7 @@ class OtherPrecisionAsBoolean(Complete):
         return super().attend(query, key, value, mask.bool() if mask is not None and other else mask, *rest)
 
 
-@fault("MSK-8", caught_by="empty_rows_follow_the_declared_policy", trigger="a mask (1, H, 1, 1)")
+@fault("MSK-5", caught_by="mask_of_one_key_is_expanded_or_refused", trigger="a mask (1, H, 1, 1)")
 class WholeHeadsUnmasked(Complete):
     """A mask of whole heads is ignored."""
 

@@ -13,10 +13,11 @@ from mha.conformance.cases.domain import ALL_MODES, BOTH, DENSE, MODERATE, WIDE_
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import as_claimed, passing_heads, with_dropout
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
+from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_finite, expect_gradients
+from mha.conformance.properties.shared import expect_finite, expect_gradients, refuses
 from mha.spec import Claims, Problem, to_convention
 from mha.spec.bounds import Ball
 
@@ -30,9 +31,6 @@ from mha.spec.bounds import Ball
 def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
     """A row without an allowed key follows the declared policy in every mode, with and without weights."""
     problem = case.problem()
-    broadcasts = case.n_heads > 1 and min(case.L, case.S) > 1
-    if case.mask == "empty_or_full" and broadcasts and session.claims.per_head_mask:
-        problem = _of_whole_heads(session.claims, problem, case)
     policy, expected = session.claims.empty_row, session.expected(problem)
     for mode in ALL_MODES:
         for need_weights in (False, True) if session.claims.returns_weights else (False,):
@@ -51,11 +49,28 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
                 _expect_rows(expected.empty.unsqueeze(-1), result.weights, expected.weights, because)
 
 
+@property_of("MSK-5", Domain(masks=("empty_or_full",), causal=BOTH, min_S=2), number=3)
+def mask_of_one_key_is_expanded_or_refused(session: Session, case: Case) -> None:
+    """A mask of shape (B, H, L, 1) equals the same mask expanded to all keys, or raises."""
+    problem = case.problem()
+    if case.seed % 2 and case.n_heads > 1 and session.claims.per_head_mask:
+        problem = _of_whole_heads(session.claims, problem, case)
+    assert problem.mask is not None
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    base = session(problem).output
+    try:
+        output = session(problem.change(mask=problem.mask[..., :1])).output
+    except CallRaised:
+        return
+    because = "the result for the same mask, here expanded to all keys"
+    expect_agree(output, base, session.bound_of(problem), because=because)
+
+
 def _of_whole_heads(claims: Claims, problem: Problem, case: Case) -> Problem:
-    """Return the problem with a mask (1, H, 1, 1) of heads that may attend to every key, or to none."""
+    """Return the problem with a mask (1, H, 1, S) of heads that may attend to every key, or to none."""
     allowed = torch.rand(1, case.n_heads, 1, 1, generator=case.generator) < 0.5
     allowed[:, case.seed // 2 % case.n_heads] = False
-    return as_claimed(claims, problem, allowed.to(case.device))
+    return as_claimed(claims, problem, allowed.to(case.device).repeat(1, 1, 1, case.S))
 
 
 @property_of(
