@@ -176,6 +176,12 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask": "additive"},
         {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "nan", "dropout": "both"},
     ),
+    "keras_style": (
+        "MultiHeadAttention",
+        {"w_q": "query_dense", "w_k": "key_dense", "w_v": "value_dense", "w_o": "output_dense"},
+        {"mask_shape": "b l s"},
+        {**SHARED_BY_HEADS, "own_head_dim": True, "empty_row": "uniform", "dropout": True},
+    ),
 }
 DIFFERENT = {
     "no_proj_no_scale": "scores are not scaled and there is no output projection",

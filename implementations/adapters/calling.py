@@ -38,7 +38,10 @@ FLAGS = ("causal_mask", "use_causal_mask")
 OPTION_NAMES = {
     "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, "attn_bias"),
     "is_causal": ("is_causal", "causal", *FLAGS),
-    "need_weights": ("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn"),
+    "need_weights": (
+        *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),
+        *("return_attn_weights", "return_attention_weights", "return_attention_scores", "return_attentions"),
+    ),
     "average": ("average_attn_weights", "average_weights"),
 }
 # Of a mask of keys, beside another one; "mask" only if no other name of padding is there.

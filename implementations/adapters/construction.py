@@ -33,7 +33,7 @@ CONSTRUCTOR_NAMES = {
     ),
     "head_dim": (
         *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
-        *("head_dims", "dim_heads", "dim_per_head", "head_width"),
+        *("head_dims", "dim_heads", "dim_per_head", "head_width", "key_dim"),
     ),
     "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
     "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias"),
@@ -130,6 +130,8 @@ def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> d
     """Return what each parameter whose name is known is given, except where the default is kept."""
     ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
+    if {"key_dim", "query_dim"} <= ordinary:  # without the other one, as in Keras, it is the width of a head
+        known["key_dim"] = "kdim"
     given = {field for name, field in known.items() if parameters[name].default is not None}
 
     def keeps_default(name: str, field: str) -> bool:

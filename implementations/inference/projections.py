@@ -58,6 +58,7 @@ NEUTRAL_WORDS = (
     "b",
     "bias",
     "attn",
+    "dense",
 )
 BIAS_WORDS = ("b", "bias", "biases")
 FEWER_KEY_HEADS = (
