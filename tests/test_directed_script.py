@@ -26,7 +26,6 @@ from mha.conformance.properties.directed_script import assertion_of, gradient_as
 from mha.conformance.properties.directions import directions, key_of_late_tile
 from mha.implementations.loop import implementation as loop
 from mha.spec import Problem
-from mha.spec.claims import EXTRAS
 from mha.spec.directed import projection
 from mha.spec.directed_gradients import projection_of_gradients
 from mha.spec.gradient_graph import gradient_graph
@@ -46,7 +45,8 @@ CASES = {
     **{mask: replace(CASE, mask=mask) for mask in (*FEW, "bias")},
 }
 # GRD-8 has none of these.
-OUTPUT_CASES = {**CASES, "bias_kv": CASE, "zero_key": replace(CASE, mask="bias")}
+EXTRA_KEYS = {"bias_kv": ("bias_kv",), "zero_key": ("zero_key",), "both extra keys": ("bias_kv", "zero_key")}
+OUTPUT_CASES = {**CASES, **dict.fromkeys(EXTRA_KEYS, CASE), "zero_key": replace(CASE, mask="bias")}
 
 
 def problem_of(which: str) -> Problem:
@@ -54,7 +54,10 @@ def problem_of(which: str) -> Problem:
     if which == "grouped":
         return with_config(CASE, grouped(CASE))
     case = OUTPUT_CASES[which]
-    return with_extra(case.problem(), case, which) if which in EXTRAS else case.problem()
+    problem = case.problem()
+    for extra in EXTRA_KEYS.get(which, ()):
+        problem = with_extra(problem, case, extra)
+    return problem
 
 
 def share_by_script(session: Session, clause: str, assertion: Sequence[str]) -> float:
