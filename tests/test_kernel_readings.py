@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from mha.conformance import check
 from mha.implementations import ImplementationError, from_kernel, resolve
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Weights
+from mha.spec.claims import DTYPES
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -172,9 +174,10 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 
 @pytest.mark.usefixtures("fewer_cases")
-def test_declared_kernel_may_have_one_key_head_for_all() -> None:
+def test_kernel_may_have_one_key_head_for_all() -> None:
     claims = Claims(masks={"bool"}, multi_query=True, returns_weights=False, empty_row="uniform")
     implementation = from_kernel(of_one_key_head, claims=claims)
+    assert infer_kernel(of_one_key_head).implementation.claims == replace(claims, dtypes=DTYPES)
     clauses = ["SHP-1", "SMX-1", "MSK-1", "MSK-2", "HED", "GRD-1", "GQA", "NUM-1"]
     report = check(implementation, "quick", clauses=clauses, dtypes=["float32"])
     judged = {verdict.clause: verdict.status for verdict in report.verdicts}

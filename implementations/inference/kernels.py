@@ -75,11 +75,12 @@ class KernelCandidate(Candidate):
 
 
 def _candidates(kernel: Callable[..., Any], label: str) -> list[Candidate]:
-    """Return a candidate for each layout of query, key and value."""
+    """Return a candidate for each layout of query, key and value, those with one key head last."""
     packed = PACKED_INPUTS.get(_required(kernel), "")
-    claims = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
-    layouts = _packed_layouts(packed) if packed else LAYOUTS
-    return [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(claims)) for layout in layouts]
+    claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
+    tried = [(layout, claims) for layout in (_packed_layouts(packed) if packed else LAYOUTS)]
+    tried += [] if packed else [(layout, claims | {"multi_query": True}) for layout in OF_HEADS]
+    return [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given)) for layout, given in tried]
 
 
 def _packed_layouts(packed: str) -> list[str]:
