@@ -85,7 +85,7 @@ BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q"
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer. It is more
 # than 2048, for which tables of masks and positions are often made.
 MAX_LENGTH = 2304
-# The same for everyday cases: to fill a table of MAX_LENGTH squared takes longer than to judge one of them.
+# The same for everyday cases: filling a table of MAX_LENGTH squared takes longer than judging one of them.
 SHORT = 512
 _length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
 SMALL = Config(d_model=4, n_heads=2)
@@ -94,7 +94,7 @@ VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 @contextmanager
 def built_for(length: int) -> Iterator[None]:
-    """Build modules, in the block, that take inputs of this length; longer ones where their constructors do not ask."""
+    """Let constructors that ask for the longest input have this length in the block, or MAX_LENGTH if that is less."""
     token = _length.set(min(length, MAX_LENGTH))
     try:
         yield
