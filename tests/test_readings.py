@@ -247,6 +247,33 @@ def test_own_width_of_heads_is_claimed_only_for_every_width_of_the_model() -> No
     assert not infer(Divides).implementation.claims.own_head_dim
 
 
+class WidthsOfInputs(nn.Module):
+    """Tells the widths of its inputs apart."""
+
+    def __init__(self, query_dim: int, key_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.n_heads = num_heads
+        self.q, self.out = (nn.Linear(query_dim, query_dim) for _ in range(2))
+        self.k, self.v = (nn.Linear(key_dim, query_dim) for _ in range(2))
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:
+        layers = ((self.q, x), (self.k, context), (self.v, context))
+        q, k, v = (layer(each).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, each in layers)
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class WidthOfKeysByDefault(WidthsOfInputs):
+    def __init__(self, d_model: int, num_heads: int, key_dim: int | None = None) -> None:
+        super().__init__(d_model, key_dim or d_model, num_heads)
+
+
+@pytest.mark.parametrize("cls", [WidthsOfInputs, WidthOfKeysByDefault])
+def test_width_of_keys_is_not_that_of_heads(cls: type[nn.Module]) -> None:
+    result = infer(cls)
+    assert not result.implementation.claims.own_head_dim
+    assert check(result.implementation, "quick", clauses=["SHP-1", "HED-1"], dtypes=["float32"]).conforms
+
+
 def make(d_model: int, n_heads: int, dropout: float) -> nn.Module:
     """A function that makes a module."""
     return DropsWeights(d_model, n_heads, dropout=dropout)

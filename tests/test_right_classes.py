@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT
+from mha.implementations.adapters.construction import MAX_LENGTH
 from mha.implementations.inference.infer import Inference, infer
 
 
@@ -228,48 +228,6 @@ class OfALongestMemory(Base):
 
 def test_memory_is_not_longer_than_the_class_is_built_for() -> None:
     assert infer(OfALongestMemory).implementation.claims.sizes.max_length == MAX_LENGTH
-
-
-class OfATable(Base):
-    """Always causal by a table: as long as its constructor says, or of 2048 positions."""
-
-    def __init__(self, d_model: int, n_heads: int, block_size: int) -> None:
-        super().__init__(d_model, n_heads)
-        visible = torch.ones(block_size, block_size, dtype=torch.bool).tril()
-        self.register_buffer("visible", visible, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        visible = self.get_buffer("visible")[: x.shape[1], : x.shape[1]]
-        return self.attend(x, x, x, hidden(visible).to(x))[0]
-
-
-class OfATableOf2048(OfATable):
-    def __init__(self, d_model: int, n_heads: int) -> None:
-        super().__init__(d_model, n_heads, 2048)
-
-
-@pytest.mark.parametrize(("cls", "longest"), [(OfATable, None), (OfATableOf2048, 2048)], ids=["given", "of 2048"])
-def test_no_call_is_longer_than_the_table_of_a_class(cls: type[nn.Module], longest: int | None) -> None:
-    implementation = infer(cls).implementation
-    assert implementation.claims.sizes.max_length == longest
-    (verdict,) = check(implementation, "quick", clauses=["NUM-5"], dtypes=["float32"]).verdicts
-    assert verdict.status == "pass", verdict.message
-
-
-@pytest.mark.parametrize(("clause", "length"), [("SHP-1", SHORT), ("EQV-7", SHORT), ("NUM-5", MAX_LENGTH)])
-def test_a_table_is_as_long_as_the_cases_need(clause: str, length: int) -> None:
-    built = []
-
-    class Noting(OfATable):
-        def __init__(self, d_model: int, n_heads: int, block_size: int) -> None:
-            super().__init__(d_model, n_heads, block_size)
-            built.append(block_size)
-
-    implementation = infer(Noting).implementation
-    built.clear()
-    (verdict,) = check(implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
-    assert verdict.status == "pass", verdict.message
-    assert max(built[2:]) == length  # two plain calls come first
 
 
 class WithoutBroadcastKeys(CausalFromTheEndWithZeros):

@@ -36,7 +36,6 @@ from mha.conformance.settings import Profile, Settings
 from mha.conformance.sharding.group import RankError
 from mha.conformance.waivers import Waiver
 from mha.implementations import UnsupportedCallError
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
 from mha.implementations.torch_state import preserved
 from mha.spec import Implementation
 
@@ -107,10 +106,8 @@ def run_property(
         seed=settings.seed,
         waivers=waivers,
     )
-    # Properties double the keys, and add some.
-    lengths = MAX_LENGTH if domain.scale == "long" else max(SHORT, 3 * longest)
     try:
-        with threads(1), judging(implementation), built_for(lengths):
+        with threads(1), judging(implementation):
             observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
     except AdapterError as error:

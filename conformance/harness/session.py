@@ -30,6 +30,7 @@ from mha.conformance.harness.recording import (
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
 from mha.implementations.adapters.compiled import compiled_again
+from mha.implementations.adapters.construction import built_for
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
@@ -80,6 +81,7 @@ class Session:
         self._built: dict[tuple[Config, int], Instance] = {}
         self._modes: dict[int, bool] = {}
         self.latest: Instance
+        self._longest = max(case.L, case.S)
         self.margin, self.scripted = 0.0, True
         torch.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
         if case.device != "cpu":
@@ -95,7 +97,8 @@ class Session:
         dtype, step = getattr(torch, self.case.dtype), BuildStep(len(self._done) + 1, config, weights)
         with self._step(step), guarded(f"build({config})"):
             implementation = on_ranks(self.implementation, self.case.ranks)
-            built = implementation.build(config, weights, dtype=dtype, device=self.case.device)
+            with built_for(3 * self._longest):  # later calls are longer, up to twice
+                built = implementation.build(config, weights, dtype=dtype, device=self.case.device)
             self.latest = Instance(step.number, built)
             return self.latest
 
@@ -103,8 +106,13 @@ class Session:
         """Return the attention with the configuration and the weights of a problem, built at the first use."""
         key = problem.config, id(problem.weights)
         if key not in self._built:
-            self._built[key] = self.build(problem.config, problem.weights)
+            self._built[key] = self.fresh(problem)
         return self._built[key]
+
+    def fresh(self, problem: Problem) -> Instance:
+        """Build another attention with the configuration and the weights of a problem; raises CallRaised."""
+        self._longest = max(self._longest, *problem.shape[2:])
+        return self.build(problem.config, problem.weights)
 
     def derive(self, origin: Instance, change: Callable[[Any], Any], code: str) -> Instance:
         """Make an attention out of another; `code` is the change, with {} for the attention. Raises CallRaised."""
@@ -154,7 +162,7 @@ class Session:
         upstream: (B, L, D). frozen: the weights require no gradient, so theirs are left out.
         """
         leaves, chosen = _leaves(problem, wanted)
-        instance = self.build(problem.config, problem.weights)
+        instance = self.fresh(problem)
         if frozen:
             instance = self.frozen(instance)
         number = len(self._done) + 1

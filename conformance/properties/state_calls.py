@@ -47,7 +47,7 @@ def calls_do_not_depend_on_calls_before(session: Session, case: Case) -> None:
     _expect_unchanged(session, problem, session(problem), first, "the call is the same, with others between")
     because = "the output of a new attention"
     for other in between[:2]:
-        fresh = session.build(problem.config, problem.weights)
+        fresh = session.fresh(problem)
         _expect_unchanged(session, other, session(other), session(other, via=fresh), because)
 
 
@@ -70,7 +70,7 @@ def tensors_may_change_between_calls(session: Session, case: Case) -> None:
     for name in (*INPUTS, "mask"):
         if getattr(problem, name) is not None:
             getattr(problem, name).copy_(getattr(other, name))
-    fresh = session.build(problem.config, problem.weights)
+    fresh = session.fresh(problem)
     copied = problem.map_inputs(torch.clone).change(mask=None if problem.mask is None else problem.mask.clone())
     because = "the output of a new attention, which never saw the old numbers in these tensors"
     _expect_unchanged(session, problem, session(problem), session(copied, via=fresh), because)
@@ -100,7 +100,7 @@ def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> No
     longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     try:
-        expected = session(longer, via=session.build(problem.config, problem.weights)).output
+        expected = session(longer, via=session.fresh(problem)).output
         session(problem)
     except CallRaised:
         assume(False, "L != S is refused, which CAU-3 allows")
@@ -139,7 +139,7 @@ def a_smaller_call_reads_nothing_of_a_larger_one(session: Session, case: Case) -
     }
     for other in _smaller(case, session.claims.sizes.length_multiple):
         smaller = other.problem(weights=problem.weights)
-        fresh = session.build(problem.config, problem.weights)
+        fresh = session.fresh(problem)
         try:
             expected = session(smaller, via=fresh)
         except CallRaised:  # as MSK-8 or CAU-3 allows

@@ -33,7 +33,7 @@ CONSTRUCTOR_NAMES = {
     ),
     "head_dim": (
         *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
-        *("head_dims", "dim_heads", "dim_per_head", "head_width", "key_dim"),
+        *("head_dims", "dim_heads", "dim_per_head", "head_width"),
     ),
     "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
     "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias"),
@@ -94,8 +94,8 @@ VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 @contextmanager
 def built_for(length: int) -> Iterator[None]:
-    """Let constructors that ask for the longest input have this length in the block, or MAX_LENGTH if that is less."""
-    token = _length.set(min(length, MAX_LENGTH))
+    """Let constructors that ask for the longest input have this length in the block, within SHORT and MAX_LENGTH."""
+    token = _length.set(min(max(length, SHORT), MAX_LENGTH))
     try:
         yield
     finally:
@@ -130,8 +130,8 @@ def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> d
     """Return what each parameter whose name is known is given, except where the default is kept."""
     ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
-    if {"key_dim", "query_dim"} <= ordinary:  # without the other one, as in Keras, it is the width of a head
-        known["key_dim"] = "kdim"
+    if "key_dim" in required:  # as in Keras, but for a class that tells the widths of its inputs apart
+        known["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
     given = {field for name, field in known.items() if parameters[name].default is not None}
 
     def keeps_default(name: str, field: str) -> bool:
@@ -191,6 +191,8 @@ def construct(
     device: where the module will be called.
     """
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
+    if MAX_LENGTH in getattr(constructor, "keywords", {}).values():  # as a window, which needs a table as long
+        values["max_length"] = MAX_LENGTH
     given, own_config = {}, False
     for name, field in arguments.items():
         if field == "config":

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mha.implementations.adapters.calling import INPUT_NAMES, NEUTRAL_MEANING
-from mha.implementations.adapters.construction import BIAS_ROLES, MAX_LENGTH
+from mha.implementations.adapters.construction import BIAS_ROLES
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
@@ -24,7 +24,7 @@ NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout"
 NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
-CONSTANTS = {"max_length": str(MAX_LENGTH), "causal": "False", "layer_index": "0"} | dict.fromkeys(BIAS_ROLES, "bias")
+CONSTANTS = {"max_length": "longest input", "causal": "False", "layer_index": "0"} | dict.fromkeys(BIAS_ROLES, "bias")
 CONSTANTS |= {f"{role}_layer": f"Linear(w_{role})" for role in "qkvo"}
 CONVENTIONS = {
     "keep": "True = may attend",
