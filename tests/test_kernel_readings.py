@@ -183,3 +183,13 @@ def test_kernel_may_have_one_key_head_for_all() -> None:
     judged = {verdict.clause: verdict.status for verdict in report.verdicts}
     assert report.conforms, [verdict for verdict in report.verdicts if verdict.status == "fail"]
     assert (judged["HED-1"], judged["GRD-1"], judged["GQA-1"]) == ("pass", "pass", "not_claimed")
+
+
+def of_the_first_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Ignores the other heads, (B, H, S, d_k), of the key and the value."""
+    return of_one_key_head(q, k[:, :1], v[:, :1], mask)
+
+
+def test_kernel_that_ignores_key_heads_is_not_one_of_one_key_head() -> None:
+    with pytest.raises(ImplementationError, match="of_the_first_key_head needs a declaration"):
+        infer_kernel(of_the_first_key_head)

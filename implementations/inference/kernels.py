@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -179,9 +179,16 @@ def _first_found(candidates: Sequence[Candidate]) -> Candidate:
     )
 
 
+def _ignores_heads(candidate: Candidate) -> bool:
+    """Return whether a kernel of one key head takes more of them, too, and then computes something else."""
+    one_for_each = {name: claim for name, claim in candidate.claims.items() if name != "multi_query"}
+    inputs = candidate.probes[0].inputs
+    return one_for_each != candidate.claims and replace(candidate, claims=one_for_each).call_plainly(inputs) is not None
+
+
 def _found(candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate that is understood, with its claims; raises Unclear for what is left open."""
-    candidate = next((each for each in candidates if find_formula(each)), None)
+    candidate = next((each for each in candidates if find_formula(each) and not _ignores_heads(each)), None)
     if candidate is None:
         problem = candidates[0].problem or "its output matches no formula of attention"
         packed = _required(candidates[0].constructor)
