@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mha.implementations.adapters.masks import MaskFormat, Sizes
+from mha.implementations.adapters.masks import MaskFormat, Sizes, shape_mask
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
@@ -312,7 +312,7 @@ class CallByName:
         """Call the target with its own names and its own format of masks."""
         names, sizes = self.signature, self._sizes(query, key)
         inputs, options = self._inputs(query, key, value)
-        keys, rest = self.masks.split(self.label, mask)
+        keys, rest = self._split(mask, sizes)
         rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
         options |= self._masks(keys, rest, sizes, query.dtype)
         if names.is_causal:
@@ -353,6 +353,13 @@ class CallByName:
         if not (query is key is value):
             raise UnsupportedCallError(f"{self.label} takes one input: query, key and value must be one tensor")
         return (query,), {}
+
+    def _split(self, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:
+        """Split a mask as `MaskFormat.split` does; all of it is padding where the rest could not say more."""
+        is_added = mask is not None and mask.is_floating_point() and "float" in self.claims.masks
+        if mask is None or is_added or not self.masks.padding or {"h", "l"} & self.masks.axes:
+            return self.masks.split(self.label, mask)
+        return shape_mask(self.label, mask, "b s", sizes), None
 
     def _causal(
         self, mask: Tensor | None, is_causal: bool, sizes: Sizes, device: torch.device
