@@ -57,13 +57,15 @@ def mask_of_one_key_is_expanded_or_refused(session: Session, case: Case) -> None
         problem = _of_whole_heads(session.claims, problem, case)
     assert problem.mask is not None
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    base = session(problem).output
+    base = session(problem)
     try:
-        output = session(problem.change(mask=problem.mask[..., :1])).output
+        result = session(problem.change(mask=problem.mask[..., :1]))
     except CallRaised:
         return
     because = "the result for the same mask, here expanded to all keys"
-    expect_agree(output, base, session.bound_of(problem), because=because)
+    expect_agree(result.output, base.output, session.bound_of(problem), because=because)
+    if result.weights is not None and base.weights is not None:
+        expect_agree(result.weights, base.weights, lambda: session.expected(problem).weights, because=because)
 
 
 def _of_whole_heads(claims: Claims, problem: Problem, case: Case) -> Problem:

@@ -112,7 +112,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Broadcast masks equal expanded ones",
         statement=(
             "A broadcast mask gives the same result as the same mask expanded, for each broadcast pattern of B, H and "
-            "L. One that is broadcast over the keys, too, gives that result or raises."
+            "L. A mask that is broadcast over the keys either gives that result or raises."
         ),
         why=(
             "A (B, 1, 1, S) mask is stored where a (B, H, L, S) mask would take gigabytes, so one model meets both "
