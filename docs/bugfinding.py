@@ -20,9 +20,9 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import FEW_LAYOUTS, CaseSpace, Domain
 from mha.conformance.engine.search import Budget, Search
 from mha.conformance.faults.registry import FAULTS, Fault
-from mha.conformance.harness.isolation import threads
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES, Profile
+from mha.implementations.torch_state import threads
 
 MOST = 200
 DEFAULT = PROFILES["default"]

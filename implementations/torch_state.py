@@ -158,3 +158,14 @@ def preserved() -> Iterator[None]:
             yield
     finally:
         set_to(before)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on this many threads; one to infer and to judge: problems are small, and bits may not depend on cores."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from mha.conformance.faults import registry
 from mha.implementations import from_module
 from mha.implementations.inference import options
 from mha.implementations.inference.infer import Inference, infer
+from mha.implementations.torch_state import threads
 from mha.spec import Claims
 from plain import refusal_of
 
@@ -379,3 +380,18 @@ def test_mask_of_an_unknown_formula_is_found_by_what_it_hides() -> None:
     assert evidence["formula"] == "assumed: it explains the output only where all scores are equal"
     (verdict,) = check(result.implementation, "quick", clauses=["SMX-6"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
+
+
+class NotesThreads(registry.Correct):
+    noted: ClassVar[set[int]] = set()
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        self.noted.add(torch.get_num_threads())
+        return super().score(q, k)
+
+
+def test_trial_runs_are_on_one_thread() -> None:
+    with threads(3):
+        infer(NotesThreads)
+        assert torch.get_num_threads() == 3
+    assert NotesThreads.noted == {1}

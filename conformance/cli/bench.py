@@ -22,7 +22,6 @@ from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.cases.case import Case
 from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
-from mha.conformance.harness.isolation import threads
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
@@ -31,6 +30,7 @@ from mha.conformance.reports.text import fitted, visible, visible_name, width_of
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
 from mha.implementations import Resolved, resolve
+from mha.implementations.torch_state import threads
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
 

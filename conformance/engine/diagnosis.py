@@ -21,7 +21,6 @@ from mha.conformance.engine.evidence import Evidence, answers, collect
 from mha.conformance.engine.sensitivity import rejects
 from mha.conformance.engine.wrong_gradients import wrong_gradients
 from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.known_bad.catalogue import (
     NAMED,
     contexts_times,
@@ -34,7 +33,7 @@ from mha.conformance.harness.known_bad.defect import Defect, KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
-from mha.implementations.torch_state import preserved
+from mha.implementations.torch_state import preserved, threads
 from mha.spec import Claims
 
 # Of one defect: the modules that have been made of it, by the call's attention and the dtype.

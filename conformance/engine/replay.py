@@ -11,12 +11,12 @@ from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.search import MAY_REFUSE, is_allowed_refusal
 from mha.conformance.harness.errors import AdapterError, Discard, Violation
 from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import NONCONFORMING, Report, Verdict
 from mha.conformance.settings import validate_devices
 from mha.implementations import resolve
+from mha.implementations.torch_state import threads
 from mha.spec import Implementation
 
 Outcome = Literal["FAILS", "FIXED", "INAPPLICABLE"]

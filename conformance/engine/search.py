@@ -28,7 +28,6 @@ from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, Violation
 from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
@@ -36,7 +35,7 @@ from mha.conformance.settings import Profile, Settings
 from mha.conformance.sharding.group import RankError
 from mha.conformance.waivers import Waiver
 from mha.implementations import UnsupportedCallError
-from mha.implementations.torch_state import preserved
+from mha.implementations.torch_state import preserved, threads
 from mha.spec import Implementation
 
 FLAKY = "; the same case did not fail every time, so a call depends on earlier calls"

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.evidence import Evidence, calls_of
 from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
 from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
 from mha.implementations.discovery import original_of
-from mha.implementations.torch_state import preserved
+from mha.implementations.torch_state import preserved, threads
 from mha.spec import Claims
 
 # How much larger the error of a step may be than that of the textbook's formula in the same dtype, as norms.

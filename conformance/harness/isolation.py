@@ -76,17 +76,6 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute on this many threads; one to judge, as problems are small and bits must not depend on the cores."""
-    previous = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)
-
-
 def require_plain(
     code: str, tensor: Any, dtypes: Sequence[torch.dtype], device: torch.device, shape: Sequence[int]
 ) -> None:

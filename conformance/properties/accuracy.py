@@ -8,7 +8,6 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, FEW_LAYOUTS, MODERATE, MOST_VALUES, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
 from mha.conformance.harness.assertions import assume, expect_close
-from mha.conformance.harness.isolation import threads
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import (
     EVERYDAY_INFERENCE,
@@ -19,6 +18,7 @@ from mha.conformance.properties.domains import (
 )
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import cases_of_each_width, expect_no_worse_than_plain, expect_result
+from mha.implementations.torch_state import threads
 
 FORWARD_DEFECTS = ("mean", "zeros", "unmasked", "unscaled")
 

@@ -16,9 +16,9 @@ from mha.conformance.benchmarks.runner import Reference, Results, Runner, memory
 from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.engine.judge import check
 from mha.conformance.harness.errors import AdapterError, Violation
-from mha.conformance.harness.isolation import threads
 from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.reports.text import visible_name
+from mha.implementations.torch_state import threads
 from mha.spec import Implementation, Problem
 
 # The clauses that keep an implementation from conforming, by its name, dtype and device: each is judged once a run.

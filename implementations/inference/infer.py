@@ -48,6 +48,7 @@ from mha.implementations.inference.projections import (
 )
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.pristine import as_found, pristine
+from mha.implementations.torch_state import threads
 from mha.spec import Sizes, Weights
 from mha.spec.claims import BIASES
 
@@ -71,6 +72,7 @@ class Inference:
 
 
 @pristine()
+@threads(1)
 @built_for(SHORT)
 def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     """Infer how a module is built and called, and what it supports.

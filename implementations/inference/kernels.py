@@ -34,6 +34,7 @@ from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of, words_of
 from mha.implementations.pristine import as_found, pristine
+from mha.implementations.torch_state import threads
 from mha.spec import Claims
 
 # The layouts of heads that are tried, then those whose context has other axes.
@@ -206,6 +207,7 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
 
 
 @pristine()
+@threads(1)
 def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") -> Inference:
     """Infer the layout and the masks of a function, or a module, of query, key and value.
 
