@@ -152,9 +152,9 @@ def test_every_verdict_is_printed_if_asked_for(judge_only: Callable[..., None]) 
     status, output = run("loop", "--dtype", "float32", "--profile", "quick", "-v")
     assert status == 0
     assert [line.split()[:2] for line in output.splitlines() if " float32: " in line] == [
+        ["not", "claimed"],  # XAT-1, of those that find most
         ["pass", "SHP-1"],
         ["pass", "MSK-1"],
-        ["not", "claimed"],
     ]
 
 
