@@ -193,3 +193,21 @@ def of_the_first_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 def test_kernel_that_ignores_key_heads_is_not_one_of_one_key_head() -> None:
     with pytest.raises(ImplementationError, match="of_the_first_key_head needs a declaration"):
         infer_kernel(of_the_first_key_head)
+
+
+def of_fewer_key_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Each key head is that of several heads of the query, (B, H_kv, S, d_k)."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return merges(q, k, v, mask)[0].unflatten(-1, (q.shape[1], -1)).transpose(1, 2)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_fewer_key_heads_are_claimed() -> None:
+    implementation = infer_kernel(of_fewer_key_heads).implementation
+    assert implementation.claims.grouped_query
+    (verdict,) = check(implementation, "quick", clauses=["GQA-1"], dtypes=["float32"]).verdicts
+    assert verdict.status == "pass", verdict.message
+
+
+def test_fewer_key_heads_are_not_claimed_where_one_alone_is_broadcast() -> None:
+    assert not infer_kernel(scaled).implementation.claims.grouped_query

@@ -26,7 +26,8 @@ INPUT_NAMES = {
 MEMORY_NAMES = (
     *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
     *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
-    *("inputs_kv", "cond", "source", "src", "ctx", "c", "key", "keys", "value", "values"),
+    *("inputs_kv", "cond", "source", "src", "ctx", "c", "inputs", "to_tensor", "kv_x", "memory_antecedent"),
+    *("key", "keys", "value", "values"),
 )
 KEY_MASK_NAMES = (
     *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),

@@ -68,7 +68,8 @@ CONSTRUCTOR_NAMES = {
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
     "causal": ("causal", "is_causal"),
-    "layer_index": ("layer_idx", "layer_id", "layer_index", "layer_number"),
+    "layer_index": ("layer_idx", "layer_id", "layer_index"),
+    "layer_number": ("layer_number",),
     "q_layer": ("q_proj", "query_proj", "to_q"),
     "k_layer": ("k_proj", "key_proj", "to_k"),
     "v_layer": ("v_proj", "value_proj", "to_v"),
@@ -77,9 +78,12 @@ CONSTRUCTOR_NAMES = {
     "config": ("config", "cfg", "args", "hparams", "params", "conf", "model_config", "model_args", "hp"),
 }
 # Given only where the constructor requires them: by default, the constructor decides.
-IF_REQUIRED = ("causal", "device", "q_layer", "k_layer", "v_layer", "o_layer")
+IF_REQUIRED = ("causal", "device", "layer_index", "layer_number", "q_layer", "k_layer", "v_layer", "o_layer")
 # What a config class has besides keeps its own value too.
-KEPT = {name for field in (*IF_REQUIRED, "layer_index") for name in CONSTRUCTOR_NAMES[field]}
+KEPT = {name for field in IF_REQUIRED for name in CONSTRUCTOR_NAMES[field]}
+# Cases vary these, though a `functools.partial` sets them; all else that one sets is kept.
+VARIED = {"config", "d_model", "n_heads", "n_kv_heads", "head_dim", "kdim", "vdim", "max_length"}
+VARIED |= {"dropout", "output_dropout"}
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
 BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer. It is more
@@ -111,7 +115,7 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     """
     parameters = inspect.signature(constructor).parameters
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC}
-    arguments = _known(parameters, required)
+    arguments = _known(parameters, required, set_by=getattr(constructor, "keywords", {}))
     for field in ("d_model", "n_heads"):
         if field not in arguments.values() and "config" not in arguments.values():
             raise ImplementationError(
@@ -126,8 +130,13 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     return arguments
 
 
-def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> dict[str, str]:
-    """Return what each parameter whose name is known is given, except where the default is kept."""
+def _known(
+    parameters: Mapping[str, inspect.Parameter], required: set[str], set_by: Mapping[str, object]
+) -> dict[str, str]:
+    """Return what each parameter whose name is known is given, except where the default is kept.
+
+    set_by: what a `functools.partial` sets.
+    """
     ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
     if "key_dim" in required:  # as in Keras, but for a class that tells the widths of its inputs apart
@@ -136,7 +145,8 @@ def _known(parameters: Mapping[str, inspect.Parameter], required: set[str]) -> d
 
     def keeps_default(name: str, field: str) -> bool:
         of_two = parameters[name].default is None and field in given
-        return of_two or (field in IF_REQUIRED and name not in required)
+        is_set = name in set_by and field not in VARIED
+        return of_two or is_set or (field in IF_REQUIRED and name not in required)
 
     return {name: field for name, field in known.items() if not keeps_default(name, field)}
 
@@ -234,7 +244,8 @@ def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) ->
     values: dict[str, Any] = {field: getattr(config, field) for field in fields}
     values |= {field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()}
     values |= {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim if config.n_heads else config.d_model}
-    values |= {"max_length": _length.get(), "batch_first": not config.length_first, "causal": False, "layer_index": 0}
+    values |= {"max_length": _length.get(), "batch_first": not config.length_first, "causal": False}
+    values |= {"layer_index": 0, "layer_number": 1}  # numbers count from 1, as in Megatron
     values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
     if dropout == "output" and has_output_dropout:
         values["dropout"] = 0.0

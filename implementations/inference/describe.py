@@ -24,7 +24,9 @@ NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout"
 NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
-CONSTANTS = {"max_length": "longest input", "causal": "False", "layer_index": "0"} | dict.fromkeys(BIAS_ROLES, "bias")
+CONSTANTS = {"max_length": "longest input", "causal": "False", "layer_index": "0", "layer_number": "1"} | dict.fromkeys(
+    BIAS_ROLES, "bias"
+)
 CONSTANTS |= {f"{role}_layer": f"Linear(w_{role})" for role in "qkvo"}
 CONVENTIONS = {
     "keep": "True = may attend",
@@ -62,8 +64,8 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
-    given = {name: str(value) for name, value in getattr(candidate.constructor, "keywords", {}).items()}
-    built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in given.items()))))
+    kept = {name: x for name, x in getattr(candidate.constructor, "keywords", {}).items() if name not in arguments}
+    built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))
     return [
         Row("built as", f"{candidate.label}({built})", "by name"),
         Row("projections", _projections(candidate.parameters), _against_name(candidate) or tested),

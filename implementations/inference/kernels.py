@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from mha.implementations.adapters.calling import (
@@ -32,6 +33,7 @@ from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
+from mha.implementations.inference.probes import is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of, words_of
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
@@ -203,7 +205,22 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
+    if candidate.explained and "multi_query" not in candidate.claims:
+        _find_key_heads(candidate)
     return candidate
+
+
+def _find_key_heads(candidate: Candidate) -> None:
+    """Claim fewer key heads if a kernel with four heads and two key heads computes the formula."""
+    claims, changes = candidate.claims | {"grouped_query": True}, {"d_model": 12, "n_heads": 4, "n_kv_heads": 2}
+    formula = replace(candidate.formula, n_heads=changes["n_heads"])
+    tried = replace(candidate, claims=claims, changes=candidate.changes | changes, formula=formula)
+    generator, given = torch.Generator().manual_seed(5), candidate.probes[0].inputs
+    drawn = {id(x): torch.randn(*x.shape[:2], 12, generator=generator, dtype=x.dtype) for x in given}
+    query, key, value = (drawn[id(x)] for x in given)  # one tensor stays one
+    result = tried.call_plainly((query, key, value))
+    if result and is_close(result.output, tried.formula((query, key, value), tried.weights, None)):
+        candidate.claims = claims
 
 
 @pristine()

@@ -187,6 +187,8 @@ def find_weights(candidate: Candidate) -> None:
     elif _are_scores(candidate, weights):
         candidate.claims["returns_weights"] = False
         candidate.beside = "the scores before the softmax"
+    elif isinstance(weights, Tensor) and tuple(weights.shape) == (expected[0], *expected[2:]):
+        candidate.beside = "of shape (b, l, s)"
 
 
 def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:

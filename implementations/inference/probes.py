@@ -50,16 +50,17 @@ class Formula:
     """A formula that may give a module's output: the contract's, or a variant of it.
 
     scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal. projected: whether W_o is
-    applied. A row without an allowed key is NaN.
+    applied. n_heads: of the query. A row without an allowed key is NaN.
     """
 
     scale: str = "1/sqrt(d_k)"
     causal: Alignment | None = None
     projected: bool = True
+    n_heads: int = CONFIG.n_heads
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v")
+        scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v", self.n_heads)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
@@ -69,16 +70,16 @@ class Formula:
 
     def scores(self, query: Tensor, key: Tensor, weights: Weights) -> Tensor:
         """Return the scores (B, H, L, S), before any mask."""
-        q, k = heads_of(query, weights, "q"), heads_of(key, weights, "k")
+        q, k = heads_of(query, weights, "q", self.n_heads), heads_of(key, weights, "k", self.n_heads)
         scores: Tensor = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
         return scores
 
 
-def heads_of(x: Tensor, weights: Weights, role: str) -> Tensor:
+def heads_of(x: Tensor, weights: Weights, role: str, n_heads: int = CONFIG.n_heads) -> Tensor:
     """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L, d_k)."""
-    named, head_dim = dict(weights.named()), len(weights.w_q) // CONFIG.n_heads
+    named, head_dim = dict(weights.named()), len(weights.w_q) // n_heads
     heads = F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, (-1, head_dim)).transpose(1, 2)
-    repeated: Tensor = heads.repeat_interleave(CONFIG.n_heads // heads.shape[1], 1)
+    repeated: Tensor = heads.repeat_interleave(n_heads // heads.shape[1], 1)
     return repeated
 
 
