@@ -191,7 +191,7 @@ def of_the_first_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 
 
 def test_kernel_that_ignores_key_heads_is_not_one_of_one_key_head() -> None:
-    with pytest.raises(ImplementationError, match="of_the_first_key_head needs a declaration"):
+    with pytest.raises(ImplementationError, match="it ignores all key heads but one; if that is for all, claim"):
         infer_kernel(of_the_first_key_head)
 
 

@@ -34,14 +34,23 @@ def built(result: Inference) -> str:
     return next(row.finding for row in result.rows if row.topic == "built as")
 
 
+class ScaledBelow(Scaled):
+    """None is no number of a layer."""
+
+    def __init__(self, d_model: int, n_heads: int, layer_idx: int | None = None) -> None:
+        assert layer_idx is not None
+        super().__init__(d_model, n_heads, layer_idx + 1)
+
+
 BUILT: dict[Callable[..., nn.Module], str] = {
     Scaled: "layer_number=1)",
     ScaledByDefault: "n_heads=n_heads)",
     partial(Scaled, layer_number=1): "layer_number=1)",
+    ScaledBelow: "layer_idx=0)",
 }
 
 
-@pytest.mark.parametrize("made", BUILT, ids=["required", "default", "partial"])
+@pytest.mark.parametrize("made", BUILT, ids=["required", "default", "partial", "None"])
 def test_number_of_a_layer_is_kept_and_else_counts_from_one(made: Callable[..., nn.Module]) -> None:
     result = infer(made, "attention")
     assert built(result).endswith(BUILT[made])
@@ -71,6 +80,21 @@ def test_partial_keeps_what_it_sets_but_sizes() -> None:
     assert next(row.finding for row in result.rows if row.topic == "biases") == "on o"
     assert result.implementation.claims.own_head_dim
     assert check(result.implementation, "quick", clauses=["CFG-5", "HED-1"], dtypes=["float32"]).conforms
+
+
+class WithFrequencies(Plain):
+    """Takes a tensor, and the width of a head by the name that Keras has for it."""
+
+    def __init__(self, d_model: int, n_heads: int, frequencies: Tensor, key_dim: int = 64) -> None:
+        nn.Module.__init__(self)
+        self.n_heads, self.frequencies = n_heads, frequencies
+        self.qkv, self.proj = nn.Linear(d_model, 3 * n_heads * key_dim), nn.Linear(n_heads * key_dim, d_model)
+
+
+def test_partial_may_set_a_tensor_and_a_default_width_varies() -> None:
+    result = infer(partial(WithFrequencies, frequencies=torch.ones(4)), "attention")
+    assert result.implementation.claims.own_head_dim
+    assert verdict(result, "HED-1") == ("pass", True)
 
 
 class Averages(Plain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
+from mha.implementations.adapters.calling import memory_name
 from mha.implementations.discovery import framework_of
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
@@ -265,6 +267,14 @@ class WidthsOfInputs(nn.Module):
 class WidthOfKeysByDefault(WidthsOfInputs):
     def __init__(self, d_model: int, num_heads: int, key_dim: int | None = None) -> None:
         super().__init__(d_model, key_dim or d_model, num_heads)
+
+
+def of_inputs_and_keys(inputs: Tensor, keys: Tensor) -> None:
+    """Its second input is the memory, though the first has the name of one, too."""
+
+
+def test_memory_is_not_the_first_input() -> None:
+    assert memory_name(inspect.signature(of_inputs_and_keys).parameters) == "keys"
 
 
 @pytest.mark.parametrize("cls", [WidthsOfInputs, WidthOfKeysByDefault])

@@ -364,3 +364,21 @@ class Sharp(Base):
 def test_wrong_class_is_not_out_of_scope(cls: type[nn.Module], clause: str) -> None:
     (verdict,) = check(infer(cls).implementation, "quick", clauses=[clause], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
+
+
+class LaterKeysAllowed(Base):
+    """Its padding is right, and its mask is off by a row."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        added = x.new_zeros(len(x), 1, *2 * x.shape[1:2])
+        if attn_mask is not None:
+            assert attn_mask.shape == added.shape[2:]
+            added = added + hidden(attn_mask.roll(1, 0)).to(x)
+        added = added if key_padding_mask is None else added + hidden(~key_padding_mask)[:, None, None].to(x)
+        return self.attend(x, x, x, added)[0]
+
+
+def test_mask_is_not_left_unused_because_the_padding_is_right() -> None:
+    mask = next(row for row in infer(LaterKeysAllowed).rows if row.topic == "mask")
+    assert "attn_mask" in mask.finding
+    assert mask.evidence.startswith("assumed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -65,6 +66,20 @@ def test_a_table_is_as_long_as_the_cases_need(clause: str, options: dict[str, An
     ).verdicts
     assert found.status == "pass", found.message
     assert max(OfATable.lengths[2:]) == longest  # the first are of no case
+
+
+class WithoutScale(OfATable):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(2 * scores, mask)
+
+
+def test_explaining_a_failure_needs_no_longer_table() -> None:
+    implementation = infer(WithoutScale).implementation
+    implementation = replace(implementation, claims=replace(implementation.claims, scale=None))
+    OfATable.lengths.clear()
+    (found,) = check(implementation, "quick", clauses=["HED-1"], dtypes=["float32"]).verdicts
+    assert (found.status, bool(found.steps), bool(found.arguments)) == ("fail", True, True)
+    assert max(OfATable.lengths[2:]) == SHORT
 
 
 class WindowWithinTable(OfATable):

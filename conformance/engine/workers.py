@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from multiprocessing import get_context
 from queue import SimpleQueue
 from subprocess import PIPE, Popen, TimeoutExpired
@@ -250,7 +251,8 @@ def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
 
     numbered = list(enumerate(tasks))
     soon = (*COMPILED, *LONGEST)
-    first, rest = numbered[: len(FIRST)], numbered[len(FIRST) :]
+    first = [*takewhile(lambda each: each[1].clause in FIRST, numbered)]
+    rest = numbered[len(first) :]
     return first + sorted(rest, key=lambda each: soon.index(each[1].clause) if each[1].clause in soon else len(soon))
 
 

@@ -26,8 +26,8 @@ INPUT_NAMES = {
 MEMORY_NAMES = (
     *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
     *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
-    *("inputs_kv", "cond", "source", "src", "ctx", "c", "inputs", "to_tensor", "kv_x", "memory_antecedent"),
-    *("key", "keys", "value", "values"),
+    *("inputs_kv", "cond", "source", "src", "ctx", "c", "to_tensor", "kv_x", "memory_antecedent"),
+    *("key", "keys", "value", "values", "inputs"),
 )
 KEY_MASK_NAMES = (
     *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
@@ -356,9 +356,10 @@ class CallByName:
         return (query,), {}
 
     def _split(self, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor | None, Tensor | None]:
-        """Split a mask as `MaskFormat.split` does; all of it is padding where the rest could not say more."""
+        """Split a mask as `MaskFormat.split` does; beside a memory, `mask` is of the query, and all is padding."""
         is_added = mask is not None and mask.is_floating_point() and "float" in self.claims.masks
-        if mask is None or is_added or not self.masks.padding or {"h", "l"} & self.masks.axes:
+        of_query = self.signature.memory and self.signature.mask == "mask" and not {"h", "l"} & self.masks.axes
+        if mask is None or is_added or not (self.masks.padding and of_query):
             return self.masks.split(self.label, mask)
         return shape_mask(self.label, mask, "b s", sizes), None
 

@@ -139,14 +139,16 @@ def _known(
     """
     ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
-    if "key_dim" in required:  # as in Keras, but for a class that tells the widths of its inputs apart
+    # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
+    if "key_dim" in ordinary and parameters["key_dim"].default is not None:
         known["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
     given = {field for name, field in known.items() if parameters[name].default is not None}
 
     def keeps_default(name: str, field: str) -> bool:
         of_two = parameters[name].default is None and field in given
         is_set = name in set_by and field not in VARIED
-        return of_two or is_set or (field in IF_REQUIRED and name not in required)
+        has_none = field.startswith("layer_") and parameters[name].default is None  # which is no number of a layer
+        return of_two or is_set or (field in IF_REQUIRED and name not in required and not has_none)
 
     return {name: field for name, field in known.items() if not keeps_default(name, field)}
 
@@ -201,7 +203,8 @@ def construct(
     device: where the module will be called.
     """
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
-    if MAX_LENGTH in getattr(constructor, "keywords", {}).values():  # as a window, which needs a table as long
+    set_by_partial = getattr(constructor, "keywords", {}).values()
+    if any(type(x) is int and x == MAX_LENGTH for x in set_by_partial):  # as a window, which needs a table as long
         values["max_length"] = MAX_LENGTH
     given, own_config = {}, False
     for name, field in arguments.items():

@@ -191,7 +191,7 @@ def _ignores_heads(candidate: Candidate) -> bool:
 
 def _found(candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate that is understood, with its claims; raises Unclear for what is left open."""
-    candidate = next((each for each in candidates if find_formula(each) and not _ignores_heads(each)), None)
+    candidate = next((each for each in candidates if find_formula(each)), None)
     if candidate is None:
         problem = candidates[0].problem or "its output matches no formula of attention"
         packed = _required(candidates[0].constructor)
@@ -200,6 +200,8 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
             f"called with {names} of shape {_shape(candidates[0].layout)}, {problem}; a function that makes a module "
             "needs parameters d_model and n_heads"
         )
+    if _ignores_heads(candidate):
+        raise Unclear("it ignores all key heads but one; if that is for all, claim multi_query=True")
     find_mask(candidate)
     find_causal(candidate)
     find_empty_row(candidate)

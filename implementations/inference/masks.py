@@ -51,7 +51,7 @@ def _formats(candidate: Candidate) -> list[Candidate]:
     """Return the candidate with each format of masks but their convention, the most general first."""
     separate = signature_of(candidate.forward_parameters, padding=True)
     paddings: tuple[PaddingConvention, ...] = ("drop", "keep") if separate.padding and separate.mask else ()
-    shared_first = sorted(SHAPES, key=lambda shape: "l" not in SHAPES[shape])  # of padding alone: without another mask
+    shared_first = sorted(SHAPES, key=lambda shape: "l" not in SHAPES[shape])  # the others leave `mask` unused
     return [
         replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
         for padding, numbers in product((*paddings, None), (False, True))
