@@ -115,7 +115,7 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     """
     parameters = inspect.signature(constructor).parameters
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC}
-    arguments = _known(parameters, required, set_by=getattr(constructor, "keywords", {}))
+    arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
     for field in ("d_model", "n_heads"):
         if field not in arguments.values() and "config" not in arguments.values():
             raise ImplementationError(
@@ -130,9 +130,7 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     return arguments
 
 
-def _known(
-    parameters: Mapping[str, inspect.Parameter], required: set[str], set_by: Mapping[str, object]
-) -> dict[str, str]:
+def _known(parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, object]) -> dict[str, str]:
     """Return what each parameter whose name is known is given, except where the default is kept.
 
     set_by: what a `functools.partial` sets.
@@ -146,11 +144,17 @@ def _known(
 
     def keeps_default(name: str, field: str) -> bool:
         of_two = parameters[name].default is None and field in given
-        is_set = name in set_by and field not in VARIED
-        has_none = field.startswith("layer_") and parameters[name].default is None  # which is no number of a layer
-        return of_two or is_set or (field in IF_REQUIRED and name not in required and not has_none)
+        return of_two or _is_kept(parameters[name], field, is_set=name in set_by)
 
     return {name: field for name, field in known.items() if not keeps_default(name, field)}
+
+
+def _is_kept(parameter: inspect.Parameter, field: str, *, is_set: bool) -> bool:
+    """Return whether a parameter keeps its default, or what a partial sets: None is no number of a layer."""
+    if is_set and field not in VARIED:
+        return True
+    has_none = field.startswith("layer_") and parameter.default is None
+    return field in IF_REQUIRED and parameter.default is not parameter.empty and not has_none
 
 
 def makes_modules(function: Callable[..., Any]) -> bool:
@@ -203,8 +207,7 @@ def construct(
     device: where the module will be called.
     """
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
-    set_by_partial = getattr(constructor, "keywords", {}).values()
-    if any(type(x) is int and x == MAX_LENGTH for x in set_by_partial):  # as a window, which needs a table as long
+    if _is_widened(constructor):
         values["max_length"] = MAX_LENGTH
     given, own_config = {}, False
     for name, field in arguments.items():
@@ -226,6 +229,11 @@ def construct(
     every = AnyConfig(**_every(values))
     given |= {name: every for name, field in arguments.items() if field == "config"}
     return _materialised(constructor(**given), config)
+
+
+def _is_widened(constructor: Callable[..., Any]) -> bool:
+    """Return whether a partial sets a window of MAX_LENGTH, which may need a table as long."""
+    return any(type(x) is int and x == MAX_LENGTH for x in getattr(constructor, "keywords", {}).values())
 
 
 def _materialised(module: nn.Module, config: Config) -> nn.Module:
