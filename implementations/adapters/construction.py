@@ -130,16 +130,22 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
     return arguments
 
 
+def _fields(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
+    """Return the meaning of each parameter whose name is known, a key of `CONSTRUCTOR_NAMES`."""
+    ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
+    fields = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
+    # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
+    if "key_dim" in ordinary and parameters["key_dim"].default is not None:
+        fields["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
+    return fields
+
+
 def _known(parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, object]) -> dict[str, str]:
     """Return what each parameter whose name is known is given, except where the default is kept.
 
     set_by: what a `functools.partial` sets.
     """
-    ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
-    known = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
-    # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
-    if "key_dim" in ordinary and parameters["key_dim"].default is not None:
-        known["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
+    known = _fields(parameters)
     given = {field for name, field in known.items() if parameters[name].default is not None}
 
     def keeps_default(name: str, field: str) -> bool:
