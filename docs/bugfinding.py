@@ -110,8 +110,8 @@ def cases_to_failure(way: Way, fault: Fault, prop: Property, seed: int) -> tuple
         if way.grid:
             return _first_of_grid(search)
         # Only the number of cases matters here, and the time up to the failure.
-        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]
-        search._worth_shrinking = lambda: False  # type: ignore[method-assign]
+        search.sensitivity.sample = lambda cases: None  # type: ignore[method-assign]  # of this search alone
+        search._worth_shrinking = lambda: False  # type: ignore[method-assign]  # of this search alone
         search.run()
     return (search.cases_to_failure if search.failure else inf), len(search.cases)
 

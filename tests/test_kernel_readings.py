@@ -191,7 +191,9 @@ def of_the_first_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 
 
 def test_kernel_that_ignores_key_heads_is_not_one_of_one_key_head() -> None:
-    with pytest.raises(ImplementationError, match="it ignores all key heads but one; if that is for all, claim"):
+    with pytest.raises(
+        ImplementationError, match="it uses one key head and ignores the others; if all heads share it, claim"
+    ):
         infer_kernel(of_the_first_key_head)
 
 

@@ -13,7 +13,7 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.recording import CallStep
 from mha.conformance.harness.session import Session
-from mha.implementations.adapters.construction import built_for
+from mha.implementations.adapters.construction import built_for_calls
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
 from mha.implementations.discovery import original_of
@@ -42,7 +42,7 @@ def arguments_of(session: Session) -> str:
     inputs = problem.query, problem.key, problem.value
     options = {"mask": problem.mask, "is_causal": problem.is_causal, "need_weights": step.need_weights}
     with judging(session.implementation), preserved(), torch.no_grad():
-        with built_for(3 * max(problem.shape[2:])):
+        with built_for_calls(max(problem.shape[2:])):
             attention: Any = original.build(problem.config, problem.weights, dtype=dtype, device=session.case.device)
         attention.train(MODES[step.mode].training)
         if isinstance(attention, ModuleAttention):

@@ -13,7 +13,7 @@ from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
-from mha.implementations.adapters.construction import built_for
+from mha.implementations.adapters.construction import built_for_calls
 from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
 from mha.implementations.discovery import original_of
 from mha.implementations.torch_state import preserved, threads
@@ -60,7 +60,7 @@ def first_wrong_step(prop: Property, session: Session) -> str:
         if call is None:
             return ""
         dtype, device = call.step.problem.query.dtype, session.case.device
-        with built_for(3 * max(call.step.problem.shape[2:])):
+        with built_for_calls(max(call.step.problem.shape[2:])):
             attention = original.build(call.config, call.weights, dtype=dtype, device=device)
         steps = list(_steps(attention, call, session.claims))
     wrong = next((number for number, (_, is_right) in enumerate(steps) if not is_right), None)

@@ -30,7 +30,7 @@ from mha.conformance.harness.recording import (
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
 from mha.implementations.adapters.compiled import compiled_again
-from mha.implementations.adapters.construction import built_for
+from mha.implementations.adapters.construction import built_for_calls
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
@@ -97,7 +97,7 @@ class Session:
         dtype, step = getattr(torch, self.case.dtype), BuildStep(len(self._done) + 1, config, weights)
         with self._step(step), guarded(f"build({config})"):
             implementation = on_ranks(self.implementation, self.case.ranks)
-            with built_for(3 * self._longest):  # later calls are longer, up to twice
+            with built_for_calls(self._longest):
                 built = implementation.build(config, weights, dtype=dtype, device=self.case.device)
             self.latest = Instance(step.number, built)
             return self.latest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -104,6 +104,14 @@ def built_for(length: int) -> Iterator[None]:
         yield
     finally:
         _length.reset(token)
+
+
+def built_for_calls(longest: int) -> AbstractContextManager[None]:
+    """Let constructors that ask for the longest input have room for what properties make of a problem this long.
+
+    They double its keys, and add some.
+    """
+    return built_for(3 * longest)
 
 
 def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:

@@ -201,7 +201,7 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
             "needs parameters d_model and n_heads"
         )
     if _ignores_heads(candidate):
-        raise Unclear("it ignores all key heads but one; if that is for all, claim multi_query=True")
+        raise Unclear("it uses one key head and ignores the others; if all heads share it, claim multi_query=True")
     find_mask(candidate)
     find_causal(candidate)
     find_empty_row(candidate)
