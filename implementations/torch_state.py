@@ -56,8 +56,9 @@ def replacements() -> Replacements:
     if not FUNCTIONS.items() <= functions.items():
         own = {name: functions.get(name, MISSING) for name in FUNCTIONS}
         found |= {f"torch.{name}": value for name, value in own.items() if value is not FUNCTIONS[name]}
-    if methods != METHODS:
-        names = METHODS.keys() | (methods.keys() & _INHERITED)
+    added = methods.keys() - METHODS.keys()  # Python's own `__slotnames__` among them, once a tensor was copied
+    if not METHODS.items() <= methods.items() or added & _INHERITED:
+        names = METHODS.keys() | (added & _INHERITED)
         own = {name: methods.get(name, MISSING) for name in names}
         found |= {f"torch.Tensor.{name}": v for name, v in own.items() if v is not METHODS.get(name, MISSING)}
     return found
