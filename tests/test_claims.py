@@ -125,18 +125,21 @@ def test_variant_conforms(variant: str, request: pytest.FixtureRequest) -> None:
     assert not any(verdict.required for verdict in violations)
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
 def test_order_of_summation_that_depends_on_numbers_must_be_claimed() -> None:
     unclaimed = faults.implementation_of(variants.OrderOfSummation, replace(CLAIMS, composes=()))
     report = check(unclaimed, clauses=["MSK-1", "HED-2", "EQV-1"], dtypes=["float32"])
     assert "fail" in {verdict.status for verdict in report.verdicts}
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
 def test_softmax_without_division_must_be_claimed() -> None:
     unclaimed = faults.implementation_of(variants.LogSumExp, CLAIMS)
     report = check(unclaimed, clauses=["SMX-4", "HED-1"], dtypes=["float32"])
     assert "fail" in {verdict.status for verdict in report.verdicts}
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
 def test_softmax_in_float32_must_be_claimed_and_gives_up_num_2() -> None:
     clauses = ["NUM-1", "NUM-2", "SMX-1", "SMX-2", "GRD-1"]
     claimed = faults.implementation_of(variants.SoftmaxInSingle, SOFTMAX_IN_FLOAT32)
@@ -262,7 +265,7 @@ def test_casts_that_are_declared_to_drop_bits_are_left_to_the_bound() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_heads_in_float8_conform_once_that_is_declared(dtype: str) -> None:
     declared = implementation_of(HeadsInFloat8, IN_FLOAT8)
-    clauses = [clause for clause in properties() if dtype != "float16" or clause.startswith(("NUM", "GRD"))]
+    clauses = [clause for clause in properties() if dtype == "float32" or clause.startswith(("HED", "NUM", "GRD-1"))]
     report = check(declared, "quick", dtypes=[dtype], clauses=clauses)
     assert report.conforms, [verdict for verdict in report.verdicts if verdict.status == "fail"]
     if dtype != "float32":

@@ -70,6 +70,7 @@ class KeysShifted(ClaimedOnly):
         return super().allow(None if mask is None else mask.roll(1, -1), is_causal, q, k)
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize(
     ("kind", "cls", "clause"),
     [

@@ -23,23 +23,10 @@ from mha.implementations import from_kernel
 from mha.spec import Claims
 
 HERE = Path(__file__).resolve().parent
-CLAUSES = (
-    "SHP-1",
-    "SHP-6",
-    "SMX-6",
-    "MSK-10",
-    "MSK-11",
-    "CAU-3",
-    "PTH-4",
-    "HED-4",
-    "EQV-6",
-    "EQV-9",
-    "STA-5",
-    "NUM-6",
-)
+CLAUSES = ("SHP-1", "SMX-6", "MSK-10", "PTH-4", "EQV-6", "STA-5", "NUM-6")
 FEWER = ("SHP-1", "PTH-4", "STA-5", "NUM-6")
 # The first call of flex imports a compiler, which takes seconds in each process.
-FEWEST = ("SHP-1", "PTH-4", "STA-5")
+FEWEST = ("SHP-1", "STA-5")
 
 
 def noisy_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

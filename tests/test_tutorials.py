@@ -29,6 +29,7 @@ def statuses(form: str, dtype: str, clauses: list[str]) -> list[tuple[str, str]]
     return [(verdict.clause, verdict.status) for verdict in report.verdicts]
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
 @pytest.mark.parametrize(("form", "violated", "blocked"), ROWS, ids=[row[0] for row in ROWS])
 def test_table_of_tutorials_is_correct(form: str, violated: str, blocked: str) -> None:
     assert statuses(form, "float32", clauses_of(violated)) == [(clause, "fail") for clause in clauses_of(violated)]
@@ -42,6 +43,7 @@ def test_table_has_every_form() -> None:
     assert [row[0] for row in ROWS] == ["vectorized", "minimal", "modular", "einops", "fused_qkv"]
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
 def test_scale_in_float32_fails_in_float64() -> None:
     assert ", ".join(IN_FLOAT64.split()[:-1]) in re.sub(r"\s+", " ", DOCUMENT)
     assert statuses("modular", "float64", IN_FLOAT64.split()) == [(clause, "fail") for clause in IN_FLOAT64.split()]
