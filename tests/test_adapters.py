@@ -141,7 +141,7 @@ def test_unclaimed_mask_reaches_the_module_untranslated() -> None:
 class Unrecognised(nn.Module):
     """The parameters of its constructor have no known names."""
 
-    def __init__(self, size: int, parts: int) -> None:
+    def __init__(self, pieces: int, parts: int) -> None:
         super().__init__()
 
 
@@ -226,7 +226,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
     "not a module": (lambda: from_module(int, parameters={}), "needs a torch.nn.Module class"),
     "unknown constructor": (
         lambda: from_module(Unrecognised, parameters={}),
-        r"constructor \(size, parts\) has a known name of d_model",
+        r"constructor \(pieces, parts\) has a known name of d_model",
     ),
     "no mask": (
         lambda: from_module(faults.Correct, parameters={}, mask=None, claims=Claims()),
@@ -234,7 +234,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
     ),
     "a list of parameters": (
         lambda: from_module(faults.Correct, parameters=["q_proj"]),  # type: ignore[arg-type]  # on purpose
-        r"parameters must map w_q, .* to names in the module, but is \['q_proj'\]",
+        r"parameters must map w_q, .* to names, but is \['q_proj'\]",
     ),
     "no such layer": (
         lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})),

@@ -367,6 +367,8 @@ class CallByName:
         self, mask: Tensor | None, is_causal: bool, sizes: Sizes, device: torch.device
     ) -> tuple[Tensor | None, bool]:
         """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no flag."""
+        if mask is None and self.masks.required:
+            mask = torch.ones(1, 1, *sizes[2:], dtype=torch.bool, device=device)
         if self.masks.causal_by_default and mask is None:
             return None if is_causal else torch.ones(1, 1, *sizes[2:], dtype=torch.bool, device=device), False
         if self.claims.always_causal:

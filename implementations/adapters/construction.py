@@ -25,15 +25,17 @@ CONSTRUCTOR_NAMES = {
         *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
         *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid", "features"),
         *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
-        *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension"),
+        *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
+        *("model_dimension", "dmodel"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
-        *("num_head", "attention_heads", "n_attention_heads", "attn_heads", "num_attn_heads", "nb_heads"),
+        *("num_head", "attention_heads", "n_attention_heads", "attn_heads", "num_attn_heads", "nb_heads", "head_num"),
+        *("heads_num", "no_heads", "num_of_heads", "number_of_heads", "n_attn_heads", "nb_head"),
     ),
     "head_dim": (
         *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
-        *("head_dims", "dim_heads", "dim_per_head", "head_width"),
+        *("head_dims", "dim_heads", "dim_per_head", "head_width", "c_hidden"),
     ),
     "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
     "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias"),
@@ -61,9 +63,9 @@ CONSTRUCTOR_NAMES = {
     ),
     "kdim": (
         *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),
-        *("d_context", "dim_kv", "dim_context", "encoder_dim", "cond_dim", "d_memory"),
+        *("d_context", "dim_kv", "dim_context", "encoder_dim", "cond_dim", "d_memory", "c_k"),
     ),
-    "vdim": ("vdim", "value_size", "E_v"),
+    "vdim": ("vdim", "value_size", "E_v", "c_v"),
     "bias_kv": ("bias_kv", "add_bias_kv"),
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
@@ -142,6 +144,8 @@ def _fields(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
     """Return the meaning of each parameter whose name is known, a key of `CONSTRUCTOR_NAMES`."""
     ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     fields = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
+    if "size" in ordinary and "d_model" not in fields.values():  # beside another width, it is of something else
+        fields["size"] = "d_model"
     # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
     if "key_dim" in ordinary and parameters["key_dim"].default is not None:
         fields["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"

@@ -22,7 +22,7 @@ CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mas
 class MaskFormat:
     """The masks that a function takes.
 
-    See `mask`, `mask_shape`, `mask_numbers`, `padding` and `causal_by_default` of `from_module`.
+    See `mask`, `mask_shape`, `mask_numbers`, `padding`, `causal_by_default` and `mask_required` of `from_module`.
 
     For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key padding out of it.
 
@@ -36,6 +36,7 @@ class MaskFormat:
     numbers: bool = False
     padding: PaddingConvention | None = None
     causal_by_default: bool = False
+    required: bool = False
 
     def validate(self, label: str) -> None:
         """Raise ImplementationError, with the label, for a word that has no meaning here."""
@@ -54,6 +55,8 @@ class MaskFormat:
                 f"{label}: padding={self.padding!r} is an argument beside another mask, but mask is None; if there is "
                 f"only one, pass mask={self.padding!r} and mask_shape='b s'"
             )
+        if self.required and self.convention is None:
+            raise ImplementationError(f"{label}: mask_required=True needs the convention of the mask, but mask is None")
         if self.causal_by_default and (self.convention is None or "l" not in self.axes):
             raise ImplementationError(
                 f"{label}: causal_by_default declares that a mask takes the place of the causal one, so masks must be "

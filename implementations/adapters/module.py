@@ -41,6 +41,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_numbers: bool = False,
     padding: PaddingConvention | None = None,
     causal_by_default: bool = False,
+    mask_required: bool = False,
     layout: str = "b l d",
     weights: str | None = None,
     call: Call | None = None,
@@ -70,6 +71,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         `mask`. Masks of numbers are not split.
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
+    mask_required: whether a call without a mask raises. It gets one that allows everything.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d" or "b d l".
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
@@ -112,13 +114,11 @@ def from_module(  # noqa: PLR0913  the public options, each by name
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
     if not (callable(parameters) or isinstance(parameters, Mapping)):
-        raise ImplementationError(
-            f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
-        )
+        raise ImplementationError(f"{label}: parameters must map {KEYS} to names, but is {parameters!r:.80}")
     if layout not in LAYOUTS:
         raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, LAYOUTS))}, but is {layout!r}")
     arguments = constructor_arguments(label, constructor)
-    masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default)
+    masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
     signature = None if call else read_signature(label, target.forward, masks)
     claims = _claims(label, claims, masks, signature)
     if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):

@@ -27,7 +27,8 @@ from mha.spec.claims import Alignment, EmptyRow
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, padding: as for `from_module`. label: the name of the class.
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, padding: as for `from_module`. label: the name of
+    the class.
     causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
@@ -48,6 +49,7 @@ class Candidate:
     mask: MaskConvention | None = None
     mask_shape: str | None = None
     mask_numbers: bool = False
+    mask_required: bool = False
     padding: PaddingConvention | None = None
     causal_by_default: Alignment | None = None
     claims: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Candidate:
         """Return the arguments for `from_module`, except the claims."""
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
+        shape |= {"mask_required": True} if self.mask_required else {}
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
@@ -81,11 +84,12 @@ class Candidate:
     def masks(self) -> MaskFormat:
         """The format of its masks."""
         causal = bool(self.causal_by_default and self.mask)
-        return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding, causal)
+        return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding, causal, self.mask_required)
 
     def implementation(self) -> ModuleImplementation:
         """Return the implementation that this candidate declares."""
-        masks = {} if self.mask else {"masks": ()}
+        # Where one is required, a format is tried before its claims are known.
+        masks = self.masks.limits(Claims()) if self.mask_required or not self.mask else {}
         return from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
 
     @property

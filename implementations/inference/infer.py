@@ -29,7 +29,7 @@ from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.describe import WIDTH, Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
-from mha.implementations.inference.masks import find_mask
+from mha.implementations.inference.masks import find_mask, with_required_mask
 from mha.implementations.inference.nearest import (
     explained_cases,
     find_formula,
@@ -254,6 +254,9 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
                 _require_one_map(matching)
                 return _more_general(orders[:number]) or without_window(matching[0])
     candidates = [*chain.from_iterable(choices)]
+    if matching := with_required_mask(candidates):
+        _require_one_map(matching)
+        return matching[0]
     require_plain(candidates, module)
     return nearest(candidates)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from mha.implementations.adapters.calling import signature_of
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import agree
+from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, additive, is_close
 from mha.implementations.inference.projections import Unclear
@@ -45,6 +46,22 @@ def find_mask(candidate: Candidate) -> None:
     candidate.claims |= {"masks": {"bool", "float"}} if "additive" in conventions else {}
     candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
     _find_ranks(candidate)
+
+
+def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that give what the module computes with a mask of some format in each call.
+
+    None if `forward` does not require a mask, or can do without.
+    """
+    signature = candidates[0].signature
+    if signature.mask not in signature.required or not all(candidate.problem for candidate in candidates):
+        return []
+    for shape, convention in product(SHAPES, CONVENTIONS):
+        masks: dict[str, Any] = {"mask": convention, "mask_shape": shape, "mask_required": True}
+        tried = [replace(candidate, claims=dict(candidate.claims), **masks) for candidate in candidates]
+        if matching := [candidate for candidate in tried if find_formula(candidate)]:
+            return matching
+    return []
 
 
 def _formats(candidate: Candidate) -> list[Candidate]:

@@ -24,7 +24,7 @@ ROLE_WORDS = {
     "qkv": ("qkv", "wqkv", "toqkv", "querykeyvalue", *STACKED_WORDS),
     "q": ("q", "qs", "wq", "query", "queries", "toq", "toqueries"),
     "k": ("k", "ks", "wk", "key", "keys", "tok", "tokeys"),
-    "v": ("v", "vs", "wv", "value", "values", "tov", "tovalues"),
+    "v": ("v", "vs", "wv", "val", "value", "values", "tov", "tovalues"),
     "o": ("o", "wo", "out", "output", "toout", "proj", "dense", "cproj", "fcout", "outproj", "concat", "unifyheads"),
 }
 # A name with one of these words is not that of a projection.
@@ -130,7 +130,8 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
         if key in paths:
             raise Unclear(f"{held.path} and {_name_of(paths[key][0])} both look like {key}")
         paths[key] = [(held.path, pattern) if pattern else held.path for pattern in patterns]
-    return paths or _four_in_order(module)
+    named = "".join(key[2:] for key in paths)
+    return paths if set(named) & set(INPUTS) else _in_order(module) | paths
 
 
 def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
@@ -168,11 +169,17 @@ def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
         names = ", ".join(name for name, _ in module.named_parameters()) or "none"
         raise Unclear(f"no parameter looks like the projection of {', '.join(missing)} (its parameters: {names})")
     if "o" not in roles:
-        # A square matrix without a role may be W_o under another name: trial runs decide.
-        square = ("w", (config.d_model, config.d_model))
-        unnamed = [held.path for held in _held(module) if (held.kind, held.shape) == square and not role_of(held.path)]
-        paths["w_o"] = [*unnamed, None]
+        paths["w_o"] = [*_squares(module, config, paths), None]
     return [dict(zip(paths, chosen, strict=True)) for chosen in product(*paths.values())]
+
+
+def _squares(module: nn.Module, config: Config, paths: Mapping[str, list[ParameterPath]]) -> Iterator[str]:
+    """Yield the square matrices without a role, one of which may be W_o under another name: trial runs decide."""
+    used = [path for options in paths.values() for path in options]
+    for held in _held(module):
+        square = (held.kind, held.shape) == ("w", (config.d_model, config.d_model))
+        if square and held.path not in used and not role_of(held.path):
+            yield held.path
 
 
 def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
@@ -310,9 +317,9 @@ def _matrix_patterns(held: Held, stacked: int, d: int) -> list[str]:
     return patterns
 
 
-def _four_in_order(module: nn.Module) -> dict[str, list[ParameterPath]]:
-    """Return the paths of query, key, value and output in a list of four layers, whose names say nothing."""
+def _in_order(module: nn.Module) -> dict[str, list[ParameterPath]]:
+    """Return the paths of query, key, value and, of four, output in a list of layers, whose names say nothing."""
     for name, child in module.named_modules():
-        if isinstance(child, nn.ModuleList) and len(child) == 4 and all(map(is_linear, child)):
-            return {f"w_{role}": [f"{name}.{index}"] for index, role in enumerate("qkvo")}
+        if isinstance(child, nn.ModuleList) and len(child) in (3, 4) and all(map(is_linear, child)):
+            return {f"w_{role}": [f"{name}.{index}"] for index, role in zip(range(len(child)), "qkvo", strict=False)}
     return {}
