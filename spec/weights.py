@@ -40,10 +40,9 @@ class Weights:
     def random(config: Config, seed: int, dtype: torch.dtype = torch.float64) -> Weights:
         """Return random weights, on the CPU, that depend only on `config` and `seed`.
 
-        They are uniform about 0; matrices have standard deviation 1/sqrt(fan-in), biases 1/2. They are drawn in
-        float64 and rounded to `dtype`, so that a seed gives the same numbers in every dtype; and on every machine, as
-        no logarithm or cosine is taken. An invalid configuration gets weights too, so that the CFG clauses can try to
-        build it.
+        Matrices have standard deviation 1/sqrt(fan-in), biases 1/2. They are drawn in float64 and rounded to `dtype`,
+        so that a seed gives the same numbers in every dtype. An invalid configuration gets weights too, so that the
+        CFG clauses can try to build it.
         """
         generator = torch.Generator().manual_seed(seed)
         width = max(config.d_model, 0)
@@ -52,16 +51,13 @@ class Weights:
         if config.n_kv_heads is not None and config.n_heads:
             kv_width = max(config.n_kv_heads * config.head_dim, 0)
 
-        def uniform(*shape: int, deviation: float) -> Tensor:
-            drawn = torch.empty(shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
-            return drawn.mul_(3**0.5 * deviation).to(dtype)
-
         def matrix(rows: int, columns: int) -> Tensor:
-            return uniform(rows, columns, deviation=max(columns, 1) ** -0.5)
+            drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+            return drawn.div(max(columns, 1) ** 0.5).to(dtype)
 
         def vector(rows: int, present: bool) -> Tensor | None:
-            drawn = uniform(rows, deviation=0.5)
-            return drawn if present else None
+            drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2
+            return drawn.to(dtype) if present else None
 
         return Weights(
             w_q=matrix(inner_width, width),
