@@ -24,7 +24,7 @@ from mha.implementations.errors import UnavailableError, one_line
 STARTING, TIMEOUT = 180.0, 60.0
 # ... and how long the others may, once one rank has raised or died.
 GRACE = 10.0
-# Who wakes so long after the time was stopped meanwhile, as by a scheduler, and the ranks perhaps too.
+# A judge that wakes this long after its deadline was stopped, as by a scheduler, and the ranks perhaps with it.
 STOPPED = 1.0
 # A collective that nobody has waited for, as in DTensor, keeps its group, and threads of gloo with it.
 MOST_GROUPS = 64

@@ -51,7 +51,7 @@ def find_mask(candidate: Candidate) -> None:
 def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates that give what the module computes with a mask of some format in each call.
 
-    None if `forward` does not require a mask, or can do without.
+    There are none if `forward` does not require a mask, or can do without.
     """
     signature = candidates[0].signature
     if signature.mask not in signature.required or not all(candidate.problem for candidate in candidates):
