@@ -234,7 +234,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
     ),
     "a list of parameters": (
         lambda: from_module(faults.Correct, parameters=["q_proj"]),  # type: ignore[arg-type]  # on purpose
-        r"parameters must map w_q, .* to names, but is \['q_proj'\]",
+        r"parameters must map w_q, .* to names in the module, but is \['q_proj'\]",
     ),
     "no such layer": (
         lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"w_q": "query"})),

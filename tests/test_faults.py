@@ -127,7 +127,6 @@ def test_decorators_of_a_class_share_its_implementation() -> None:
         assert module[f"faulty_{fault.name}"] is fault.implementation is faults.implementations[fault.name]
 
 
-@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("clause", PROPERTIES)
 def test_plain_base_of_the_faults_passes(clause: str) -> None:
     report = check(faults.correct, profile="quick", clauses=[clause], dtypes=["float32"])

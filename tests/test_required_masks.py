@@ -51,8 +51,8 @@ class OneForAll(Attention):
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
-        (Added, "added to the scores, broadcastable to (b, h, l, s), in each call"),
-        (OneForAll, "True = may not attend, of shape 'l s', in each call"),
+        (Added, "added to the scores, broadcastable to (b, h, l, s), required in each call"),
+        (OneForAll, "True = may not attend, of shape 'l s', required in each call"),
     ],
 )
 def test_required_mask_is_given(cls: type[nn.Module], row: str) -> None:

@@ -146,7 +146,7 @@ def test_pytest_gives_the_reason() -> None:
 
 def test_pytest_is_brief_about_what_is_blocked() -> None:
     target = "mha.conformance.faults.state:faulty_ScalesQueryInPlace"
-    done = run("-k", "SHP-1 or NUM-1 or STA-1", "-n", "1", "--mha-impl", target, *QUICK)
+    done = run("-k", "SHP-1 or NUM-1 or STA-1", "-n", "2", "--mha-impl", target, *QUICK)
     assert done.returncode == 1
     failures, _, _ = done.stdout.partition("short test summary info")  # repeats the messages where CI is set
     assert failures.count("blocked by STA, which fails too: start there") == 2

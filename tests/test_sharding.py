@@ -268,15 +268,15 @@ def test_file_that_is_no_package_is_found_by_the_ranks(tmp_path: Path) -> None:
 
 def test_time_in_which_the_judge_is_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     attention, x, waits = build(OURS["ring"]), torch.ones(1, 4, 4), []
+    wait = processes.wait
 
     def stopped_at_first(*arguments: Any) -> list[Any]:
         waits.append(arguments)
         if len(waits) > 1:
-            return processes_wait(*arguments)
+            return wait(*arguments)
         sleep(processes.STOPPED + 0.5)
         return []
 
-    processes_wait = processes.wait
     monkeypatch.setattr(processes, "TIMEOUT", 0.2)
     monkeypatch.setattr(processes, "wait", stopped_at_first)
     assert attention(x, x, x).output.shape == x.shape

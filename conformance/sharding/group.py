@@ -159,9 +159,9 @@ class Group:
         end = monotonic() + timeout
         while waiting:
             ready = wait(list(waiting), max(0.0, end - monotonic()))
-            if not ready and monotonic() < end + STOPPED:
-                break
             if not ready:
+                if monotonic() < end + STOPPED:
+                    break
                 end = monotonic() + timeout
             for connection in ready:
                 assert isinstance(connection, Connection)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mha.implementations.adapters.masks import MaskFormat, Sizes, shape_mask
+from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
@@ -368,9 +368,9 @@ class CallByName:
     ) -> tuple[Tensor | None, bool]:
         """Return the mask and the causal flag to pass on: the flag becomes a mask where there is no flag."""
         if mask is None and self.masks.required:
-            mask = torch.ones(1, 1, *sizes[2:], dtype=torch.bool, device=device)
+            mask = allow_all(sizes, device)
         if self.masks.causal_by_default and mask is None:
-            return None if is_causal else torch.ones(1, 1, *sizes[2:], dtype=torch.bool, device=device), False
+            return None if is_causal else allow_all(sizes, device), False
         if self.claims.always_causal:
             if not is_causal:
                 raise UnsupportedCallError(f"{self.label} is always causal")

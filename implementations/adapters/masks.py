@@ -56,7 +56,10 @@ class MaskFormat:
                 f"only one, pass mask={self.padding!r} and mask_shape='b s'"
             )
         if self.required and self.convention is None:
-            raise ImplementationError(f"{label}: mask_required=True needs the convention of the mask, but mask is None")
+            raise ImplementationError(
+                f"{label}: mask_required=True needs the convention of the mask, but mask is None; pass mask='keep', "
+                "'drop' or 'additive'"
+            )
         if self.causal_by_default and (self.convention is None or "l" not in self.axes):
             raise ImplementationError(
                 f"{label}: causal_by_default declares that a mask takes the place of the causal one, so masks must be "
@@ -129,6 +132,11 @@ class MaskFormat:
 
     def _numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask.to(dtype) if self.numbers and mask.dtype == torch.bool else mask
+
+
+def allow_all(sizes: Sizes, device: torch.device) -> Tensor:
+    """Return the canonical mask (1, 1, L, S) that allows everything."""
+    return torch.ones(1, 1, *sizes[2:], dtype=torch.bool, device=device)
 
 
 def axes_of(pattern: str) -> list[str]:

@@ -113,10 +113,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
-    if not (callable(parameters) or isinstance(parameters, Mapping)):
-        raise ImplementationError(f"{label}: parameters must map {KEYS} to names, but is {parameters!r:.80}")
-    if layout not in LAYOUTS:
-        raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, LAYOUTS))}, but is {layout!r}")
+    _validate(label, parameters, layout)
     arguments = constructor_arguments(label, constructor)
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
     signature = None if call else read_signature(label, target.forward, masks)
@@ -129,6 +126,16 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     call = call if signature is None else call_by_name(label, signature, claims, layout, masks)
     assert call
     return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, weights)
+
+
+def _validate(label: str, parameters: object, layout: str) -> None:
+    """Raise ImplementationError, with the label, for what is no map of parameters or no layout."""
+    if not (callable(parameters) or isinstance(parameters, Mapping)):
+        raise ImplementationError(
+            f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
+        )
+    if layout not in LAYOUTS:
+        raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, LAYOUTS))}, but is {layout!r}")
 
 
 def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None) -> Claims:

@@ -201,7 +201,7 @@ def _mask(candidate: Candidate) -> str:
     shape = (
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
-    always = ", in each call" if candidate.mask_required else ""
+    always = ", required in each call" if candidate.mask_required else ""
     rows = [f"{candidate.signature.mask}: {meaning}, {shape}{always}"]
     if candidate.padding:  # which leaves nothing to a mask that does not differ between queries
         rows = [*(rows if "l" in candidate.masks.axes else []), _padding(candidate)]

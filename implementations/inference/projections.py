@@ -130,8 +130,8 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
         if key in paths:
             raise Unclear(f"{held.path} and {_name_of(paths[key][0])} both look like {key}")
         paths[key] = [(held.path, pattern) if pattern else held.path for pattern in patterns]
-    named = "".join(key[2:] for key in paths)
-    return paths if set(named) & set(INPUTS) else _in_order(module) | paths
+    named = {role for key in paths for role in key[2:]}
+    return paths if named & INPUTS.keys() else _in_order(module) | paths
 
 
 def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
@@ -321,5 +321,5 @@ def _in_order(module: nn.Module) -> dict[str, list[ParameterPath]]:
     """Return the paths of query, key, value and, of four, output in a list of layers, whose names say nothing."""
     for name, child in module.named_modules():
         if isinstance(child, nn.ModuleList) and len(child) in (3, 4) and all(map(is_linear, child)):
-            return {f"w_{role}": [f"{name}.{index}"] for index, role in zip(range(len(child)), "qkvo", strict=False)}
+            return {f"w_{role}": [f"{name}.{index}"] for index, role in enumerate("qkvo"[: len(child)])}
     return {}
