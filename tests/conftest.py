@@ -10,6 +10,7 @@ import pytest
 from mha.conformance import settings
 from mha.conformance.engine import judge
 from mha.conformance.engine.search import Search
+from mha.conformance.engine.sensitivity import Sensitivity
 
 # The tests use all cores by themselves, and change the judge of their own process.
 os.environ["MHA_JOBS"] = "1"
@@ -31,10 +32,15 @@ def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
-    """Try so many boundary cases and one random case of each property, unless `make lattice` tries them all."""
+    """Try so many boundary cases and one random case of each property, unless `make lattice` tries them all.
+
+    So few cases are not tried on known-bad answers, which would take as long again and could hardly prove too little;
+    tests/test_coverage.py does that.
+    """
     if not os.environ.get("LATTICE"):
         fewer = replace(settings.PROFILES["quick"], boundary=boundary, examples=1)
         monkeypatch.setitem(settings.PROFILES, "quick", fewer)
+        monkeypatch.setattr(Sensitivity, "sample", lambda *_: None)
 
 
 @pytest.fixture

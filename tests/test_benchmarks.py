@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import run_module
 from test_front_end import CHECKOUT, run
 from torch import Tensor
 
@@ -77,8 +76,7 @@ def test_benchmarks_are_collected_only_if_asked_for() -> None:
     plain = run("--collect-only", "-q", "--mha-impl", "sdpa")
     assert "contract[sdpa-cpu-float32-MSK-1]" in plain.stdout
     assert "test_speed" not in plain.stdout
-    command = [sys.executable, "-m", "pytest", "conformance/pytest_plugin/benchmarks.py", "--mha-impl", "sdpa"]
-    named = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
+    named = run_module("pytest", "conformance/pytest_plugin/benchmarks.py", "--mha-impl", "sdpa", cwd=CHECKOUT)
     assert named.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from forks import run_module
 
 from mha.conformance import check, project, settings
 from mha.conformance.project import pinned_contract
@@ -77,7 +76,6 @@ def test_table_that_cannot_be_followed_is_refused(what: str, tmp_path: Path, mon
 
 def test_pytest_refuses_it_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(REFUSED["an unknown version"][0])
-    command = [sys.executable, "-m", "pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_module("pytest", "--pyargs", "mha.conformance", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(f"Exit: mha: {TAKES}\n", done.stdout + done.stderr)

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from forks import run_module
 from reports_made import without_volatile
 from typer.testing import CliRunner
 
@@ -22,10 +24,9 @@ HERE = {"cwd": CHECKOUT, "capture_output": True, "text": True, "timeout": 300}
 QUICK = ("--mha-profile", "quick", "--mha-dtype", "float32")
 
 
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run pytest on the checkout's conformance folder."""
-    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, **{**HERE, **options})  # type: ignore[call-overload, no-any-return]  # by keyword
+    return run_module("pytest", "conformance", "-p", "no:cacheprovider", *arguments, cwd=CHECKOUT, env=env)
 
 
 def essence(verdict: Verdict) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from forks import run_module
 from torch import Tensor
 
 from mha.conformance import Verdict, check
@@ -73,10 +74,10 @@ def test_order_and_selection_change_no_verdict(target: str) -> None:
 
 def judged_by_pytest(report: Path, *options: str) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Return what `pytest conformance` reports, by implementation and clause."""
-    command = [sys.executable, "-m", "pytest", "conformance", "-q", "-p", "no:cacheprovider", "--mha-profile", "quick"]
-    command += ["--mha-dtype", "float32", "-k", " or ".join(FEWER), "--mha-report", str(report), *options]
+    command = ["conformance", "-q", "-p", "no:cacheprovider", "--mha-profile", "quick", "--mha-dtype", "float32"]
+    command += ["-k", " or ".join(FEWER), "--mha-report", str(report), *options, "--mha-impl", *FAST]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run([*command, "--mha-impl", *FAST], env=environment, cwd=HERE.parent, timeout=300, check=False)
+    run_module("pytest", *command, env=environment, cwd=HERE.parent)
     verdicts = json.loads(report.read_text())["verdicts"]
     names = {verdict["implementation"] for verdict in verdicts}
     return {name: what_counts([each for each in verdicts if each["implementation"] == name]) for name in names}

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from forks import run_module
 from test_front_end import HERE, QUICK, run
 
 from mha.conformance import Case, Report, check
@@ -89,7 +90,6 @@ CHANGES = (
 )
 NOTE = f"torch had been changed before the run: {', '.join(CHANGES)}; the judge computes without that"
 CLAUSES = ["SHP-1", "HED-1", "GRD-1", "STA-1", "STA-2", "STA-4", "STA-5", "STA-7"]
-COMMAND = [sys.executable, "-m", "mha.conformance"]
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def test_import_is_noted_once_by_the_command(folder: Path) -> None:
     options = ["--dtype", "float32", "--profile", "quick", "--clause", "HED-1", "--clause", "STA-5"]
-    command = [*COMMAND, "check", "patching:Right", "patching:Wrong", *options, "--report", "r.html"]
-    done = subprocess.run(command, **HERE | {"cwd": folder}, env=environment(folder))  # type: ignore[call-overload]  # options
+    command = ["check", "patching:Right", "patching:Wrong", *options, "--report", "r.html"]
+    done = run_module("mha.conformance", *command, cwd=folder, env=environment(folder))
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count(f"Note: {NOTE}.") == done.stdout.count("torch had been changed") == 1
     assert "Right: conforms" in done.stdout

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import run_module
 
 from mha.conformance import check
 from mha.conformance.faults import registry as faults
@@ -42,8 +42,7 @@ def test_a_recommendation_within_a_required_clause() -> None:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest on MSK-10 for an implementation that fails it, a SHOULD."""
     options = ("--mha-impl", "loop", "-k", "MSK-10", "--mha-profile", "quick", "--mha-dtype", "float32")
-    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *options, *arguments]
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
+    return run_module("pytest", "conformance", "-p", "no:cacheprovider", *options, *arguments, cwd=CHECKOUT)
 
 
 def test_mha_strict_fails_a_run_under_pytest() -> None:

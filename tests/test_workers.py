@@ -11,6 +11,7 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from time import monotonic, sleep
 
 import pytest
+from forks import run_module
 
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.engine.workers import COMPILED, LONGEST, Workers, crashed, in_order_of_start
@@ -128,9 +129,9 @@ def test_implementation_may_start_processes_of_its_own_and_print(tmp_path: Path)
     file = tmp_path / "noisy.py"
     code = "print('noise'); import multiprocessing as m; p = m.get_context('fork').Process(); p.start(); p.join()"
     file.write_text(DYING.format(end=code))
-    command = [sys.executable, "-m", "mha.conformance", "check", f"{file}:implementation", "--jobs", "2"]
+    command = ["check", f"{file}:implementation", "--jobs", "2"]
     command += ["--clause", "SHP-5,SHP-1", "--dtype", "float32", "--json", "-"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_module("mha.conformance", *command, cwd=tmp_path)
     assert done.returncode == 0
     assert Report.from_json(done.stdout).conforms
     assert "noise" in done.stderr

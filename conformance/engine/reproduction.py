@@ -24,6 +24,8 @@ from mha.spec.problem import INPUTS
 
 # Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
 READABLE = 64
+# The fastest: masks and repeated numbers shrink at any level, others at none.
+COMPRESSION = 1
 # In columns.
 DOCSTRING_WIDTH = 100
 # What a script may need besides torch.
@@ -146,8 +148,8 @@ def _dense(value: Tensor) -> str:
         code = f"tensor({value.tolist()!r}, dtype={value.dtype})"
     else:
         raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-        packed = base64.b85encode(zlib.compress(raw, 9)).decode()
-        unpacked = f'bytearray(zlib.decompress(base64.b85decode("{packed}")))'
+        packed = base64.b64encode(zlib.compress(raw, COMPRESSION)).decode()
+        unpacked = f'bytearray(zlib.decompress(base64.b64decode("{packed}")))'
         code = f"torch.frombuffer({unpacked}, dtype={value.dtype}).reshape({tuple(value.shape)})"
     return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
 
