@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -59,25 +60,31 @@ def run_module(
             file.write_text(input if name == "in" else "")
         request = module, arguments, str(cwd or Path.cwd()), environment | {"FILES": folder}
         status = _answer(json.dumps(request), timeout)
+        if not status:
+            raise subprocess.TimeoutExpired([module, *arguments], timeout)
         out, err = files["out"].read_text(), files["err"].read_text()
-    return subprocess.CompletedProcess([module, *arguments], status, out, err)
+    return subprocess.CompletedProcess([module, *arguments], int(status), out, err)
 
 
-def _answer(request: str, timeout: int) -> int:
+def _answer(request: str, timeout: int) -> str:
+    """Return the exit status in digits, or nothing if the time was up and all processes were killed."""
     server = _server()
     assert server.stdin
     assert server.stdout
-    overdue = Timer(timeout, server.kill)
+    overdue = Timer(timeout, os.killpg, (server.pid, signal.SIGKILL))
     overdue.start()
     try:
         server.stdin.write(f"{request}\n")
         server.stdin.flush()
-        return int(server.stdout.readline())
+        status = server.stdout.readline()
     finally:
         overdue.cancel()
+    if not status:
+        _server.cache_clear()
+    return status
 
 
 @cache
 def _server() -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SERVER]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
