@@ -44,7 +44,6 @@ def run_module(
     *arguments: str,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    input: str = "",
     timeout: int = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Do as `subprocess.run` of `python -m module`, with its output as text."""
@@ -52,12 +51,12 @@ def run_module(
     if not hasattr(os, "fork"):
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(
-            command, cwd=cwd, env=environment, input=input, timeout=timeout, capture_output=True, text=True, check=False
+            command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True, check=False
         )
     with TemporaryDirectory() as folder:
         files = {name: Path(folder, name) for name in ("in", "out", "err")}
-        for name, file in files.items():
-            file.write_text(input if name == "in" else "")
+        for file in files.values():
+            file.touch()
         request = module, arguments, str(cwd or Path.cwd()), environment | {"FILES": folder}
         status = _answer(json.dumps(request), timeout)
         if not status:
