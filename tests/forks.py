@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
 
-# Forks for each line of its input, and answers with the exit status; the fork ends as Python does, not in this loop.
+# Forks for each line of its input, and answers with the exit status. The fork ends as Python does, with its threads and
+# what `atexit` has, which the server of `multiprocessing` would skip.
 SERVER = """
 import json, os, runpy, sys
 

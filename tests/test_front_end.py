@@ -165,34 +165,15 @@ BAD_INPUT = {
 
 if not torch.cuda.is_available():
     BAD_INPUT["a missing device"] = (("--mha-device", "cuda"), "torch finds no CUDA device here")
-# Runs pytest once for each list of arguments, and prints the statuses and all that each run wrote.
-RUNS = """\
-import json, os, sys, tempfile, pytest, torch
-ended = []
-for arguments in json.loads(sys.argv[1]):
-    with tempfile.TemporaryFile("w+") as written:
-        child = os.fork()
-        if child == 0:
-            os.dup2(written.fileno(), 1)
-            os.dup2(written.fileno(), 2)
-            status = pytest.main(["conformance", "-p", "no:cacheprovider", *arguments])
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        written.seek(0)
-        ended.append((status, written.read()))
-print(json.dumps(ended))
-"""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process for each input, which has imported torch")
-def test_bad_input_gets_one_line_and_status_2() -> None:
-    given = json.dumps([arguments for arguments, _ in BAD_INPUT.values()])
-    done = subprocess.run([sys.executable, "-c", RUNS, given], **HERE, check=True)  # type: ignore[call-overload]  # by keyword
-    for (what, (_, message)), (status, output) in zip(BAD_INPUT.items(), json.loads(done.stdout), strict=True):
-        assert (status, len(output.strip().splitlines())) == (2, 1), (what, output)
-        assert message in output, what
+@pytest.mark.parametrize("what", BAD_INPUT)
+def test_bad_input_gets_one_line_and_status_2(what: str) -> None:
+    arguments, message = BAD_INPUT[what]
+    done = run(*arguments)
+    output = done.stdout + done.stderr
+    assert (done.returncode, len(output.strip().splitlines())) == (2, 1), output
+    assert message in output
 
 
 def test_unrelated_run_does_not_import_torch(tmp_path: Path) -> None:

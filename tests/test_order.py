@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -57,9 +56,9 @@ def runs(target: str) -> list[dict[str, tuple[Any, ...]]]:
     """Return the verdicts in order, in reverse, and on each clause alone, each run in a fresh process."""
     clauses = TARGETS[target]
     groups = [",".join(clauses), ",".join(reversed(clauses)), *clauses]
-    command = [sys.executable, str(HERE / "judged_in_order.py"), target, *groups]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    done = run_module("judged_in_order", target, *groups, env=environment)
+    assert done.returncode == 0, done.stderr
     return [what_counts(verdicts) for verdicts in json.loads(done.stdout)]
 
 
