@@ -72,9 +72,9 @@ class Weights:
             extra_v=vector(kv_width, config.bias_kv),
         )
 
-    def to(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> Weights:
-        """Return the weights in `dtype`, on `device`."""
-        moved = {name: tensor.to(device, dtype) for name, tensor in self.named()}
+    def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> Weights:
+        """Return the weights in `dtype`, on `device`, by default where they are."""
+        moved = {name: tensor.to(device=device, dtype=dtype) for name, tensor in self.named()}
         return Weights(**moved)
 
     def named(self) -> list[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 
 from mha.conformance.cases.case import Case
 from mha.conformance.harness import oracle_answers
-from mha.conformance.harness.oracle_answers import Answers, expected, expected_gradients
+from mha.conformance.harness.oracle_answers import Answers, expected, expected_gradients, moved
 from mha.spec import Claims, Problem
 
 CASE = Case(B=2, L=3, S=4, n_heads=2, head_dim=2, mask="padding")
@@ -80,3 +80,12 @@ def test_the_oldest_answers_go_where_there_is_no_room(kept: Answers, monkeypatch
     latest = expected(problems[2], Claims())
     assert expected(problems[2], Claims()) is latest
     assert kept.size == SIZE
+
+
+def test_answers_move_to_the_device_of_the_problem_as_a_whole() -> None:
+    problem, device = CASE.problem(), torch.device("meta")
+    answer = moved(expected(problem, Claims()), device)
+    tensors = [answer.empty, answer.max_score, answer.sums.mid, answer.output.rad, answer.weights.mid]
+    assert {tensor.device for tensor in tensors} == {device}
+    gradients = moved(expected_gradients(problem, Claims(), torch.ones(2, 3, 4)), device)
+    assert {ball.mid.device for ball in gradients.values()} == {device}

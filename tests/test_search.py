@@ -10,8 +10,10 @@ from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import CaseSpace, Domain
 from mha.conformance.engine.search import Budget, PropertyResult, Search, run_property
+from mha.conformance.engine.sensitivity import rejects
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness.assertions import assume, expect, expect_close
+from mha.conformance.harness.known_bad.answers import REJECTED
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, PropertyFunction, properties
 from mha.conformance.results import Rejections, Report
@@ -106,6 +108,12 @@ def test_to_ignore_masks_is_right_where_none_are_claimed(monkeypatch: pytest.Mon
     (verdict,) = check(maskless, "quick", clauses=["NUM-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "pass", verdict.message
     assert set(verdict.rejections) == {"zeros"}
+
+
+def test_known_bad_answers_are_tried_on_the_cpu_whatever_the_device() -> None:
+    prop = made_property(compares_with_the_oracle, must_reject=("zeros",))
+    case = Case(device="cuda", mask="keys", S=3)
+    assert rejects(prop, faults.complete.claims, case, REJECTED["zeros"])
 
 
 def test_a_single_known_bad_answer_that_is_never_rejected_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:

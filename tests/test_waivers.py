@@ -123,6 +123,8 @@ def test_waiver_of_an_unclaimed_clause_is_stale() -> None:
 
 def test_built_in_waivers_are_all_needed() -> None:
     for waiver in built_in_waivers():
+        if "cpu" not in (waiver.device or ("cpu",)):
+            continue  # of what a GPU does
         implementation = resolve(waiver.implementation)[0].implementation
         report = check(implementation, clauses=[waiver.clause], dtypes=waiver.dtype or ("float32", "float64"))
         assert {verdict.status for verdict in report.verdicts} == {"waived"}, waiver

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import pytest
 from forks import run_module
 
-from mha.conformance.engine.judge import judge_all
+from mha.conformance.engine.judge import judge, judge_all
 from mha.conformance.engine.workers import COMPILED, LONGEST, Workers, crashed, in_order_of_start
 from mha.conformance.results import Report, Verdict
 from mha.conformance.settings import FIRST, Settings, Task
@@ -84,6 +84,38 @@ def test_process_that_dies_fails_the_clause_at_hand(tmp_path: Path) -> None:
     failed = {verdict.clause: verdict.message for verdict in verdicts if verdict.status == "fail"}
     assert failed == {"SHP-5": "judging did not end: its process was ended by SIGSEGV"}
     assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
+
+
+# Where there is no GPU, the judge is told that it has lost one.
+LOSING = """
+        from mha.conformance.engine import judge
+        from mha.conformance.harness import isolation
+
+        isolation.gpu_is_lost = judge.gpu_is_lost = lambda: True
+        raise RuntimeError("CUDA error: misaligned address")
+"""
+
+
+def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(tmp_path: Path) -> None:
+    losing = dying(tmp_path, LOSING.strip())
+    with Workers(2) as workers:
+        first = list(workers.members)
+        verdicts = list(workers.judge_all(losing, SETTINGS))
+        assert len(workers.members) == 2
+        assert len(set(first) - set(workers.members)) == 1
+    assert {verdict.clause: verdict.status for verdict in verdicts if verdict.status != "pass"} == {"SHP-5": "fail"}
+    verdict = verdicts[SETTINGS.clauses.index("SHP-5")]
+    reason = "the call raised RuntimeError: CUDA error: misaligned address, and its process can use the GPU no more"
+    assert verdict.message == f"judging did not end: {reason}"
+    assert verdict.case.startswith("Case(")
+    assert verdict.violated == "empty_inputs_give_empty_outputs"
+
+
+def test_nothing_is_judged_on_a_gpu_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mha.conformance.engine.judge.gpu_is_lost", lambda: True)
+    lost, passed = (judge(resolve("loop")[0], "SHP-1", "float32", device, SETTINGS) for device in ("cuda", "cpu"))
+    assert (lost.status, passed.status) == ("harness_error", "pass")
+    assert "since an earlier call; with --jobs 2, mha check starts another" in lost.message
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from mha.spec.problem import INPUTS
 Results = dict[str, Tensor]
 # The most scores that the plain formula holds at once.
 CHUNK = 1 << 24
+# How many times the error of the plain formula a gradient may have; a right kernel had 4.6 times on a GPU.
+GRADIENT_TIMES = 10
 # L * S from which on memory may run out, and the share of the memory that a call may take.
 LARGE, SHARE = 1 << 24, 0.8
 
@@ -104,7 +107,8 @@ class Reference:
 
     def __init__(self, workload: Workload, problems: list[Problem]) -> None:
         self.expected: list[dict[str, tuple[Tensor, Tensor]]] = []
-        with pristine():
+        with pristine(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on a GPU, the first backward pass warns that it creates a context
             self._add(workload, problems)
 
     def _add(self, workload: Workload, problems: list[Problem]) -> None:
@@ -118,7 +122,8 @@ class Reference:
     def expect(self, results: Results, seed: int) -> None:
         """Raise a Violation unless the root mean square error is at most twice that of the plain formula (NUM-3).
 
-        Gradients of weights are compared only if the results have them.
+        Gradients may have `GRADIENT_TIMES` as much: errors that all queries share add up in them. Those of weights are
+        compared only if the results have them.
         """
         output = self.expected[seed]["output"][1]
         require_plain("output", results["output"], [output.dtype], output.device, output.shape)
@@ -126,7 +131,8 @@ class Reference:
             if name in results or not name.startswith("w_"):
                 try:
                     with pristine():
-                        expect_no_worse(name, results.get(name, torch.full_like(plain, torch.nan)), plain, exact)
+                        result = results.get(name, torch.full_like(plain, torch.nan))
+                        expect_no_worse(name, result, plain, exact, 2 if name == "output" else GRADIENT_TIMES)
                 except Violation as violation:
                     raise Violation(f"its result is incorrect: {violation.message}") from None
 

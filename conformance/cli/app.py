@@ -53,7 +53,7 @@ Jobs = Annotated[
         envvar="MHA_JOBS",
         show_envvar=False,
         show_default=False,
-        help="Processes. Default: one a core; one with --clause or --device.",
+        help="Processes. Default: one a core, at most 8; one with --clause.",
     ),
 ]
 
@@ -136,8 +136,7 @@ def check(  # noqa: PLR0913  the options of the command
     """
     from mha.conformance.engine.workers import Workers, cores
 
-    alone = clause or device  # few clauses, or a GPU to share
-    with errors_in_one_line(), Workers(jobs or (1 if alone else cores())) as workers:
+    with errors_in_one_line(), Workers(jobs or (1 if clause else cores())) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import DEFAULT_DTYPES, Settings
 

@@ -257,7 +257,7 @@ def _answer(
     """Return the answer of the defective formula in a dtype, in float64, and the rows (B, L) that keep a key."""
     key, problem = (call.step.build, dtype), call.step.problem
     if key not in made:
-        made[key] = defect.attention(claims, call.config, call.weights.to(dtype), torch.Generator())
+        made[key] = defect.attention(claims, call.config, call.weights.to(dtype, "cpu"), torch.Generator())
     mask = problem.mask
     if mask is not None:
         mask = mask.cpu() if mask.dtype == torch.bool else mask.cpu().to(dtype)

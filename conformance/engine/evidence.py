@@ -201,8 +201,8 @@ def _fits_together(problem: Problem) -> bool:
 
 def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
     with torch.inference_mode():
-        expected = oracle(step.problem, claims)
-    right = Ball(expected.output.mid.cpu(), expected.output.rad.cpu())
+        expected = oracle(step.problem.to("cpu"), claims)
+    right = expected.output
     same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
     wrong = ~(same | right.rad.isinf()).all(-1)
-    return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty.cpu())
+    return Evidence(step, build.config, build.weights, output, right, wrong, ~expected.empty)

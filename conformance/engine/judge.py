@@ -15,8 +15,8 @@ from mha.conformance.engine.diagnosis import diagnose
 from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.engine.steps import first_wrong_step
-from mha.conformance.harness.errors import CallRaised
-from mha.conformance.harness.isolation import heeding_interrupts
+from mha.conformance.harness.errors import CallRaised, GpuLost
+from mha.conformance.harness.isolation import gpu_is_lost, heeding_interrupts
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Rejections, Report, Status, Verdict, now
 from mha.conformance.settings import DEFAULT_DTYPES, Settings, Task
@@ -91,10 +91,18 @@ def judge(
     verdict = _passed(implementation.name, Task(clause, dtype, device), settings)
     if reason := _unclaimed(implementation, clause, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
+    elif device == "cuda" and gpu_is_lost():
+        reason = "its process can use the GPU no more, since an earlier call; with --jobs 2, mha check starts another"
+        return stopped(resolved, Task(clause, dtype, device), settings, reason, status="harness_error")
     else:
         valid = [waiver for waiver in waivers if not waiver.expired]
         with heeding_interrupts():
-            results = _results(implementation, clause, dtype, device, settings, valid)
+            try:
+                results = _results(implementation, clause, dtype, device, settings, valid)
+            except GpuLost as lost:
+                reason = f"{lost.message}, and its process can use the GPU no more"
+                verdict = stopped(resolved, Task(clause, dtype, device), settings, reason)
+                return replace(verdict, case=lost.case, violated=lost.violated)
             few = settings.profile == "quick"
             verdict = verdict_of(verdict, results, valid, strict=settings.strict, few=few, target=resolved.target)
             if diagnosed and verdict.status == "fail" and not verdict.blocked_by:

@@ -25,7 +25,7 @@ from mha.conformance.engine.preconditions import (
     plain_cases,
 )
 from mha.conformance.engine.sensitivity import Sensitivity
-from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, Violation
+from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.session import Session
@@ -86,7 +86,10 @@ def run_property(
     settings: Settings,
     waivers: Collection[Waiver] = (),
 ) -> PropertyResult:
-    """Search for a failure of a property; an exception of property, judge or adapter is a harness error."""
+    """Search for a failure of a property; an exception of property, judge or adapter is a harness error.
+
+    Raises GpuLost if a call ends the use of the GPU by this process.
+    """
     domain = prop.within(implementation.claims, dtype)
     if isinstance(domain, str):
         return PropertyResult(prop=prop, not_applicable=domain)
@@ -109,6 +112,8 @@ def run_property(
         with threads(1), judging(implementation):
             observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
+    except GpuLost:
+        raise
     except AdapterError as error:
         hint = "; claim less, or pass call=..." if isinstance(error.error, UnsupportedCallError) else ""
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error.message}{hint}")
@@ -213,6 +218,9 @@ class Search:
         except Discard as reason:
             self.discard_reason = str(reason)
             return
+        except GpuLost as lost:
+            lost.violated, lost.case = self.prop.name, repr(case)
+            raise
         except Violation as violation:
             if is_allowed_refusal(self.prop, case, violation):
                 self.discard_reason = MAY_REFUSE

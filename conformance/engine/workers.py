@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import takewhile
 from multiprocessing import get_context
 from queue import SimpleQueue
@@ -131,6 +132,13 @@ def _pipe() -> tuple[IO[bytes], IO[bytes]]:
     return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
 
 
+@dataclass(frozen=True)
+class LastWord:
+    """The verdict of a process that ends, since it can use the GPU no more."""
+
+    verdict: Verdict
+
+
 class Workers:
     """Processes that judge, for as long as the block lasts; with one job, and where none can start, there are none.
 
@@ -197,6 +205,13 @@ class Workers:
         """Wait for what a process says; return the verdict by its number, if it is one."""
         worker, answer = self.answers.get()
         judged, worker.task = worker.task, None
+        if worker not in self.members:  # the end of one that has said its last word
+            return {}
+        if isinstance(answer, LastWord):
+            self.members.remove(worker)
+            worker.end(EXIT_TIMEOUT)
+            self._start()
+            return {} if judged is None else {judged: answer.verdict}
         if answer is None:
             self.members.remove(worker)
             status = worker.end(EXIT_TIMEOUT)
@@ -318,6 +333,7 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
     Thread(target=_read, args=(given, tasks), daemon=True).start()
     sys.path[:] = tasks.get()
     from mha.conformance.engine.judge import judge
+    from mha.conformance.harness import isolation
     from mha.implementations import resolve
 
     with suppress(BrokenPipeError):
@@ -329,7 +345,11 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
         gc.freeze()  # what is loaded stays, and is not searched for garbage again
         while True:
             target, task, settings = tasks.get()
-            say(judge(known[target], task.clause, task.dtype, task.device, settings))
+            verdict = judge(known[target], task.clause, task.dtype, task.device, settings)
+            if isolation.gpu_is_lost():
+                say(LastWord(verdict))
+                return
+            say(verdict)
 
 
 def _read(given: IO[bytes], tasks: SimpleQueue[Any]) -> None:

@@ -52,15 +52,16 @@ def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, be
     raise Violation(_message(result, value, _place_of_largest(error), wording, because), (assertion,))
 
 
-def expect_no_worse(code: str, result: Tensor, plain: Tensor, expected: Tensor) -> None:
-    """The root mean square error is at most twice that of the plain formula in the same dtype, NaN being an error.
+def expect_no_worse(code: str, result: Tensor, plain: Tensor, expected: Tensor, times: int = 2) -> None:
+    """The root mean square error is at most `times` that of the plain formula in the same dtype, NaN being an error.
 
-    An error of less than one rounding of the result counts as one rounding: below that, "twice as large" is luck.
+    An error of less than one rounding of the result counts as one rounding: below that, a ratio is luck.
     """
     error, least = _root_mean_square(result - expected), torch.finfo(plain.dtype).eps / 2 * _root_mean_square(expected)
     allowed = max(_root_mean_square(plain - expected), least)
-    message = f"the root mean square error of {code} is {error:.3g}, more than twice the {allowed:.3g} of the plain "
-    expect(error <= 2 * allowed, f"{message}formula in the same dtype")
+    than = "twice" if times == 2 else f"{times} times"
+    message = f"the root mean square error of {code} is {error:.3g}, more than {than} the {allowed:.3g} of the plain "
+    expect(error <= times * allowed, f"{message}formula in the same dtype")
 
 
 def expect_close(result: RecordedTensor, expected: Ball, *, because: str) -> None:

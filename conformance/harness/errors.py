@@ -40,5 +40,18 @@ class AdapterError(Exception):
         self.message, self.error = message, error
 
 
+class GpuLost(Exception):
+    """A call ended the use of the GPU by this process, so nothing else can be judged on it.
+
+    message: what the call raised. violated, case: the property and its case, once they are known.
+    """
+
+    violated = case = ""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 class Discard(Exception):
     """The case says nothing about the clause, for the reason given; it is not counted."""

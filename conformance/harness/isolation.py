@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
+from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.implementations.errors import ImplementationError
 from mha.implementations.pristine import as_found
 from mha.spec import Weights
@@ -29,6 +29,8 @@ INTERRUPTS: list[int] = []
 def attributed(what: str) -> Iterator[None]:
     """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into an `AdapterError`.
 
+    One after which the GPU is lost becomes a `GpuLost`, which nothing can take for a refusal.
+
     what: the step that raises it. What a call within the block has already raised stays as it is.
     """
     try:
@@ -38,17 +40,34 @@ def attributed(what: str) -> Iterator[None]:
         first_line = next(iter(str(error).splitlines()), "")
         raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
     except BaseException as error:
-        if isinstance(error, (*STOPS, Violation, AdapterError, Discard)):
+        if isinstance(error, (*STOPS, Violation, AdapterError, Discard, GpuLost)):
             raise
+        if gpu_is_lost():
+            raise GpuLost(f"{what} raised {_first_line(error)}") from error
         raise CallRaised(f"{what} raised {_first_line(error)}", error, what) from error
 
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
+    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors.
+
+    On a GPU, wait for its kernels: one that fails would raise in the judge's next call.
+    """
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+
+def gpu_is_lost() -> bool:
+    """Return whether this process can use its GPU no more, as after a kernel that read outside of its memory."""
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 @contextmanager

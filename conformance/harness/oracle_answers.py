@@ -1,10 +1,13 @@
-"""What the oracle says of large problems, kept for a while: known-bad answers are tried on the same cases."""
+"""What the oracle says, always computed on the CPU: hundreds of small kernels would wait for one another on a GPU.
+
+Of large problems it is kept for a while, since known-bad answers are tried on the same cases.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import combinations
 from math import prod
 from typing import Any, TypeVar
@@ -25,19 +28,40 @@ Answer = TypeVar("Answer")
 
 
 def expected(problem: Problem, claims: Claims) -> Expected:
-    """Return what `oracle` does."""
+    """Return what `oracle` does, on the device of the problem."""
+    answer: Expected = moved(_expected(problem.to("cpu"), claims), problem.query.device)
+    return answer
+
+
+def _expected(problem: Problem, claims: Claims) -> Expected:
     size = PER_SCORE * prod(problem.shape)
     return kept.answer(problem, ("oracle", claims), size, lambda: oracle(problem, claims))
 
 
 def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> dict[str, Ball]:
-    """Return what `gradients` does, with those of inputs that are one tensor added up."""
+    """Return what `gradients` does, on the device of the problem, with those of inputs that are one tensor added up."""
+    near, arriving = problem.to("cpu"), upstream.cpu()
 
     def differentiate() -> dict[str, Ball]:
-        return sum_shared(problem, gradients(problem, claims, upstream, expected(problem, claims)))
+        return sum_shared(near, gradients(near, claims, arriving, _expected(near, claims)))
 
-    size = 2 * sum(x.numel() for x in _tensors(problem))
-    return kept.answer(problem, ("gradients", claims), size, differentiate, upstream)
+    size = 2 * sum(x.numel() for x in _tensors(near))
+    found: dict[str, Ball] = kept.answer(near, ("gradients", claims), size, differentiate, arriving)
+    answer: dict[str, Ball] = moved(found, problem.query.device)
+    return answer
+
+
+def moved(answer: Any, device: torch.device) -> Any:
+    """Return an answer with all its tensors on a device, itself if that is the CPU."""
+    if device.type == "cpu":
+        return answer
+    if isinstance(answer, Tensor):
+        return answer.to(device)
+    if isinstance(answer, dict):
+        return {name: moved(part, device) for name, part in answer.items()}
+    if is_dataclass(answer) and not isinstance(answer, type):
+        return replace(answer, **{each.name: moved(getattr(answer, each.name), device) for each in fields(answer)})
+    return (lambda: moved(answer(), device)) if callable(answer) else answer
 
 
 @dataclass

@@ -81,7 +81,7 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     rows = torch.randint(queries, (batch,), generator=generator)
     replaced = hidden[torch.arange(batch), rows]
     unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
-    noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64)
+    noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64).to(problem.query.device)
     if torch.rand((), generator=generator) < 0.5:
         noise = _of_finite_scores(problem, noise * traits_of(problem.query.dtype).noise)
     base, expected = session(problem).output, cache(partial(session.expected, problem))
