@@ -28,13 +28,14 @@ for line in sys.stdin:
         given = json.loads(line)
         break
 if given:
-    module, arguments, folder, environment = given
+    module, arguments, folder, environment, files = given
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    for number, name in enumerate(("in", "out", "err")):
-        os.dup2(os.open(os.path.join(environment["FILES"], name), os.O_RDWR), number)
+    for number, file in enumerate(files):
+        os.dup2(os.open(file, os.O_RDWR), number)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # the old ones are of pipes
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
@@ -46,8 +47,9 @@ def run_module(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: int = 300,
+    terminal: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Do as `subprocess.run` of `python -m module`, with its output as text."""
+    """Do as `subprocess.run` of `python -m module`, with its output as text; at a terminal, if its path is given."""
     environment = dict(os.environ if env is None else env)
     if not hasattr(os, "fork"):
         command = [sys.executable, "-m", module, *arguments]
@@ -55,14 +57,14 @@ def run_module(
             command, cwd=cwd, env=environment, timeout=timeout, capture_output=True, text=True, check=False
         )
     with TemporaryDirectory() as folder:
-        files = {name: Path(folder, name) for name in ("in", "out", "err")}
-        for file in files.values():
+        files = [Path(folder, name) for name in ("in", "out", "err")]
+        for file in files:
             file.touch()
-        request = module, arguments, str(cwd or Path.cwd()), environment | {"FILES": folder}
-        status = _answer(json.dumps(request), timeout)
+        given = [terminal] * 3 if terminal else [str(file) for file in files]
+        status = _answer(json.dumps((module, arguments, str(cwd or Path.cwd()), environment, given)), timeout)
         if not status:
             raise subprocess.TimeoutExpired([module, *arguments], timeout)
-        out, err = files["out"].read_text(), files["err"].read_text()
+        _, out, err = (file.read_text() for file in files)
     return subprocess.CompletedProcess([module, *arguments], int(status), out, err)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -58,7 +59,9 @@ def global_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def parameters() -> Iterator[object]:
     for fault in faults.FAULTS:
         name = "-".join(filter(None, (fault.name, fault.clause, fault.caught_by, fault.dtype)))
-        yield pytest.param(fault, id=name.removesuffix("-float32"))
+        slow = all(prop.slow for prop in members_of(fault)) and not os.environ.get("LATTICE")
+        marks = [pytest.mark.skip(reason="`make lattice` waits for a compiler")] if slow else []
+        yield pytest.param(fault, id=name.removesuffix("-float32"), marks=marks)
 
 
 @pytest.mark.parametrize("fault", list(parameters()))

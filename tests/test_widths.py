@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from forks import run_module
 from reports_made import two_implementations
 
 pty = pytest.importorskip("pty", reason="there are no pseudo-terminals")
@@ -38,27 +40,32 @@ OUTPUTS = {
 LABEL = 24
 
 
+def read_all(screen: int) -> bytes:
+    """Read what is shown until nobody has the terminal open."""
+    shown = b""
+    with suppress(OSError):
+        while True:
+            shown += os.read(screen, 1 << 16)
+    return shown
+
+
 def at_terminal(arguments: list[str], columns: int, folder: Path) -> list[str]:
     """Run `mha` at a terminal of this width, and return the lines that it shows."""
     import fcntl
     import struct
     import termios
 
-    process, terminal = pty.fork()
-    if not process:
-        os.chdir(folder)
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        # Not the environment of the process, to which readline may have added COLUMNS.
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        command = [sys.executable, "-m", "mha.conformance", *arguments]
-        os.execve(sys.executable, command, environment | {"TERM": "xterm-256color"})
-    shown = b""
-    while True:
-        try:
-            shown += os.read(terminal, 1 << 16)
-        except OSError:  # the child has closed it
-            break
-    os.waitpid(process, 0)
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    # Not the environment of the process, to which readline may have added COLUMNS.
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment["TERM"] = "xterm-256color"
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_all, screen)
+        run_module("mha.conformance", *arguments, cwd=folder, env=environment, terminal=os.ttyname(terminal))
+        os.close(terminal)
+        shown = reading.result()
+    os.close(screen)
     # A progress bar is drawn again and again over its own line.
     return [line.rpartition("\r")[2] for line in ESCAPES.sub("", shown.decode()).replace("\r\n", "\n").split("\n")]
 
