@@ -75,7 +75,16 @@ def sleep():
     FLAG.write_text(str(os.getpid()))
     time.sleep(1000)
 
+def lose_once():  # where there is no GPU, the judge is told that it has lost one
+    from mha.conformance.engine import judge
+    from mha.conformance.harness import isolation
+    if not FLAG.exists():
+        FLAG.touch()
+        isolation.gpu_is_lost = judge.gpu_is_lost = lambda: True
+        raise RuntimeError("CUDA error: misaligned address")
+
 dying, hungry = Bad("dying", die_once), Bad("hungry", lambda: bytearray(2**36))
+losing = Bad("losing", lose_once)
 slow = Bad("slow", sleep)
 """
 
@@ -254,6 +263,18 @@ def test_crash_timeout_and_lack_of_memory_are_results(tmp_path: Path) -> None:
     report, jobs = campaign_report([late])
     assert report.conforms
     assert jobs.retried == {"timeout": 2}
+
+
+def test_clause_that_ends_the_use_of_the_gpu_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "killing.py").write_text(KILLING)
+    names = (f"{tmp_path}/killing.py:losing",)
+    plan = replace(PLAN, implementations=names, clauses=("SHP-1", "SHP-5"), seeds=1, group="all")
+    (job,) = Campaign.of(plan).jobs()
+    outcome = json.loads(run_job(job, plan.limits))
+    assert not outcome["stops"]
+    lost, passed = outcome["verdicts"]
+    assert (lost["clause"], lost["status"], passed["status"]) == ("SHP-1", "fail", "pass")
+    assert "its process can use the GPU no more" in lost["message"]
 
 
 def test_process_that_is_killed_from_outside_is_not_blamed_and_run_again(tmp_path: Path, done: list[Job]) -> None:

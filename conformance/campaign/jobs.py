@@ -2,6 +2,7 @@
 
 The process gets the job through standard input and prints a verdict on each clause as a line of JSON. Where it ends
 early, the clause that it was judging gets no verdict but the reason, and another process judges the clauses after it.
+So does one after a clause that ended the use of the GPU.
 Nothing here imports torch except the process itself, so that many jobs can be looked after at once.
 """
 
@@ -64,14 +65,17 @@ def run_job(job: Job, limits: Limits, started: Callable[[Process], object] = id)
         if outcome.error:
             break
         missing = [clause for clause in left if clause not in outcome.known]
-        for clause in missing[:1] if is_ready else missing:
+        for clause in () if not stop else missing[:1] if is_ready else missing:
             outcome.stops[clause] = stop
     return outcome.to_json()
 
 
 def _run_process(job: Job, limits: Limits, outcome: Outcome, started: Callable[[Process], object]) -> tuple[bool, str]:
-    """Add what a process prints; return whether it came as far as judging, and why it ended if that was too early."""
-    is_ready, late = False, []
+    """Add what a process prints; return whether it came as far as judging, and why it ended if that was too early.
+
+    The reason is empty where it has a verdict, but no GPU any more.
+    """
+    is_ready, lost, late = False, False, []
     with TemporaryFile() as errors:
         # Jobs share the cores: threads of torch would only wait for one another.
         environment = {"OMP_NUM_THREADS": "1"} | os.environ
@@ -89,7 +93,7 @@ def _run_process(job: Job, limits: Limits, outcome: Outcome, started: Callable[[
         try:
             started(process)
             for message in _messages(process, {"job": asdict(job), "memory": limits.memory}):
-                is_ready = True
+                is_ready, lost = True, message.get("lost", False)
                 outcome.error = outcome.error or message.get("error", "")
                 outcome.torch_changes = message.get("torch_changes", outcome.torch_changes)
                 outcome.stops |= message.get("stops", {})
@@ -100,7 +104,7 @@ def _run_process(job: Job, limits: Limits, outcome: Outcome, started: Callable[[
                 process.wait(0 if late else 2)
             kill_group(process)
             process.wait()
-        return is_ready, TIMEOUT if late else _reason(process.returncode, errors)
+        return is_ready, "" if lost else TIMEOUT if late else _reason(process.returncode, errors)
 
 
 def _messages(process: Process, task: object) -> Iterator[dict[str, Any]]:
@@ -179,6 +183,7 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
     """Yield, for each clause of a job, its verdict or why there is none."""
     from mha.conformance.campaign.plan import Job
     from mha.conformance.engine.judge import judge
+    from mha.conformance.harness import isolation
     from mha.implementations import resolve
     from mha.implementations.pristine import torch_changes
 
@@ -198,6 +203,9 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
             yield {"stops": {clause: MEMORY}}
         else:
             yield {"verdicts": [asdict(verdict)]}
+        if isolation.gpu_is_lost():
+            yield {"lost": True}
+            return
 
 
 def tried_again(resolved: Resolved, job: Job, verdict: Verdict) -> Verdict:
