@@ -47,10 +47,21 @@ class OneForAll(Attention):
         return self.attend(queries, keys, values, hidden[None, None])
 
 
+class OfMemory(Attention):
+    """As in XLM: (B, S) or (B, L, S), nonzero = may attend; without a memory, to the input itself."""
+
+    def forward(self, input: Tensor, mask: Tensor, kv: Tensor | None = None) -> Tensor:
+        memory = input if kv is None else kv
+        rows = mask if mask.ndim == 3 else mask[:, None]
+        hidden = input.new_zeros(rows.shape).masked_fill(rows == 0, -math.inf)
+        return self.attend(input, memory, memory, hidden[:, None])
+
+
 @pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
+        (OfMemory, "True = may attend, of shape 'b l s', required in each call"),
         (Added, "added to the scores, broadcastable to (b, h, l, s), required in each call"),
         (OneForAll, "True = may not attend, of shape 'l s', required in each call"),
     ],

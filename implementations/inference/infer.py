@@ -253,10 +253,11 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
             if matching:
                 _require_one_map(matching)
                 return _more_general(orders[:number]) or without_window(matching[0])
+    for candidates in choices:
+        if matching := with_required_mask(candidates):
+            _require_one_map(matching)
+            return matching[0]
     candidates = [*chain.from_iterable(choices)]
-    if matching := with_required_mask(candidates):
-        _require_one_map(matching)
-        return matching[0]
     require_plain(candidates, module)
     return nearest(candidates)
 
