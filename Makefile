@@ -8,12 +8,16 @@ export OMP_NUM_THREADS ?= 1
 # Most tests start processes, which should not each compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: conformance test campaign-ray lattice benchmark seeds ecosystem report lint clean
+.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem report lint clean
 
 conformance: $(READY)
 	$(BIN)/pytest conformance -q -n auto --dist worksteal $(OPTIONS)
 
-test: $(READY) lint
+# At once: most linters use one core.
+test: $(READY)
+	+$(MAKE) -j2 --no-print-directory lint pytest
+
+pytest: $(READY)
 	$(BIN)/pytest -q -n auto --dist worksteal
 
 # Every right class of tests/lattice conforms, and with a fault planted, fails; each kind of docs/coverage.md conforms.
