@@ -23,8 +23,8 @@ except ImportError as error:
     raise UnavailableError(message) from error
 
 ON_GPU = torch.cuda.is_available()
-# In bytes: a tile of queries or keys, of which a kernel holds up to four in shared memory (227 KiB on an H100).
-TILE_SIZE = 1 << 15
+# Of a tile of queries or keys, of which a kernel holds up to four in shared memory (227 KiB on an H100).
+MAX_TILE_BYTES = 1 << 15
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     raise UnavailableError("torch finds no GPU; with TRITON_INTERPRET=1, Triton's interpreter runs it, in minutes")
 
@@ -174,7 +174,7 @@ class FusedAttention(torch.autograd.Function):
         ctx.options = {
             "D": width,
             "BLOCK_D": block,
-            "TILE": min(32, max(16, TILE_SIZE // (block * wide.itemsize))),  # a product takes 16 rows at least
+            "TILE": min(32, max(16, MAX_TILE_BYTES // (block * wide.itemsize))),  # a product takes 16 rows at least
             "num_stages": 1,
             "WIDE": {torch.float32: tl.float32, torch.float64: tl.float64}[wide],
             "HAS_MASK": mask is not None,

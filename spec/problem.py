@@ -57,13 +57,13 @@ class Problem:
         query, key, value = (changed[id(tensor)] for tensor in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value)
 
-    def to(self, device: str | torch.device) -> Problem:
-        """Return the problem on a device, itself if it is there; inputs that are one tensor stay one tensor."""
-        if self.query.device == torch.device(device):
+    def cpu(self) -> Problem:
+        """Return the problem on the CPU, itself if it is there; inputs that are one tensor stay one tensor."""
+        if self.query.device.type == "cpu":
             return self
-        weights = self.weights.to(self.weights.w_q.dtype, device)
-        mask = None if self.mask is None else self.mask.to(device)
-        return replace(self.map_inputs(lambda x: x.to(device)), weights=weights, mask=mask)
+        weights = self.weights.to(self.weights.w_q.dtype, "cpu")
+        mask = None if self.mask is None else self.mask.cpu()
+        return replace(self.map_inputs(torch.Tensor.cpu), weights=weights, mask=mask)
 
     def distinct(self, names: Sequence[str] = INPUTS) -> dict[str, Tensor]:
         """Return these inputs by name; inputs that are the same tensor appear once, under the first of their names."""

@@ -75,13 +75,13 @@ def sleep():
     FLAG.write_text(str(os.getpid()))
     time.sleep(1000)
 
-def lose_once():  # where there is no GPU, the judge is told that it has lost one
-    from mha.conformance.engine import judge
+def lose_once():  # as if a kernel had failed on a GPU
     from mha.conformance.harness import isolation
+    def synchronize():
+        raise RuntimeError("CUDA error: misaligned address")
     if not FLAG.exists():
         FLAG.touch()
-        isolation.gpu_is_lost = judge.gpu_is_lost = lambda: True
-        raise RuntimeError("CUDA error: misaligned address")
+        isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
 
 dying, hungry = Bad("dying", die_once), Bad("hungry", lambda: bytearray(2**36))
 losing = Bad("losing", lose_once)
@@ -274,7 +274,7 @@ def test_clause_that_ends_the_use_of_the_gpu_fails_alone(tmp_path: Path) -> None
     assert not outcome["stops"]
     lost, passed = outcome["verdicts"]
     assert (lost["clause"], lost["status"], passed["status"]) == ("SHP-1", "fail", "pass")
-    assert "its process can use the GPU no more" in lost["message"]
+    assert "its process can no longer use the GPU" in lost["message"]
 
 
 def test_process_that_is_killed_from_outside_is_not_blamed_and_run_again(tmp_path: Path, done: list[Job]) -> None:

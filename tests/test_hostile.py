@@ -57,7 +57,7 @@ def test_output_to_the_terminal_changes_no_verdict(capsys: pytest.CaptureFixture
 def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() -> None:
     names = ("loops", "segfaults", "exits_hard")
     targets = [f"{HOSTILE}:{name}" for name in names]
-    done = run("-n", "1", "--timeout", "4", "-k", "SHP-1", "--mha-impl", *targets, "loop", *QUICK)
+    done = run("-n", "1", "--timeout", "6", "-k", "SHP-1", "--mha-impl", *targets, "loop", *QUICK)
     assert done.returncode == 1, done.stdout
     for name in names:
         assert f"{name}: DOES NOT CONFORM in answers (1 clause judged" in done.stdout

@@ -62,8 +62,10 @@ def at_terminal(arguments: list[str], columns: int, folder: Path) -> list[str]:
     environment["TERM"] = "xterm-256color"
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(read_all, screen)
-        run_module("mha.conformance", *arguments, cwd=folder, env=environment, terminal=os.ttyname(terminal))
-        os.close(terminal)
+        try:
+            run_module("mha.conformance", *arguments, cwd=folder, env=environment, terminal=os.ttyname(terminal))
+        finally:
+            os.close(terminal)
         shown = reading.result()
     os.close(screen)
     # A progress bar is drawn again and again over its own line.

@@ -9,16 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from time import monotonic, sleep
+from typing import Any, ClassVar
 
 import pytest
 from forks import run_module
+from torch import Tensor
 
-from mha.conformance.engine.judge import judge, judge_all
+from mha.conformance import check
+from mha.conformance.cases.case import Case
+from mha.conformance.engine.judge import judge_all
+from mha.conformance.engine.replay import replay_case
 from mha.conformance.engine.workers import COMPILED, LONGEST, Workers, crashed, in_order_of_start
+from mha.conformance.faults import registry as faults
+from mha.conformance.harness import isolation
 from mha.conformance.results import Report, Verdict
 from mha.conformance.settings import FIRST, Settings, Task
 from mha.conformance.waivers import Waiver
 from mha.implementations import Resolved, resolve
+from mha.spec import Implementation, Output
 
 SETTINGS = Settings(profile="quick", clauses=("CFG-1", "SHP-1", "SHP-5", "SMX-1", "MSK-8"), dtypes=("float32",))
 DYING = """
@@ -86,13 +94,14 @@ def test_process_that_dies_fails_the_clause_at_hand(tmp_path: Path) -> None:
     assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
 
 
-# Where there is no GPU, the judge is told that it has lost one.
+# As if a kernel had failed on a GPU: the call returns, and whoever waits for the GPU afterwards gets the error.
 LOSING = """
-        from mha.conformance.engine import judge
         from mha.conformance.harness import isolation
 
-        isolation.gpu_is_lost = judge.gpu_is_lost = lambda: True
-        raise RuntimeError("CUDA error: misaligned address")
+        def synchronize():
+            raise RuntimeError("CUDA error: misaligned address")
+
+        isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
 """
 
 
@@ -104,18 +113,60 @@ def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(tmp
         assert len(workers.members) == 2
         assert len(set(first) - set(workers.members)) == 1
     assert {verdict.clause: verdict.status for verdict in verdicts if verdict.status != "pass"} == {"SHP-5": "fail"}
-    verdict = verdicts[SETTINGS.clauses.index("SHP-5")]
-    reason = "the call raised RuntimeError: CUDA error: misaligned address, and its process can use the GPU no more"
-    assert verdict.message == f"judging did not end: {reason}"
-    assert verdict.case.startswith("Case(")
-    assert verdict.violated == "empty_inputs_give_empty_outputs"
+    assert lost(verdicts[SETTINGS.clauses.index("SHP-5")])
 
 
-def test_nothing_is_judged_on_a_gpu_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mha.conformance.engine.judge.gpu_is_lost", lambda: True)
-    lost, passed = (judge(resolve("loop")[0], "SHP-1", "float32", device, SETTINGS) for device in ("cuda", "cpu"))
-    assert (lost.status, passed.status) == ("harness_error", "pass")
-    assert "since an earlier call; with --jobs 2, mha check starts another" in lost.message
+def lost(verdict: Verdict) -> bool:
+    """Whether it is that on the call that lost the GPU."""
+    reason = "the call raised RuntimeError: CUDA error: misaligned address, and its process can no longer use the GPU"
+    return verdict.message.startswith(reason) and str(verdict.case).startswith("Case(")
+
+
+class Losing(faults.Correct):
+    """Loses the GPU in a call with a mask that is broadcast over the keys."""
+
+    done: ClassVar[list[int]]
+
+    def forward(self, query: Tensor, key: Tensor, *rest: Any, mask: Tensor | None = None, **options: Any) -> Output:
+        self.done += [1] if mask is not None and mask.shape[-1] < key.shape[1] else []
+        return super().forward(query, key, *rest, mask=mask, **options)
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    done: list[int] = []
+
+    def synchronize() -> None:
+        if done:
+            raise RuntimeError("CUDA error: misaligned address")
+
+    monkeypatch.setattr(Losing, "done", done, raising=False)
+    monkeypatch.setattr(isolation, "is_initialized", lambda: True)
+    monkeypatch.setattr(isolation, "synchronize", synchronize)
+    return faults.implementation_of(Losing)
+
+
+def test_nothing_is_judged_by_a_process_that_lost_its_gpu(losing: Implementation) -> None:
+    options: Any = {"profile": "quick", "dtypes": "float32"}
+    before, at, after = check(losing, clauses=["SHP-1", "MSK-5", "NUM-1"], **options).verdicts
+    assert (before.status, at.status, after.status) == ("pass", "fail", "harness_error")
+    assert lost(at)  # and no refusal of a mask, which MSK-5 would accept
+    assert "mha check --jobs 2 replaces it" in after.message
+    (other,) = check("loop", clauses="SHP-1", **options).verdicts
+    assert other.status == "harness_error"
+
+
+def test_waiver_of_some_cases_covers_one_that_loses_the_gpu(losing: Implementation) -> None:
+    known = Waiver(implementation=losing.name, clause="MSK-5", reason="known", error="misaligned", where="S > 1")
+    (verdict,) = check(losing, "quick", clauses="MSK-5", dtypes="float32", waivers=[known]).verdicts
+    assert verdict.status == "waived"
+    assert lost(verdict)
+
+
+def test_case_that_loses_the_gpu_fails_again(losing: Implementation) -> None:
+    case, violated = Case(L=2, S=2, mask="empty_or_full"), "mask_of_one_key_is_expanded_or_refused"
+    outcome, message = replay_case(losing, "MSK-5", case, violated=violated)
+    assert (outcome, message) == ("FAILS", "the call raised RuntimeError: CUDA error: misaligned address")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ Jobs = Annotated[
         envvar="MHA_JOBS",
         show_envvar=False,
         show_default=False,
-        help="Processes. Default: one a core, at most 8; one with --clause.",
+        help="Processes. Default: one a core; at most 4 with --device, one with --clause.",
     ),
 ]
 
@@ -136,7 +136,8 @@ def check(  # noqa: PLR0913  the options of the command
     """
     from mha.conformance.engine.workers import Workers, cores
 
-    with errors_in_one_line(), Workers(jobs or (1 if clause else cores())) as workers:
+    most = 1 if clause else min(cores(), 4) if device else cores()  # a GPU keeps a context for each process
+    with errors_in_one_line(), Workers(jobs or most) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import DEFAULT_DTYPES, Settings
 

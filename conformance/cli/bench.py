@@ -22,6 +22,8 @@ from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.cases.case import Case
 from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
+from mha.conformance.harness.errors import GpuLost
+from mha.conformance.harness.isolation import gpu_is_lost
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
@@ -112,8 +114,11 @@ def run_benchmarks(options: BenchOptions) -> int:
     chosen = by_name(resolved for target in options.targets for resolved in resolve(target))
     reports = judge_all_quickly(chosen.values(), options.dtype, options.device)
     conforming = [resolved.implementation for name, resolved in chosen.items() if reports[name].conforms]
-    with threads(options.threads or torch.get_num_threads()):
-        timings = time_all(conforming, options)
+    try:
+        with threads(options.threads or torch.get_num_threads()):
+            timings = time_all(conforming, options)
+    except GpuLost as lost:
+        raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None
     for file in options.files:
         write(BenchResults(list(reports.values()), timings, options.sweep), file)
     return int(len(conforming) < len(chosen) or any(timing.incorrect or timing.is_impossible for timing in timings))
@@ -125,6 +130,8 @@ def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> di
     for resolved in chosen:
         name = resolved.implementation.name
         reports[name] = report = judge_quickly(resolved, dtype, device)
+        if gpu_is_lost():
+            raise ValueError(f"{name} ended the use of the GPU by this process; leave it out, and try mha check")
         if not report.conforms:
             command = visible(shlex.join(["mha", "check", resolved.target, "--dtype", dtype, "--device", device]))
             reason = f"it does not conform ({report.failing}); see {command}"

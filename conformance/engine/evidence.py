@@ -201,7 +201,7 @@ def _fits_together(problem: Problem) -> bool:
 
 def _evidence(step: CallStep, build: BuildStep, output: Tensor, claims: Claims) -> Evidence:
     with torch.inference_mode():
-        expected = oracle(step.problem.to("cpu"), claims)
+        expected = oracle(step.problem.cpu(), claims)
     right = expected.output
     same = ((output - right.mid).abs() <= right.rad) | (output.isnan() & right.mid.isnan()) | (output == right.mid)
     wrong = ~(same | right.rad.isinf()).all(-1)

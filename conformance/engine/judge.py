@@ -91,22 +91,21 @@ def judge(
     verdict = _passed(implementation.name, Task(clause, dtype, device), settings)
     if reason := _unclaimed(implementation, clause, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
-    elif device == "cuda" and gpu_is_lost():
-        reason = "its process can use the GPU no more, since an earlier call; with --jobs 2, mha check starts another"
-        return stopped(resolved, Task(clause, dtype, device), settings, reason, status="harness_error")
+    elif gpu_is_lost():  # and then no call can be waited for, on the CPU neither
+        reason = "not judged: an earlier call lost the GPU of this process; mha check --jobs 2 replaces it"
+        verdict = replace(verdict, status="harness_error", message=reason)
     else:
         valid = [waiver for waiver in waivers if not waiver.expired]
         with heeding_interrupts():
             try:
                 results = _results(implementation, clause, dtype, device, settings, valid)
             except GpuLost as lost:
-                reason = f"{lost.message}, and its process can use the GPU no more"
-                verdict = stopped(resolved, Task(clause, dtype, device), settings, reason)
-                return replace(verdict, case=lost.case, violated=lost.violated)
-            few = settings.profile == "quick"
-            verdict = verdict_of(verdict, results, valid, strict=settings.strict, few=few, target=resolved.target)
-            if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
-                verdict = _explained(verdict, results[-1])
+                verdict = _lost(verdict, lost, valid)
+            else:
+                few = settings.profile == "quick"
+                verdict = verdict_of(verdict, results, valid, strict=settings.strict, few=few, target=resolved.target)
+                if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
+                    verdict = _explained(verdict, results[-1])
     verdict = _with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
 
@@ -120,6 +119,14 @@ def stopped(resolved: Resolved, task: Task, settings: Settings, reason: str, *, 
         status, message = "waived", f"{message} [waived: {whole.reason}]"
     verdict = replace(_passed(implementation.name, task, settings), status=status, message=message)
     return _with_expired(verdict, waivers)
+
+
+def _lost(verdict: Verdict, lost: GpuLost, waivers: Collection[Waiver]) -> Verdict:
+    """Return the verdict where a call ended the use of the GPU by this process; what it held there cannot be shown."""
+    message = f"{lost.message}, and its process can no longer use the GPU"
+    verdict = replace(verdict, status="fail", case=repr(lost.case) if lost.case else None, message=message)
+    covering = next((each for each in waivers if lost.case and each.covers(lost.case, message)), None)
+    return replace(verdict, status="waived", message=f"{message} [waived: {covering.reason}]") if covering else verdict
 
 
 def _passed(name: str, task: Task, settings: Settings) -> Verdict:
@@ -150,11 +157,11 @@ def _explained(verdict: Verdict, result: PropertyResult) -> Verdict:
     """Return a failure with its last call, and the defect that explains it, or else its first wrong step."""
     assert result.failure is not None
     session, violation = result.failure
-    with suppress(Exception):  # the verdict stands without it
+    with suppress(Exception, GpuLost):  # the verdict stands without it
         verdict = replace(verdict, arguments=arguments_of(session))
     if isinstance(violation, CallRaised):
         return verdict
-    with suppress(Exception):
+    with suppress(Exception, GpuLost):
         diagnosis = diagnose(result.prop, session)
         steps = "" if diagnosis else first_wrong_step(result.prop, session)
         verdict = replace(verdict, diagnosis=diagnosis, steps=steps)

@@ -28,6 +28,7 @@ from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging
+from mha.conformance.harness.isolation import gpu_is_lost
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
@@ -112,12 +113,12 @@ def run_property(
         with threads(1), judging(implementation):
             observe_first_call(implementation, plain_cases(implementation.claims, dtype, device)[0])
             search.run()
-    except GpuLost:
-        raise
     except AdapterError as error:
         hint = "; claim less, or pass call=..." if isinstance(error.error, UnsupportedCallError) else ""
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error.message}{hint}")
     except Exception as error:
+        if gpu_is_lost():
+            raise GpuLost(f"the judge raised {error!r}") from error
         return PropertyResult(prop=prop, harness_error=f"{prop.name}: {error!r}\n{traceback.format_exc()}")
     return search.result()
 
@@ -219,7 +220,7 @@ class Search:
             self.discard_reason = str(reason)
             return
         except GpuLost as lost:
-            lost.violated, lost.case = self.prop.name, repr(case)
+            lost.case = case
             raise
         except Violation as violation:
             if is_allowed_refusal(self.prop, case, violation):

@@ -96,10 +96,9 @@ def _chance(counts: range, tried: int, rate: float) -> float:
 def rejects(prop: Property, claims: Claims, case: Case, defect: Defect) -> bool | None:
     """Return whether a property rejects a known-bad answer in a case; None where it does not apply to it.
 
-    Tried on the CPU, with the tolerance of the case's device: the numbers are bad enough anywhere.
+    They are tried on the CPU, where they cost a fraction of what they do on a GPU.
     """
-    if case.device != "cpu":
-        case, claims = replace(case, device="cpu"), replace(claims, retiles=True)
+    case = replace(case, device="cpu")
     try:
         with as_our_own():
             prop.function(Session(KnownBad(defect, claims), case), case)

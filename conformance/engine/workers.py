@@ -133,8 +133,8 @@ def _pipe() -> tuple[IO[bytes], IO[bytes]]:
 
 
 @dataclass(frozen=True)
-class LastWord:
-    """The verdict of a process that ends, since it can use the GPU no more."""
+class FinalVerdict:
+    """The verdict of a process that ends, since it can no longer use its GPU."""
 
     verdict: Verdict
 
@@ -205,9 +205,9 @@ class Workers:
         """Wait for what a process says; return the verdict by its number, if it is one."""
         worker, answer = self.answers.get()
         judged, worker.task = worker.task, None
-        if worker not in self.members:  # the end of one that has said its last word
+        if worker not in self.members:  # the end of one that gave a final verdict
             return {}
-        if isinstance(answer, LastWord):
+        if isinstance(answer, FinalVerdict):
             self.members.remove(worker)
             worker.end(EXIT_TIMEOUT)
             self._start()
@@ -347,7 +347,7 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
             target, task, settings = tasks.get()
             verdict = judge(known[target], task.clause, task.dtype, task.device, settings)
             if isolation.gpu_is_lost():
-                say(LastWord(verdict))
+                say(FinalVerdict(verdict))
                 return
             say(verdict)
 

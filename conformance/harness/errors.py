@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mha.implementations.errors import ImplementationError
+
+if TYPE_CHECKING:
+    from mha.conformance.cases.case import Case
 
 # What a call of the attention is named in messages.
 CALL = "the call"
@@ -40,13 +45,13 @@ class AdapterError(Exception):
         self.message, self.error = message, error
 
 
-class GpuLost(Exception):
-    """A call ended the use of the GPU by this process, so nothing else can be judged on it.
+class GpuLost(BaseException):
+    """After a call, this process can no longer use its GPU; no `Exception`, so that nothing tries the case again.
 
-    message: what the call raised. violated, case: the property and its case, once they are known.
+    message: what the call raised. case: in which it did, once that is known.
     """
 
-    violated = case = ""
+    case: Case | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

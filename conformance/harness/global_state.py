@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from mha.conformance.cases.case import Case
-from mha.conformance.harness.errors import CALL, AdapterError, Violation
+from mha.conformance.harness.errors import CALL, AdapterError, GpuLost, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import attributed
 from mha.conformance.harness.session import Session
@@ -116,9 +116,13 @@ def observe_first_call(implementation: Implementation, case: Case) -> None:
     key = id(implementation), case.dtype, case.device
     if key not in _first_calls:
         _first_calls[key] = implementation, []
-        with preserved(), suppress(Violation, AdapterError):  # what a call raises is for the properties to find
-            _first_calls[key] = implementation, changes_of_call(Session(implementation, case), case.problem())
-            require_untouched(implementation)
+        try:
+            with preserved(), suppress(Violation, AdapterError):  # what a call raises is for the properties to find
+                _first_calls[key] = implementation, changes_of_call(Session(implementation, case), case.problem())
+                require_untouched(implementation)
+        except GpuLost as lost:
+            lost.case = case
+            raise
 
 
 def changes_of_first_call(implementation: Implementation, case: Case) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.cuda import is_initialized, synchronize
 
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.implementations.errors import ImplementationError
@@ -29,13 +30,14 @@ INTERRUPTS: list[int] = []
 def attributed(what: str) -> Iterator[None]:
     """Turn every exception of the implementation into a `CallRaised`, and one of its adapter into an `AdapterError`.
 
-    One after which the GPU is lost becomes a `GpuLost`, which nothing can take for a refusal.
+    One after which the GPU is lost becomes a `GpuLost`, which nothing takes for a refusal.
 
     what: the step that raises it. What a call within the block has already raised stays as it is.
     """
     try:
         with as_found():
             yield
+        _wait_for_gpu()
     except ImplementationError as error:
         first_line = next(iter(str(error).splitlines()), "")
         raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
@@ -49,25 +51,25 @@ def attributed(what: str) -> Iterator[None]:
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors.
-
-    On a GPU, wait for its kernels: one that fails would raise in the judge's next call.
-    """
+    """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
 
 
 def gpu_is_lost() -> bool:
-    """Return whether this process can use its GPU no more, as after a kernel that read outside of its memory."""
+    """Return whether this process can no longer use its GPU, as after a kernel that read outside of its memory."""
     try:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        _wait_for_gpu()
     except RuntimeError:
         return True
     return False
+
+
+def _wait_for_gpu() -> None:
+    """Wait for the kernels that were started; the error of one that failed is raised here, and not in the next call."""
+    if is_initialized():
+        synchronize()
 
 
 @contextmanager

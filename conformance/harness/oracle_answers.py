@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 def expected(problem: Problem, claims: Claims) -> Expected:
     """Return what `oracle` does, on the device of the problem."""
-    answer: Expected = moved(_expected(problem.to("cpu"), claims), problem.query.device)
+    answer: Expected = moved(_expected(problem.cpu(), claims), problem.query.device)
     return answer
 
 
@@ -40,13 +40,13 @@ def _expected(problem: Problem, claims: Claims) -> Expected:
 
 def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> dict[str, Ball]:
     """Return what `gradients` does, on the device of the problem, with those of inputs that are one tensor added up."""
-    near, arriving = problem.to("cpu"), upstream.cpu()
+    on_cpu, upstream = problem.cpu(), upstream.cpu()
 
     def differentiate() -> dict[str, Ball]:
-        return sum_shared(near, gradients(near, claims, arriving, _expected(near, claims)))
+        return sum_shared(on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims)))
 
-    size = 2 * sum(x.numel() for x in _tensors(near))
-    found: dict[str, Ball] = kept.answer(near, ("gradients", claims), size, differentiate, arriving)
+    size = 2 * sum(x.numel() for x in _tensors(on_cpu))
+    found: dict[str, Ball] = kept.answer(on_cpu, ("gradients", claims), size, differentiate, upstream)
     answer: dict[str, Ball] = moved(found, problem.query.device)
     return answer
 
