@@ -12,52 +12,19 @@ import torch
 from torch import Tensor
 
 from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
+from mha.implementations.adapters.names import (
+    FLAGS,
+    INPUT_NAMES,
+    KNOWN_OPTIONS,
+    MEMORY_NAMES,
+    MODULE,
+    NEUTRAL_MEANING,
+    OPTION_NAMES,
+    PADDING_NAMES,
+)
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
-
-# The names under which functions take each input and each option; a function has at most one of them.
-INPUT_NAMES = {
-    "query": ("query", "queries", "q", "Q", "x_q", "q_in", "inputs_q"),
-    "key": ("key", "keys", "k", "K", "x_k", "k_in", "inputs_k"),
-    "value": ("value", "values", "v", "V", "x_v", "v_in", "inputs_v"),
-}
-# One input for key and value.
-MEMORY_NAMES = (
-    *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
-    *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
-    *("inputs_kv", "cond", "source", "src", "ctx", "c", "to_tensor", "kv_x", "memory_antecedent"),
-    *("key", "keys", "value", "values", "inputs"),
-)
-KEY_MASK_NAMES = (
-    *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
-    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
-    *("src_padding_mask", "kv_padding_mask"),
-)
-# Flags only where the default is one: others of these names are masks.
-FLAGS = ("causal_mask", "use_causal_mask")
-OPTION_NAMES = {
-    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, "attn_bias"),
-    "is_causal": ("is_causal", "causal", *FLAGS),
-    "need_weights": (
-        *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),
-        *("return_attn_weights", "return_attention_weights", "return_attention_scores", "return_attentions"),
-    ),
-    "average": ("average_attn_weights", "average_weights"),
-}
-# Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
-PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
-# What a function is given where it has no default, and what says the same as the contract. The others get None.
-NEUTRAL_NAMES = {
-    "scale": ("sm_scale", "scale", "softmax_scale", "scaling", "scale_factor"),
-    "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
-    "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
-    "module": ("module",),
-}
-# What functions for transformers read from the module that they are given.
-MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
-NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
-KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
 
 
 class Call(Protocol):
@@ -189,14 +156,15 @@ def _one_input_and_others(
 ) -> tuple[bool, list[str]]:
     """Return whether a function can be called with one input, and what it requires beside its inputs.
 
-    Three required parameters without known names are query, key and value.
+    Three required parameters without known names are query, key and value, unless the others are sizes of an image.
     """
     required = [p for p in required_inputs(parameters) if p.name not in (*inputs, memory)]
     if inputs:
         return False, [p.name for p in required]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
-    if variadic or len(required) in (0, 3):
-        return False, []
+    sizes = [p.name for p in required[1:] if NEUTRAL_MEANING.get(p.name) in ("rows", "columns")]
+    if variadic or len(required) - len(sizes) in (0, 3):
+        return False, sizes
     return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
 
 
@@ -324,13 +292,14 @@ class CallByName:
             options[names.need_weights] = need_weights
         if names.average and (need_weights or names.average in names.required):
             options[names.average] = False
-        options |= {name: self._neutral(name, query) for name in names.others}
+        options |= {name: self._neutral(name, query, sizes) for name in names.others}
         return as_output(target(*inputs, **options), query.shape if self.same_shape else None)
 
-    def _neutral(self, name: str, query: Tensor) -> float | SimpleNamespace | None:
+    def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> float | SimpleNamespace | None:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
         values = {"dropout": 0.0, "n_heads": self.n_heads, "scale": scale, "module": MODULE}
+        values |= {"rows": sizes[2], "columns": 1}
         return values.get(NEUTRAL_MEANING.get(name, ""))
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:

@@ -26,7 +26,7 @@ CONSTRUCTOR_NAMES = {
         *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid", "features"),
         *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
         *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
-        *("model_dimension", "dmodel", "feat_size"),
+        *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),

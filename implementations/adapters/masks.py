@@ -164,9 +164,11 @@ def shape_mask(label: str, mask: Tensor, pattern: str, sizes: Sizes) -> Tensor:
             mask = _expand(mask, number, size)
             axes.append(axis)
             continue
-        first = mask.narrow(number, 0, min(1, mask.shape[number]))
         fits = mask.shape[number] in (1, size)
-        if not fits or (mask.shape[number] > 1 and not torch.equal(first.expand_as(mask), mask)):
+        if not mask.shape[number]:  # of no query, say: then a mask for all of them may say anything
+            mask = mask.new_ones([1 if axis == number else length for axis, length in enumerate(mask.shape)])
+        first = mask.narrow(number, 0, 1)
+        if not fits or not torch.equal(first.expand_as(mask), mask):
             raise UnsupportedCallError(
                 f"{label} takes masks of the shape {pattern!r}, which cannot differ along {axis}"
             )

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.calling import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.adapters.construction import BIAS_ROLES
 from mha.implementations.adapters.loading import ParameterPath
+from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
@@ -107,6 +107,7 @@ def _given(name: str) -> str:
     """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
     meaning = NEUTRAL_MEANING[name]
     given = {"scale": "1/sqrt(d_k)", "dropout": "0.0", "module": "an object in evaluation, without groups of heads"}
+    given |= {"rows": "L", "columns": "1"}
     return f"{name}={given.get(meaning, meaning)}"
 
 

@@ -11,11 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mha.implementations.adapters.calling import (
-    NEUTRAL_MEANING,
-    input_names,
-    required_inputs,
-)
+from mha.implementations.adapters.calling import input_names, required_inputs
 from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, VARIADIC, makes_modules
 from mha.implementations.adapters.kernel import (
     MERGED_LAYOUTS,
@@ -24,6 +20,7 @@ from mha.implementations.adapters.kernel import (
     from_kernel,
     function_of,
 )
+from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal

@@ -51,10 +51,9 @@ def find_mask(candidate: Candidate) -> None:
 def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates that give what the module computes with a mask of some format in each call.
 
-    There are none if `forward` does not require a mask, or can do without.
+    There are none if it can do without one.
     """
-    signature = candidates[0].signature
-    if signature.mask not in signature.required or not all(candidate.problem for candidate in candidates):
+    if candidates[0].signature.mask is None or not all(candidate.problem for candidate in candidates):
         return []
     for shape, convention in product(SHAPES, CONVENTIONS):
         masks: dict[str, Any] = {"mask": convention, "mask_shape": shape, "mask_required": True}

@@ -1,0 +1,52 @@
+"""The names that people give the parameters of an attention's call, by what they mean."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+# The names under which functions take each input and each option; a function has at most one of them.
+INPUT_NAMES = {
+    "query": ("query", "queries", "q", "Q", "x_q", "q_in", "inputs_q"),
+    "key": ("key", "keys", "k", "K", "x_k", "k_in", "inputs_k"),
+    "value": ("value", "values", "v", "V", "x_v", "v_in", "inputs_v"),
+}
+# One input for key and value.
+MEMORY_NAMES = (
+    *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
+    *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
+    *("inputs_kv", "cond", "source", "src", "ctx", "c", "to_tensor", "kv_x", "memory_antecedent", "source_states"),
+    *("encoder_states", "x2", "x_2", "K", "k"),
+    *("key", "keys", "value", "values", "inputs"),
+)
+KEY_MASK_NAMES = (
+    *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
+    *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
+    *("src_padding_mask", "kv_padding_mask"),
+)
+# Flags only where the default is one: others of these names are masks.
+FLAGS = ("causal_mask", "use_causal_mask")
+OPTION_NAMES = {
+    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, "attn_bias"),
+    "is_causal": ("is_causal", "causal", *FLAGS),
+    "need_weights": (
+        *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),
+        *("return_attn_weights", "return_attention_weights", "return_attention_scores", "return_attentions"),
+    ),
+    "average": ("average_attn_weights", "average_weights"),
+}
+# Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
+PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
+# What a function is given where it has no default, and what says the same as the contract. The others get None.
+NEUTRAL_NAMES = {
+    "scale": ("sm_scale", "scale", "softmax_scale", "scaling", "scale_factor"),
+    "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
+    "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
+    "module": ("module",),
+    # An image of one column has as many rows as there are positions.
+    "rows": ("H", "h", "height"),
+    "columns": ("W", "w", "width"),
+}
+# What functions for transformers read from the module that they are given.
+MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
+NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
+KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
