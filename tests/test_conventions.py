@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mha.conformance import check
 from mha.implementations import from_kernel, from_module, resolve
+from mha.implementations.inference.infer import infer
 from mha.spec import Claims, Implementation, Output, causal_mask, join_causal
 
 SEPARATE = {f"w_{role}": role for role in "qkvo"}
@@ -43,7 +44,7 @@ class Base(nn.Module):
             weights = scores.softmax(-1)
         else:
             lowest = torch.finfo(scores.dtype).min
-            weights = scores.masked_fill(~allowed, lowest).softmax(-1) * allowed
+            weights = scores.masked_fill(~allowed.expand_as(scores), lowest).softmax(-1) * allowed
         return self.o((weights @ v).transpose(1, 2).flatten(2)), weights
 
 
@@ -197,3 +198,56 @@ def test_masks_of_heads_beside_items_conform() -> None:
     report = check(wrapped, "quick", dtypes=["float32"])
     assert report.conforms, [(v.clause, v.status, v.message) for v in report.verdicts if not v.conforms]
     assert sum(verdict.status == "pass" for verdict in report.verdicts) >= 60
+
+
+class OfImage(Base):
+    """As in PVT and SegFormer: what follows the input is the height and the width of an image."""
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+        assert x.shape[1] == H * W
+        return self.attend(x, x, x, None)[0]
+
+
+class FixedDropout(Base):
+    """Its dropout layer is not set by the constructor."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.attend(x, x, x, None)[0])  # type: ignore[no-any-return]  # of nn.Module
+
+
+class RanksDiffer(Base):
+    """A mask of three dimensions is (B, L, S), and not (H, L, S)."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        allowed = mask.unsqueeze(1) if mask is not None and mask.ndim == 3 else mask
+        return self.attend(x, x, x, allowed)[0]
+
+
+class NeedsItsMask(Base):
+    """As in ParlAI: a mask (B, S) that may be None by its default, but not in a call."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        assert mask is not None
+        return self.attend(query, key, value, mask[:, None, None])[0]
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(
+    ("cls", "row"),
+    [
+        (OfImage, "given H=L, W=1 by name"),
+        (FixedDropout, "dropout layers of a fixed probability, which is set to 0 tested"),
+        (RanksDiffer, "mask mask: True = may attend, of 1, 2 or 4 dimensions, broadcastable to (b, h, l, s) tested"),
+        (NeedsItsMask, "mask mask: True = may attend, of shape 'b s', required in each call tested"),
+    ],
+)
+def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
+    result = infer(cls)
+    assert row in [f"{each.topic} {each.finding} {each.evidence}" for each in result.rows]
+    clauses = [*CLAUSES, "SHP-5", "MSK-12", "STA-6"]
+    report = check(result.implementation, "quick", clauses=clauses, dtypes=["float32"])
+    assert not {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}

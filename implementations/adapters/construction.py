@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from mha.implementations.adapters.configs import AnyConfig, config_object
 from mha.implementations.errors import ImplementationError
@@ -247,6 +248,11 @@ def construct(
     every = AnyConfig(**_every(values))
     given |= {name: every for name, field in arguments.items() if field == "config"}
     return _materialised(constructor(**given), config)
+
+
+def fixed_dropout(module: nn.Module) -> list[_DropoutNd]:
+    """Return the dropout layers of a module that was constructed without dropout, and that drop all the same."""
+    return [layer for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.p]
 
 
 def _is_widened(constructor: Callable[..., Any]) -> bool:

@@ -19,7 +19,13 @@ from mha.implementations.adapters.calling import (
     limits,
     read_signature,
 )
-from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, construct, constructor_arguments, module_class
+from mha.implementations.adapters.construction import (
+    CONSTRUCTOR_NAMES,
+    construct,
+    constructor_arguments,
+    fixed_dropout,
+    module_class,
+)
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.outputs import as_output
@@ -175,6 +181,8 @@ class ModuleImplementation:
         that cannot be loaded.
         """
         module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
+        for layer in () if config.dropout else fixed_dropout(module):
+            layer.p = 0.0  # the formula in training has none
         module = module.to(device=device, dtype=dtype)
         try:
             parameters = self.parameters(config) if callable(self.parameters) else self.parameters

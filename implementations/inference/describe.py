@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.construction import BIAS_ROLES
+from mha.implementations.adapters.construction import BIAS_ROLES, fixed_dropout
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.inference.candidate import Candidate
@@ -72,6 +72,11 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
         *shared_rows(candidate, arguments),
+        *(
+            [Row("dropout", "layers of a fixed probability, which is set to 0", "tested")]
+            if fixed_dropout(module)
+            else []
+        ),
         *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
 
