@@ -203,7 +203,9 @@ def _mask(candidate: Candidate) -> str:
     meaning = CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     ranks = candidate.claims.get("mask_ranks")
-    broadcast = f"of {' or '.join(map(str, sorted(ranks)))} dimensions, " if ranks else ""
+    *fewer, most = map(str, sorted(ranks or {4}))
+    counts = f"{', '.join(fewer)} or {most}" if fewer else most
+    broadcast = f"of {counts} dimensions, " if ranks else ""
     shape = (
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
