@@ -33,7 +33,14 @@ from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
-LAYOUTS = ("b l d", "l b d", "b d l")
+# What each does to an input of shape (b, l, d), and to the output, the other way.
+TO_LAYOUT: dict[str, Callable[[Tensor], Tensor]] = {
+    "b l d": lambda x: x,
+    "l b d": lambda x: x.transpose(0, 1),
+    "b d l": lambda x: x.transpose(1, 2),
+    "b d l 1": lambda x: x.transpose(1, 2).unsqueeze(3),
+}
+FROM_LAYOUT = TO_LAYOUT | {"b d l 1": lambda x: x.squeeze(3).transpose(1, 2)}
 # The forms of masks that are claimed by default.
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -78,7 +85,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
     mask_required: whether a call without a mask raises. It gets one that allows everything.
-    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d" or "b d l".
+    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1" for
+        an image of one column.
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
         and None for those that it requires and that have no known name.
@@ -140,8 +148,8 @@ def _validate(label: str, parameters: object, layout: str) -> None:
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
         )
-    if layout not in LAYOUTS:
-        raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, LAYOUTS))}, but is {layout!r}")
+    if layout not in TO_LAYOUT:
+        raise ImplementationError(f"{label}: layout must be {' or '.join(map(repr, TO_LAYOUT))}, but is {layout!r}")
 
 
 def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Signature | None) -> Claims:
@@ -210,7 +218,7 @@ class ModuleAttention(nn.Module):
         super().__init__()
         self.module, self.adapter, self.config, self.parameter_paths = module, adapter, config, parameters
         self.call = adapter.call.built_for(config) if isinstance(adapter.call, CallByName) else adapter.call
-        self.swapped = None if config.length_first else {"l b d": (0, 1), "b d l": (1, 2)}.get(adapter.layout)
+        self.layout = "b l d" if config.length_first else adapter.layout
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
 
     def forward(
@@ -225,12 +233,12 @@ class ModuleAttention(nn.Module):
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        if self.swapped:
-            transposed = {id(x): x.transpose(*self.swapped) for x in (query, key, value)}  # one tensor stays one tensor
-            query, key, value = (transposed[id(x)] for x in (query, key, value))
+        if self.layout != "b l d":
+            given = {id(x): TO_LAYOUT[self.layout](x) for x in (query, key, value)}  # one tensor stays one tensor
+            query, key, value = (given[id(x)] for x in (query, key, value))
         output, weights = as_output(self.call(self.module, query, key, value, **options), query.shape)
-        if self.swapped and isinstance(output, Tensor):
-            output = output.transpose(*self.swapped)
+        if self.layout != "b l d" and isinstance(output, Tensor):
+            output = FROM_LAYOUT[self.layout](output)
         if self.adapter.weights and need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
         return Output(output, weights)

@@ -23,7 +23,7 @@ from mha.implementations.adapters.construction import (
     constructor_arguments,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
-from mha.implementations.adapters.module import LAYOUTS, ModuleImplementation
+from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -275,12 +275,18 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     candidates = [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
         for parameters in parameter_maps(module, empty.config)
-        for layout in LAYOUTS[: 3 if any(isinstance(layer, nn.Conv1d) for layer in module.modules()) else 2]
+        for layout in _possible_layouts(module)
     ]
     biases = _possible_biases(candidates[0])
     for candidate in candidates:
         candidate.claims |= {} if biases == {True, False} else {"bias": biases}
     return candidates
+
+
+def _possible_layouts(module: nn.Module) -> list[str]:
+    kinds = {type(layer) for layer in module.modules()}
+    of_convolutions = [layout for kind, layout in ((nn.Conv1d, "b d l"), (nn.Conv2d, "b d l 1")) if kind in kinds]
+    return ["b l d", "l b d", *of_convolutions]
 
 
 def _with_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:

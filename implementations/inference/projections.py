@@ -214,8 +214,8 @@ def _name_of(path: ParameterPath) -> str:
 
 def is_linear(module: nn.Module) -> bool:
     """Return whether it is a linear layer, or a convolution of single positions, which computes the same."""
-    if isinstance(module, nn.Conv1d):
-        return module.kernel_size == (1,) and module.groups == 1
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return {*module.kernel_size, *module.stride, module.groups} == {1}
     return isinstance(module, nn.Linear)
 
 
