@@ -65,8 +65,8 @@ def run_job(job: Job, limits: Limits, started: Callable[[Process], object] = id)
         if outcome.error:
             break
         missing = [clause for clause in left if clause not in outcome.known]
-        for clause in () if not stop else missing[:1] if is_ready else missing:
-            outcome.stops[clause] = stop
+        if stop:
+            outcome.stops |= dict.fromkeys(missing[:1] if is_ready else missing, stop)
     return outcome.to_json()
 
 

@@ -136,8 +136,8 @@ def check(  # noqa: PLR0913  the options of the command
     """
     from mha.conformance.engine.workers import Workers, cores
 
-    most = 1 if clause else min(cores(), 4) if device else cores()  # a GPU keeps a context for each process
-    with errors_in_one_line(), Workers(jobs or most) as workers:
+    most = min(cores(), 4) if device else cores()  # a GPU keeps a context for each process
+    with errors_in_one_line(), Workers(jobs or (1 if clause else most)) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import DEFAULT_DTYPES, Settings
 

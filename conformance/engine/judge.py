@@ -91,7 +91,7 @@ def judge(
     verdict = _passed(implementation.name, Task(clause, dtype, device), settings)
     if reason := _unclaimed(implementation, clause, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
-    elif gpu_is_lost():  # and then no call can be waited for, on the CPU neither
+    elif gpu_is_lost():  # then no call can be waited for, not even on the CPU
         reason = "not judged: an earlier call lost the GPU of this process; mha check --jobs 2 replaces it"
         verdict = replace(verdict, status="harness_error", message=reason)
     else:

@@ -14,7 +14,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
 from mha.implementations.adapters.construction import built_for_calls
-from mha.implementations.adapters.module import ModuleAttention, ModuleImplementation
+from mha.implementations.adapters.module import FROM_LAYOUT, ModuleAttention, ModuleImplementation
 from mha.implementations.discovery import original_of
 from mha.implementations.torch_state import preserved, threads
 from mha.spec import Claims
@@ -79,8 +79,8 @@ def _steps(attention: ModuleAttention, call: Evidence, claims: Claims) -> Iterat
         attention.train(MODES[call.step.mode].training)
         options = {"is_causal": problem.is_causal, "need_weights": call.step.need_weights}
         output, weights = attention(*inputs, mask=problem.mask, **options)
-    if attention.swapped == (0, 1):
-        seen = {key: x.transpose(0, 1) if x.ndim == 3 else x for key, x in seen.items()}
+    back, axes = FROM_LAYOUT[attention.layout], len(attention.layout.split())
+    seen = {key: back(x) if x.ndim == axes else x for key, x in seen.items()}
     exact, rounded = (_Formula(call, claims, dtype).steps for dtype in (torch.float64, problem.query.dtype))
     projected = [(x, inputs["qkv".index(key[2])]) for key, x in seen.items() if key != "w_o"]
     if projected:
