@@ -217,6 +217,19 @@ def test_masks_of_one_length_leave_self_attention_and_scores_are_not_weights() -
     assert found["weights"] == "not returned per head, but the scores before the softmax"
 
 
+class AlwaysCausalWithScores(OfOneLength):
+    """Takes no mask, and returns the scores with those of later keys filled."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # fewer inputs
+        later = x.new_full((x.shape[1], x.shape[1]), -torch.inf).triu(1)
+        return super().forward(x, mask=later)
+
+
+def test_scores_of_a_causal_class_are_not_weights_either() -> None:
+    found = {row.topic: row.finding for row in infer(AlwaysCausalWithScores).rows}
+    assert found["weights"] == "not returned per head, but the scores before the softmax"
+
+
 class OfALongestMemory(Base):
     """Its table is as long as its constructor says."""
 

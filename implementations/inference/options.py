@@ -17,7 +17,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
 from mha.implementations.pristine import as_found
-from mha.spec import Sizes, Weights
+from mha.spec import Sizes, Weights, causal_mask
 from mha.spec.claims import COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
@@ -193,10 +193,14 @@ def find_weights(candidate: Candidate) -> None:
 
 def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
     """Return whether a tensor (B, H, L, S) that nobody asked for holds the scores, rather than incorrect weights."""
-    if candidate.signature.need_weights or not candidate.explained or candidate.formula.causal:
+    if candidate.signature.need_weights or not candidate.explained or not isinstance(returned, Tensor):
         return False
     query, key, _ = candidate.probes[0].inputs
-    return is_close(returned, candidate.formula.scores(query, key, candidate.weights))
+    scores, alignment = candidate.formula.scores(query, key, candidate.weights), candidate.formula.causal
+    if alignment and returned.shape == scores.shape:  # what is hidden may have been filled
+        hidden = ~causal_mask(scores.shape[2], scores.shape[3], alignment, scores.device)
+        returned, scores = returned.masked_fill(hidden, 0.0), scores.masked_fill(hidden, 0.0)
+    return is_close(returned, scores)
 
 
 @built_for(MAX_LENGTH)
