@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations import from_kernel, from_module, resolve
+from mha.implementations import ImplementationError, from_kernel, from_module, resolve
 from mha.implementations.inference.infer import infer
 from mha.spec import Claims, Implementation, Output, causal_mask, join_causal
 
@@ -273,3 +273,17 @@ def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
     ]  # convolutions refuse L = 0
     report = check(result.implementation, "quick", clauses=clauses, dtypes=["float32"])
     assert not {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}
+
+
+class SharedByHeads(RanksDiffer):
+    """As in a popular tutorial: one projection of the width of a head, for all heads."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        width = d_model // n_heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+
+def test_projection_that_heads_share_is_no_lack_of_key_heads() -> None:
+    with pytest.raises(ImplementationError, match="so all heads share one small projection; project all of d_model"):
+        infer(SharedByHeads)

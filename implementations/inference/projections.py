@@ -65,6 +65,7 @@ FEWER_KEY_HEADS = (
     "there are fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads, also "
     "where that is n_heads, or let all heads share one key and one value"
 )
+SHARED_BY_HEADS = "all heads share one small projection; project all of d_model, and split the result into heads"
 
 
 class Unclear(Exception):
@@ -151,6 +152,8 @@ def _misfit(held: Held, key: str, config: Config) -> Unclear:
     """Return what is wrong with the shape of a parameter of a role."""
     d, roles, rows = config.d_model, key[2:], held.shape[0] if held.shape else 0
     shape = f"{held.path} looks like {key}, but its shape is {held.shape}"
+    if held.kind == "w" and held.shape == (config.head_dim, config.head_dim):
+        return Undeclarable(f"{shape} with d_model={d} and n_heads={config.n_heads}, so {SHARED_BY_HEADS}")
     if held.kind == "w" and not {"k", "v"}.isdisjoint(roles) and rows < len(roles) * d and not rows % config.head_dim:
         return Undeclarable(f"{shape} with d_model={d} and n_heads={config.n_heads}, so {FEWER_KEY_HEADS}")
     expected = (len(roles) * d, d) if held.kind == "w" else (len(roles) * d,)
