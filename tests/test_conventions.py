@@ -208,6 +208,13 @@ class OfImage(Base):
         return self.attend(x, x, x, None)[0]
 
 
+class Pointwise(nn.Conv2d):
+    """A package's own convolution of single pixels."""
+
+    def __init__(self, width: int, outputs: int, bias: bool = True) -> None:
+        super().__init__(width, outputs, 1, bias=bias)
+
+
 class OfPixels(nn.Module):
     """As in diffusion models: images (B, C, H, W), and convolutions of single pixels."""
 
@@ -216,7 +223,7 @@ class OfPixels(nn.Module):
         if heads <= 0 or dim <= 0 or dim % heads:
             raise ValueError(f"dim ({dim}) must be a positive multiple of heads ({heads})")
         self.heads = heads
-        self.to_qkv, self.to_out = nn.Conv2d(dim, 3 * dim, 1, bias=False), nn.Conv2d(dim, dim, 1)
+        self.to_qkv, self.to_out = Pointwise(dim, 3 * dim, bias=False), Pointwise(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.to_qkv(x).flatten(2).unflatten(1, (3, self.heads, -1)).unbind(1)

@@ -104,7 +104,9 @@ def _run_process(job: Job, limits: Limits, outcome: Outcome, started: Callable[[
                 process.wait(0 if late else 2)
             kill_group(process)
             process.wait()
-        return is_ready, "" if lost else TIMEOUT if late else _reason(process.returncode, errors)
+        if lost:
+            return is_ready, ""
+        return is_ready, TIMEOUT if late else _reason(process.returncode, errors)
 
 
 def _messages(process: Process, task: object) -> Iterator[dict[str, Any]]:
@@ -183,7 +185,7 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
     """Yield, for each clause of a job, its verdict or why there is none."""
     from mha.conformance.campaign.plan import Job
     from mha.conformance.engine.judge import judge
-    from mha.conformance.harness import isolation
+    from mha.conformance.harness.isolation import gpu_is_lost
     from mha.implementations import resolve
     from mha.implementations.pristine import torch_changes
 
@@ -203,7 +205,7 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
             yield {"stops": {clause: MEMORY}}
         else:
             yield {"verdicts": [asdict(verdict)]}
-        if isolation.gpu_is_lost():
+        if gpu_is_lost():
             yield {"lost": True}
             return
 

@@ -131,7 +131,7 @@ def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> di
         name = resolved.implementation.name
         reports[name] = report = judge_quickly(resolved, dtype, device)
         if gpu_is_lost():
-            raise ValueError(f"{name} ended the use of the GPU by this process; leave it out, and try mha check")
+            raise ValueError(f"this process can no longer use the GPU after a call of {name}; leave {name} out")
         if not report.conforms:
             command = visible(shlex.join(["mha", "check", resolved.target, "--dtype", dtype, "--device", device]))
             reason = f"it does not conform ({report.failing}); see {command}"

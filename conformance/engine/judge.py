@@ -92,22 +92,32 @@ def judge(
     if reason := _unclaimed(implementation, clause, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
     elif gpu_is_lost():  # then no call can be waited for, not even on the CPU
-        reason = "not judged: an earlier call lost the GPU of this process; mha check --jobs 2 replaces it"
+        reason = (
+            "not judged: this process can no longer use its GPU after an earlier call; mha check --jobs 2 replaces it"
+        )
         verdict = replace(verdict, status="harness_error", message=reason)
     else:
         valid = [waiver for waiver in waivers if not waiver.expired]
         with heeding_interrupts():
-            try:
-                results = _results(implementation, clause, dtype, device, settings, valid)
-            except GpuLost as lost:
-                verdict = _lost(verdict, lost, valid)
-            else:
-                few = settings.profile == "quick"
-                verdict = verdict_of(verdict, results, valid, strict=settings.strict, few=few, target=resolved.target)
-                if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
-                    verdict = _explained(verdict, results[-1])
+            verdict = _judged(verdict, resolved, settings, valid, diagnosed=diagnosed)
     verdict = _with_expired(verdict, waivers)
     return replace(verdict, seconds=round(perf_counter() - start, 3))
+
+
+def _judged(
+    verdict: Verdict, resolved: Resolved, settings: Settings, waivers: Sequence[Waiver], *, diagnosed: bool
+) -> Verdict:
+    """Return the verdict once the properties of its clause are run; waivers: of the clause, none of them expired."""
+    where = verdict.clause, verdict.dtype, verdict.device
+    try:
+        results = _results(resolved.implementation, *where, settings, waivers)
+    except GpuLost as lost:
+        return _lost(verdict, lost, waivers)
+    few = settings.profile == "quick"
+    verdict = verdict_of(verdict, results, waivers, strict=settings.strict, few=few, target=resolved.target)
+    if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
+        return _explained(verdict, results[-1])
+    return verdict
 
 
 def stopped(resolved: Resolved, task: Task, settings: Settings, reason: str, *, status: Status = "fail") -> Verdict:

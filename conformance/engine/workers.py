@@ -207,18 +207,13 @@ class Workers:
         judged, worker.task = worker.task, None
         if worker not in self.members:  # the end of one that gave a final verdict
             return {}
-        if isinstance(answer, FinalVerdict):
-            self.members.remove(worker)
-            worker.end(EXIT_TIMEOUT)
-            self._start()
-            return {} if judged is None else {judged: answer.verdict}
-        if answer is None:
+        if answer is None or isinstance(answer, FinalVerdict):
             self.members.remove(worker)
             status = worker.end(EXIT_TIMEOUT)
             if judged is None:  # it did not find the targets, or died of what none of them did
                 return {}
             self._start()
-            answer = crashed(resolved, settings.tasks[judged], settings, status)
+            answer = answer.verdict if answer else crashed(resolved, settings.tasks[judged], settings, status)
         worker.is_ready = True
         return {} if judged is None else {judged: answer}
 
@@ -333,7 +328,7 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
     Thread(target=_read, args=(given, tasks), daemon=True).start()
     sys.path[:] = tasks.get()
     from mha.conformance.engine.judge import judge
-    from mha.conformance.harness import isolation
+    from mha.conformance.harness.isolation import gpu_is_lost
     from mha.implementations import resolve
 
     with suppress(BrokenPipeError):
@@ -346,7 +341,7 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
         while True:
             target, task, settings = tasks.get()
             verdict = judge(known[target], task.clause, task.dtype, task.device, settings)
-            if isolation.gpu_is_lost():
+            if gpu_is_lost():
                 say(FinalVerdict(verdict))
                 return
             say(verdict)

@@ -15,7 +15,7 @@ from mha.conformance.benchmarks.memory import peak_memory
 from mha.conformance.benchmarks.runner import Reference, Results, Runner, memory_shortage
 from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.engine.judge import check
-from mha.conformance.harness.errors import AdapterError, Violation
+from mha.conformance.harness.errors import AdapterError, GpuLost, Violation
 from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.reports.text import visible_name
 from mha.implementations.torch_state import threads
@@ -67,8 +67,8 @@ def test_speed(
             pytest.skip(f"{name} is not timed: {reason}")
         try:
             record(benchmark, request.config, implementation, workload)
-        except (Violation, AdapterError) as violation:
-            pytest.fail(f"{name}: {violation.message}", pytrace=False)
+        except (Violation, AdapterError, GpuLost) as failed:
+            pytest.fail(f"{name}: {failed.message}", pytrace=False)
 
 
 def record(benchmark: Any, config: pytest.Config, implementation: Implementation, workload: Workload) -> None:

@@ -298,8 +298,14 @@ class CallByName:
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> float | SimpleNamespace | None:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
-        values = {"dropout": 0.0, "n_heads": self.n_heads, "scale": scale, "module": MODULE}
-        values |= {"rows": sizes[2], "columns": 1}
+        values = {
+            "dropout": 0.0,
+            "n_heads": self.n_heads,
+            "scale": scale,
+            "module": MODULE,
+            "rows": sizes[2],
+            "columns": 1,
+        }
         return values.get(NEUTRAL_MEANING.get(name, ""))
 
     def _sizes(self, query: Tensor, key: Tensor) -> Sizes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -72,13 +72,15 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
         *shared_rows(candidate, arguments),
-        *(
-            [Row("dropout", "layers of a fixed probability, which is set to 0", "tested")]
-            if fixed_dropout(module)
-            else []
-        ),
+        *_fixed_dropout(module),
         *([Row("not loaded", ", ".join(initial), "initial values are kept")] if initial else []),
     ]
+
+
+def _fixed_dropout(module: nn.Module) -> list[Row]:
+    """Return the row about dropout layers that the constructor does not set, if there are any."""
+    set_to_0 = Row("dropout", "layers of a fixed probability, which is set to 0", "tested")
+    return [set_to_0] if fixed_dropout(module) else []
 
 
 def _against_name(candidate: Candidate) -> str:
@@ -111,8 +113,13 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
 def _given(name: str) -> str:
     """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
     meaning = NEUTRAL_MEANING[name]
-    given = {"scale": "1/sqrt(d_k)", "dropout": "0.0", "module": "an object in evaluation, without groups of heads"}
-    given |= {"rows": "L", "columns": "1"}
+    given = {
+        "scale": "1/sqrt(d_k)",
+        "dropout": "0.0",
+        "module": "an object in evaluation, without groups of heads",
+        "rows": "L",
+        "columns": "1",
+    }
     return f"{name}={given.get(meaning, meaning)}"
 
 
@@ -196,6 +203,12 @@ def _formula(formula: Formula) -> str:
     return f"differs from the contract: {' and '.join(differences)}" if differences else CONTRACT
 
 
+def _either(numbers: Collection[int]) -> str:
+    """Return numbers as alternatives: "1, 2 or 4"."""
+    *fewer, most = map(str, sorted(numbers))
+    return f"{', '.join(fewer)} or {most}" if fewer else most
+
+
 def _mask(candidate: Candidate) -> str:
     """Return what a mask means, and its shape."""
     if candidate.mask is None:
@@ -203,9 +216,7 @@ def _mask(candidate: Candidate) -> str:
     meaning = CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     ranks = candidate.claims.get("mask_ranks")
-    *fewer, most = map(str, sorted(ranks or {4}))
-    counts = f"{', '.join(fewer)} or {most}" if fewer else most
-    broadcast = f"of {counts} dimensions, " if ranks else ""
+    broadcast = f"of {_either(ranks)} dimensions, " if ranks else ""
     shape = (
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )

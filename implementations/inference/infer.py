@@ -284,8 +284,10 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
 
 
 def _possible_layouts(module: nn.Module) -> list[str]:
-    kinds = {type(layer) for layer in module.modules()}
-    of_convolutions = [layout for kind, layout in ((nn.Conv1d, "b d l"), (nn.Conv2d, "b d l 1")) if kind in kinds]
+    def has(kind: type[nn.Module]) -> bool:
+        return any(isinstance(layer, kind) for layer in module.modules())
+
+    of_convolutions = [layout for kind, layout in ((nn.Conv1d, "b d l"), (nn.Conv2d, "b d l 1")) if has(kind)]
     return ["b l d", "l b d", *of_convolutions]
 
 
