@@ -14,7 +14,7 @@ Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
 Cast = Literal["nearest", "toward_zero", "stochastic"]
 Quantised = Literal["", "float8_e4m3fn", "float8_e5m2"]
-MASK_FORMS = ("bool", "float")
+MASK_FORMS = ("bool", "float", "int")
 DTYPES = tuple(TRAITS)
 # Those in which torch computes: what an implementation in torch operations claims.
 COMPUTE_DTYPES = tuple(name for name, traits in TRAITS.items() if traits.compute is None)
@@ -158,7 +158,8 @@ class Claims:
 
     Inputs:
         cross_attention: key and value may differ from query, and S from L. "memory": but key and value are one tensor.
-        masks: the forms of mask that it takes: "bool" (True = may attend) and "float" (added to the scores).
+        masks: the forms of mask that it takes: "bool" (True = may attend), "float" (added to the scores), and "int" (1
+            and 0, in any dtype of integers, for True and False).
         mask_ranks: the numbers of dimensions that a mask may have. 4, (B, H, L, S), is one of them; with fewer
             dimensions, a mask is broadcast.
         per_item_mask, per_head_mask, per_query_mask: masks may differ between the items of a batch, between heads,
@@ -282,6 +283,7 @@ class Claims:
             "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
             "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
             and self.grouped_query,
+            "masks: \"int\" is for what takes \"bool\" too; claim both": "int" in self.masks and "bool" not in self.masks,
             f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
             "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
         }

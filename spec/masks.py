@@ -35,6 +35,11 @@ def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) 
     return computable(torch.zeros_like(mask, dtype=dtype)).masked_fill(~mask, float("-inf")).to(dtype)
 
 
+def form_of(mask: Tensor) -> str:
+    """Return the form of a mask, of `mha.spec.claims.MASK_FORMS`."""
+    return "bool" if mask.dtype == torch.bool else "float" if mask.is_floating_point() else "int"
+
+
 def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu") -> Tensor:
     """Return the boolean (L, S) causal mask, True where query i may attend to key j.
 
@@ -54,8 +59,8 @@ def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.dev
 def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
     """Combine a mask with a causal mask, as their logical AND (clause CAU-4).
 
-    mask: boolean or floating-point, broadcastable to (B, H, L, S), or None. Where the causal mask hides a position, a
-        floating-point mask becomes -infinity.
+    mask: of any form, broadcastable to (B, H, L, S), or None. Where the causal mask hides a position, a floating-point
+        mask becomes -infinity, and one of integers 0.
     causal: boolean (L, S), as `causal_mask` returns it.
 
     >>> join_causal(torch.tensor([False, True, True]), causal_mask(1, 3, "top_left"))
@@ -63,4 +68,4 @@ def join_causal(mask: Tensor | None, causal: Tensor) -> Tensor:
     """
     if mask is None:
         return causal
-    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, float("-inf"))
+    return mask.masked_fill(~causal, float("-inf")) if mask.is_floating_point() else mask * causal

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mha.spec.config import Config
+from mha.spec.masks import form_of
 
 
 def validate_call(
@@ -23,7 +24,7 @@ def validate_call(
 
     query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
     mask: broadcastable to (B, H, L, S), or None.
-    masks: the accepted forms of mask: "bool", and "float" for the dtype of the query.
+    masks: the accepted forms of mask: "bool", "float" for the dtype of the query, and "int" for any dtype of integers.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
     >>> validate_call(config, x, x, x, mask=torch.ones(5, 4, dtype=torch.bool))
@@ -43,9 +44,9 @@ def validate_call(
 
 def _validate_mask(mask: Tensor, scores: tuple[int, int, int, int], dtype: torch.dtype, masks: Collection[str]) -> None:
     """Raise TypeError or ValueError unless the mask has an accepted dtype and broadcasts to `scores`, (B, H, L, S)."""
-    form = "bool" if mask.dtype == torch.bool else "float" if mask.dtype == dtype else None
-    if form not in masks:
-        dtypes = {"bool": "torch.bool", "float": str(dtype)}
+    form = form_of(mask)
+    if form not in masks or (form == "float" and mask.dtype != dtype):
+        dtypes = {"bool": "torch.bool", "float": str(dtype), "int": "of integers"}
         raise TypeError(f"mask must have dtype {' or '.join(dtypes[form] for form in masks)}, but has {mask.dtype}")
     aligned = zip(reversed(mask.shape), reversed(scores), strict=False)
     if mask.ndim > 4 or any(size not in (1, full) for size, full in aligned):

@@ -246,6 +246,11 @@ class IntegerMaskAdded(Complete):
         )
 
 
+@fault("PTH-3", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of integers")
+class IntegersAddedThoughClaimed(IntegerMaskAdded):
+    """A mask of integers is added to the scores, though it is claimed that 1 and 0 count as True and False."""
+
+
 @fault(
     "MSK-12",
     caught_by="masks_of_another_precision_are_added_or_refused",

@@ -316,7 +316,7 @@ def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
         if len(shape) < 4 and len(shape) not in session.claims.mask_ranks:
             continue  # it may mean something else
         for form in sorted(session.claims.masks):
-            dtype = torch.bool if form == "bool" else problem.query.dtype
+            dtype = {"bool": torch.bool, "float": problem.query.dtype, "int": torch.int64}[form]
             mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
             because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {problem.shape}"
             calls[because] = partial(session, problem.change(mask=mask))
@@ -373,9 +373,11 @@ def masks_of_another_precision_are_added_or_refused(session: Session, case: Case
 def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> None:
     """A mask of a dtype that is not claimed raises, instead of being reinterpreted."""
     problem = case.problem()
-    dtypes = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+    integers = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+    dtypes = set() if "int" in session.claims.masks else integers
     dtypes |= set() if "bool" in session.claims.masks else {torch.bool}
     dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
+    assume(bool(dtypes), "every dtype is claimed")
     calls = {}
     for dtype, numbers in product(sorted(dtypes, key=str), ("ones", "zeros")):  # one of the two may hide every key
         mask = getattr(torch, numbers)(problem.shape, dtype=dtype, device=problem.query.device)
@@ -392,4 +394,5 @@ def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
     if dtype.is_floating_point:
         return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
     forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
-    return f"refuse it, so that callers convert it to {forms} themselves"
+    counts = 'claim "int" if 1 and 0 count as True and False, and otherwise ' if "bool" in claimed else ""
+    return f"{counts}refuse it, so that callers convert it to {forms} themselves"

@@ -75,7 +75,7 @@ def _expect_one_result(session: Session, case: Case) -> None:
 
 @property_of("PTH-3", Domain(masks=("all", *BOOLEAN), causal=BOTH, values=FEW_VALUES))
 def forms_of_one_mask_agree(session: Session, case: Case) -> None:
-    """One mask as boolean, 0/-infinity float, broadcast, expanded or causal flag gives the same output."""
+    """One mask as boolean, 0/-infinity float, integers, broadcast, expanded or causal flag gives the same output."""
     problem, claims = case.problem(), session.claims
     assert problem.mask is not None
     items = case.B if claims.per_item_mask else 1
@@ -113,6 +113,8 @@ def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
             for form, same in ({"": boolean} | forms).items()
             if same.mask is not None
         }
+    if "int" in claims.masks:
+        forms |= {f"as 1 and 0 in {dtype}": boolean.change(mask=mask.to(dtype)) for dtype in (torch.int64, torch.uint8)}
     return forms
 
 

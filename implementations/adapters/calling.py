@@ -25,6 +25,7 @@ from mha.implementations.adapters.names import (
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
+from mha.spec.masks import form_of
 
 
 class Call(Protocol):
@@ -362,7 +363,7 @@ class CallByName:
         given: dict[str, Tensor | None] = {name: None for name in (names.mask, names.padding) if name in names.required}
         if mask is not None and names.mask:
             # A mask that is not claimed is not translated: refusing it is the function's task.
-            claimed = ("bool" if mask.dtype == torch.bool else "float") in self.claims.masks
+            claimed = form_of(mask) in self.claims.masks
             given[names.mask] = self.masks.translate(self.label, mask, sizes, dtype, claimed=claimed)
         elif mask is not None:
             raise UnsupportedCallError(f"{self.label} takes no mask")

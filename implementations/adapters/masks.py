@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, MaskConvention, to_convention
+from mha.spec.masks import form_of
 
 PaddingConvention = Literal["keep", "drop"]
 Sizes = tuple[int, int, int, int]
@@ -76,11 +77,12 @@ class MaskFormat:
         if self.convention is None:
             return {"masks": ()}
         axes = self.axes
-        most: dict[str, Any] = {"masks": {"bool"}} if self.numbers and "float" in claims.masks else {}
+        others = {*claims.masks} - {"bool"}
+        most: dict[str, Any] = {"masks": {"bool"}} if self.numbers and others else {}
         if self.padding and "b" not in axes and claims.per_item_mask:  # items differ in their padding only
             axes = axes - {"h"} | {"b"}
             most |= {"joint_masks": False} if claims.joint_masks else {}
-            most |= {"masks": {"bool"}} if "float" in claims.masks else {}  # no padding is a number
+            most |= {"masks": {"bool"}} if others else {}  # only booleans are split
         return most | {
             claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes and getattr(claims, claim)
         }
@@ -99,6 +101,8 @@ class MaskFormat:
             raise UnsupportedCallError(f"{label} takes numbers in the mask for all items, and not as padding")
         if self.shape is not None:
             mask = shape_mask(label, mask, self.shape, sizes)
+        if claimed and form_of(mask) == "int" and self.convention == "drop":
+            return 1 - mask
         return self._numbers(to_convention(mask, self.convention or "keep", dtype) if claimed else mask, dtype)
 
     def translate_padding(self, keys: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:

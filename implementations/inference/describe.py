@@ -95,10 +95,11 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     meant = "; if that is meant, claim scale=1.0" if candidate.formula.scale == "none" else ""
     formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
     unused, others = _unused_options(candidate, arguments), candidate.signature.others
+    read = candidate.mask or candidate.hides_queries
     unknown, neutral = [name for name in others if name not in NEUTRAL_MEANING], [*filter(NEUTRAL_MEANING.get, others)]
     return [
         *formula,
-        Row("mask", _mask(candidate), candidate.assumed or ("tested" if candidate.mask else "by name")),
+        Row("mask", _mask(candidate), candidate.assumed or ("tested" if read else "by name")),
         *_empty_rows(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
@@ -211,10 +212,13 @@ def _either(numbers: Collection[int]) -> str:
 
 def _mask(candidate: Candidate) -> str:
     """Return what a mask means, and its shape."""
+    if candidate.hides_queries:
+        return f"not judged: {candidate.signature.mask} hides the queries of padding too, whose outputs mean nothing"
     if candidate.mask is None:
         return "none"
     meaning = CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
+    meaning = meaning.replace("True", "True or 1") if "int" in candidate.claims.get("masks", ()) else meaning
     ranks = candidate.claims.get("mask_ranks")
     broadcast = f"of {_either(ranks)} dimensions, " if ranks else ""
     shape = (

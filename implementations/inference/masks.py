@@ -31,6 +31,9 @@ def find_mask(candidate: Candidate) -> None:
         return
     formats = _formats(candidate)
     exact, fitting = next(((each, found) for each in formats if (found := _fitting_conventions(each))), (None, []))
+    if exact is None and any(map(_hides_queries, formats)):
+        candidate.claims["masks"], candidate.hides_queries = (), True
+        return
     near = nearest_format(formats) if exact is None else _in_part(formats, exact)
     chosen, conventions = near or (exact, fitting)
     if chosen is None:
@@ -46,6 +49,7 @@ def find_mask(candidate: Candidate) -> None:
     candidate.claims |= {"masks": {"bool", "float"}} if "additive" in conventions else {}
     candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
     _find_ranks(candidate)
+    _find_integers(candidate)
 
 
 def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -73,6 +77,30 @@ def _formats(candidate: Candidate) -> list[Candidate]:
         for padding, numbers in product((*paddings, None), (False, True))
         for shape in (shared_first if padding else SHAPES)
     ]
+
+
+def _hides_queries(candidate: Candidate) -> bool:
+    """Return whether padding masks of its shape hide keys as they should, and change the outputs of padding too.
+
+    The contract has no such mask, and nobody reads these outputs.
+    """
+    is_padding = SHAPES[candidate.mask_shape] == "bs" and not candidate.padding
+    if not is_padding or candidate.cross_attention or not candidate.explained:
+        return False
+    return any(
+        all(_gives_formula_but_for_padding(replace(candidate, mask=convention), probe) for probe in candidate.probes)
+        for convention in CONVENTIONS[:2]
+    )
+
+
+def _gives_formula_but_for_padding(tried: Candidate, probe: Probe) -> bool:
+    mask = probe.mask("bs", causal=bool(tried.formula.causal))
+    tried.claims = tried.claims | tried.masks.limits(Claims())
+    result = tried.call(probe.inputs, mask=mask)
+    expected, kept = tried.formula(probe.inputs, tried.weights, mask), mask[:, 0, 0]
+    if result is None or not isinstance(result.output, Tensor) or result.output.shape != expected.shape:
+        return False
+    return is_close(result.output[kept], expected[kept]) and not is_close(result.output[~kept], expected[~kept])
 
 
 def _in_part(formats: Sequence[Candidate], exact: Candidate) -> tuple[Candidate, list[MaskConvention]] | None:
@@ -109,6 +137,18 @@ def _find_ranks(candidate: Candidate) -> None:
     calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
     ranks = {rank for rank, results in calls.items() if rank == 4 or agree(*results)}
     candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
+
+
+def _find_integers(candidate: Candidate) -> None:
+    """Claim masks of integers, if 1 and 0 count as True and False in them."""
+    if candidate.assumed or candidate.padding or candidate.mask_numbers or candidate.mask == "additive":
+        return
+    masks = {*candidate.claims.get("masks", {"bool"}), "int"}
+    tried, probe = replace(candidate, claims=candidate.claims | {"masks": masks}), candidate.probes[0]
+    mask = probe.mask(SHAPES[candidate.mask_shape], causal=bool(candidate.formula.causal))
+    expected = candidate.call(probe.inputs, mask=mask)
+    if all(agree(tried.call(probe.inputs, mask=mask.to(dtype)), expected) for dtype in (torch.int64, torch.uint8)):
+        candidate.claims["masks"] = masks
 
 
 def _fitting_conventions(candidate: Candidate) -> list[MaskConvention]:
