@@ -21,6 +21,7 @@ from mha.spec import Claims
 CLASSES = Path(__file__).parent / "classes"
 ALL_DTYPES = {"dtypes": {"float64", "float32", "float16", "bfloat16"}}
 NO_WEIGHTS, SELF_ATTENTION = {"returns_weights": False}, {"cross_attention": False}
+INTEGERS = {"masks": {"bool", "int"}}
 MEMORY = {"cross_attention": "memory"}
 GROUPED = {"grouped_query": True, "dropout": True}
 SHARED_BY_HEADS = {"per_head_mask": False}
@@ -36,7 +37,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttention",
         {"w_q": "W_q", "w_k": "W_k", "w_v": "W_v", "w_o": "W_o"},
         {},
-        {**NO_WEIGHTS, "bias": {True}, "empty_row": "uniform"},
+        {**INTEGERS, **NO_WEIGHTS, "bias": {True}, "empty_row": "uniform"},
     ),
     "returns_weights": (
         "MultiHeadAttn",
@@ -79,7 +80,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHead",
         {"w_q": "heads.*.q", "w_k": "heads.*.k", "w_v": "heads.*.v", "w_o": "output_linear"},
         {"mask_shape": "b l s"},
-        {**SHARED_BY_HEADS, **NO_WEIGHTS, "bias": {True}, "empty_row": "nan"},
+        {**INTEGERS, **SHARED_BY_HEADS, **NO_WEIGHTS, "bias": {True}, "empty_row": "nan"},
     ),
     "einops_kv_fused": (
         "CrossAttention",
@@ -104,13 +105,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadAttention",
         {"w_q": "query.linear", "w_k": "key.linear", "w_v": "value.linear", "w_o": "output"},
         {"mask_shape": "l s b", "layout": "l b d"},
-        {**SHARED_BY_HEADS, **NO_WEIGHTS, "empty_row": "nan", "dropout": True},
+        {**INTEGERS, **SHARED_BY_HEADS, **NO_WEIGHTS, "empty_row": "nan", "dropout": True},
     ),
     "channels_first": (
         "ConvAttention",
         {"w_q": "conv_q", "w_kv": ("conv_kv", "(r h e) d -> (h r e) d"), "w_o": "conv_o"},
         {"layout": "b d l"},
-        {**MEMORY, **NO_WEIGHTS, "bias": {True}, "empty_row": "uniform", "dropout": True},
+        {**INTEGERS, **MEMORY, **NO_WEIGHTS, "bias": {True}, "empty_row": "uniform", "dropout": True},
     ),
     "padding_and_additive": (
         "MHA",
@@ -137,13 +138,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "MultiHeadedAttention",
         {"w_q": "linears.0", "w_k": "linears.1", "w_v": "linears.2", "w_o": "linears.3"},
         {"mask_shape": "b l s", "weights": "attn"},
-        {**SHARED_BY_HEADS, "bias": {True}, "empty_row": "uniform", "dropout": True},
+        {**INTEGERS, **SHARED_BY_HEADS, "bias": {True}, "empty_row": "uniform", "dropout": True},
     ),
     "mean_weights": (
         "SelfAttention",
         {"w_v": "values", "w_k": "keys", "w_q": "queries", "w_o": "fc_out"},
         {},
-        {**NO_WEIGHTS, "bias": {"o"}, "empty_row": "uniform"},
+        {**INTEGERS, **NO_WEIGHTS, "bias": {"o"}, "empty_row": "uniform"},
     ),
     "sdpa_grouped": (
         "GroupedQueryAttention",

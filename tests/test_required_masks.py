@@ -61,7 +61,7 @@ class OfMemory(Attention):
 @pytest.mark.parametrize(
     ("cls", "row"),
     [
-        (OfMemory, "True = may attend, of shape 'b l s', required in each call"),
+        (OfMemory, "True or 1 = may attend, of shape 'b l s', required in each call"),
         (Added, "added to the scores, broadcastable to (b, h, l, s), required in each call"),
         (OneForAll, "True = may not attend, of shape 'l s', required in each call"),
     ],

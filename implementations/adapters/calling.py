@@ -221,12 +221,20 @@ def limits(signature: Signature, masks: MaskFormat, claims: Claims) -> dict[str,
     return most
 
 
-def call_by_name(label: str, signature: Signature, claims: Claims, layout: str, masks: MaskFormat) -> CallByName:
+def call_by_name(  # noqa: PLR0913  what a declaration says about calls
+    label: str,
+    signature: Signature,
+    claims: Claims,
+    layout: str,
+    masks: MaskFormat,
+    weights: int | None = None,
+) -> CallByName:
     """Return a `Call` that passes everything by the function's own names, and inputs it does not name by position.
 
     A function without a causal flag gets the causal mask, aligned as claimed, joined to the mask. One with a single
     input for key and value gets the key; one with a single input gets the query.
-    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l (length).
+    label: the name in messages. layout: the axes of the inputs in order, among them b (batch) and l (length). weights:
+    as for `as_output`.
 
     Raises ImplementationError for claims that no call can express.
     """
@@ -238,7 +246,8 @@ def call_by_name(label: str, signature: Signature, claims: Claims, layout: str, 
         )
     axes = layout.replace("(b h)", "b").replace("(h d)", "d").split()
     of_heads, merged = "h" in layout and "(h d)" not in layout, "(b h)" in layout
-    return CallByName(label, signature, claims, masks, axes.index("b"), axes.index("l"), of_heads, merged)
+    b, l = axes.index("b"), axes.index("l")
+    return CallByName(label, signature, claims, masks, b, l, of_heads, merged, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -247,7 +256,7 @@ class CallByName:
 
     of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the batch's axis is that
     of the heads too. same_shape: whether the output has the shape of the query. n_heads: H, to which masks are expanded
-    that the function takes for each head.
+    that the function takes for each head. weights: as for `as_output`.
     """
 
     label: str
@@ -260,6 +269,7 @@ class CallByName:
     merged: bool = False
     same_shape: bool = True
     n_heads: int = 1
+    weights: int | None = None
 
     def built_for(self, config: Config) -> CallByName:
         """Return the call of an attention with this configuration."""
@@ -294,7 +304,7 @@ class CallByName:
         if names.average and (need_weights or names.average in names.required):
             options[names.average] = False
         options |= {name: self._neutral(name, query, sizes) for name in names.others}
-        return as_output(target(*inputs, **options), query.shape if self.same_shape else None)
+        return as_output(target(*inputs, **options), query.shape if self.same_shape else None, self.weights)
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> float | SimpleNamespace | None:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""

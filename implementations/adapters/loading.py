@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -17,11 +18,13 @@ from mha.implementations.errors import ImplementationError
 from mha.spec import Weights
 
 # Projections that may be stacked, in any order.
-STACKED = {"".join(order): order for roles in ("qkv", "kv") for order in permutations(roles)}
+STACKED = {"".join(order): order for roles in ("qkv", "kv", "qk") for order in permutations(roles)}
 # Where a weight is in a module: a dotted name; a dotted name and the weight's layout there, as an einops pattern; or
 # None for a projection that the module does not have.
 ParameterPath = str | tuple[str, str] | None
-KEYS = "w_q, w_k, w_v, w_o, w_qkv, w_kv (or in another order, such as w_kqv), the same with b_, extra_k and extra_v"
+KEYS = (
+    "w_q, w_k, w_v, w_o, w_qkv, w_kv, w_qk (or in another order, such as w_kqv), the same with b_, extra_k and extra_v"
+)
 
 
 @torch.no_grad()
@@ -143,14 +146,19 @@ class Entry:
         """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the weight's last."""
         left, _, right = self.pattern.partition("->")
         if kind == "b" and self.kind == "w":
-            inputs = left.split()[-1]
-            left, right = (" ".join(axis for axis in side.split() if axis != inputs) for side in (left, right))
+            inputs = axes_of(groups_of(left)[-1])
+            left, right = (" ".join(g for g in groups_of(side) if not {*axes_of(g)} <= {*inputs}) for side in (left, right))
         return left, right
 
     def _rearranged(self, value: Tensor, left: str, right: str) -> Tensor:
         known = {"r": len(self.roles), "e": self.head_dim}
         sizes = {axis: size for axis, size in known.items() if axis in axes_of(left)}
         return rearrange(value, f"{left} -> {right}", **sizes)
+
+
+def groups_of(side: str) -> list[str]:
+    """Split one side of an einops pattern into its axes, those in parentheses as one."""
+    return re.findall(r"\([^)]*\)|\S+", side)
 
 
 def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entry | None:

@@ -39,8 +39,9 @@ TO_LAYOUT: dict[str, Callable[[Tensor], Tensor]] = {
     "l b d": lambda x: x.transpose(0, 1),
     "b d l": lambda x: x.transpose(1, 2),
     "b d l 1": lambda x: x.transpose(1, 2).unsqueeze(3),
+    "b l 1 d": lambda x: x.unsqueeze(2),
 }
-FROM_LAYOUT = TO_LAYOUT | {"b d l 1": lambda x: x.squeeze(3).transpose(1, 2)}
+FROM_LAYOUT = TO_LAYOUT | {"b d l 1": lambda x: x.squeeze(3).transpose(1, 2), "b l 1 d": lambda x: x.squeeze(2)}
 # The forms of masks that are claimed by default.
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -56,7 +57,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: bool = False,
     mask_required: bool = False,
     layout: str = "b l d",
-    weights: str | None = None,
+    weights: str | int | None = None,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
@@ -68,7 +69,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         given an object of the class of its annotation, with these names, or any object that has them all.
     parameters: where the weights go: the keys "w_q", "w_k", "w_v" and "w_o", each with the dotted name of a linear
         layer, of an nn.ModuleList with one layer per head ("heads.*.q" for a layer inside each member of a list), or of
-        a parameter; "w_qkv" or "w_kv" for projections stacked in that order, "w_kqv" in another; "b_q" and so on for a
+        a parameter; "w_qkv", "w_kv" or "w_qk" for projections stacked in that order, "w_kqv" in another; "b_q" and so on for a
         bias that is not part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; None for a projection
         that the module does not have. A name with an einops pattern, such as ("qkv", "(r h e) d -> (h r e) d"), gives
         the layout of a weight (out, in) in the module: r counts the stacked projections, e the columns of a head, and
@@ -85,9 +86,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
     mask_required: whether a call without a mask raises. It gets one that allows everything.
-    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1" for
-        an image of one column.
-    weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them.
+    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1" or
+        "b l 1 d" for an image of one column.
+    weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them; or their
+        place in what it returns, counted from 0, if they are not the first after the output.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
         and None for those that it requires and that have no known name.
     claims: what the module supports; by default `Claims()`, without what its parameters and masks cannot express, and
@@ -137,9 +139,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
             f"{label}: claims own_head_dim, but none of the parameters of its constructor has a known name of head_dim "
             f"({', '.join(CONSTRUCTOR_NAMES['head_dim'])})"
         )
-    call = call if signature is None else call_by_name(label, signature, claims, layout, masks)
+    place, attribute = (weights, None) if isinstance(weights, int) else (None, weights)
+    call = call if signature is None else call_by_name(label, signature, claims, layout, masks, place)
     assert call
-    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, weights)
+    return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, attribute)
 
 
 def _validate(label: str, parameters: object, layout: str) -> None:

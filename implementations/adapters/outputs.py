@@ -12,12 +12,13 @@ from torch import Tensor
 from mha.spec import Output
 
 
-def as_output(returned: Any, shape: torch.Size | None = None) -> Output:
+def as_output(returned: Any, shape: torch.Size | None = None, weights: int | None = None) -> Output:
     """Return what a module returned as an `Output`.
 
     returned: an output, or a tuple, list, mapping or dataclass that holds one. shape: of the query. Of several tensors,
     the output is the first one of this shape, or else the first one, and the weights are the first of the others. What
-    holds no tensor becomes the output as it is, so that the clauses about outputs report it.
+    holds no tensor becomes the output as it is, so that the clauses about outputs report it. weights: the place of the
+    weights in what holds them, counted from 0, if they are not the first.
 
     >>> as_output((torch.zeros(2, 3, 8), None, None)).output.shape
     torch.Size([2, 3, 8])
@@ -27,10 +28,13 @@ def as_output(returned: Any, shape: torch.Size | None = None) -> Output:
     """
     if isinstance(returned, Output | Tensor):
         return returned if isinstance(returned, Output) else Output(returned)
-    tensors = [value for value in _held(returned) if isinstance(value, Tensor)]
+    held = [*_held(returned)]
+    tensors = [value for value in held if isinstance(value, Tensor)]
     if not tensors:
         return Output(returned)
     output = next((tensor for tensor in tensors if tensor.shape == shape), tensors[0])
+    if weights is not None:
+        return Output(output, held[weights] if weights < len(held) else None)
     return Output(output, next((tensor for tensor in tensors if tensor is not output), None))
 
 

@@ -34,9 +34,9 @@ class Candidate:
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
     and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
-    weights_path: the attribute on which a call leaves them, if it does not return them. one_head: why a single head is
-    not claimed, if it is not. too_long: what a call with long inputs raised. hint: what the causal flag raises,
-    if it only says that the mask is causal. last: the module that was called last.
+    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. too_long: what a
+    call with long inputs raised. hint: what the causal flag raises, if it only says that the mask is causal. last: the
+    module that was called last.
     assumed: why the format of masks is assumed, if none explains what they do. ignored: whether masks of this format
     have no effect. hides_queries: whether masks hide the queries of padding too, and are not judged. empty_row: the
     policy for rows without a key, if one is found.
@@ -61,7 +61,7 @@ class Candidate:
     shown: str = ""
     problem: str = ""
     beside: str = ""
-    weights_path: str | None = None
+    weights_at: str | int | None = None
     one_head: str = ""
     too_long: str = ""
     hint: str = ""
@@ -79,7 +79,7 @@ class Candidate:
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout = {"layout": self.layout} if self.layout != "b l d" else {}
-        layout |= {"weights": self.weights_path} if self.weights_path else {}
+        layout |= {"weights": self.weights_at} if self.weights_at else {}
         return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
 
     @property

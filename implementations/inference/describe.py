@@ -251,7 +251,8 @@ def _causal(candidate: Candidate) -> str:
 
 def _weights(candidate: Candidate) -> str:
     if "returns_weights" not in candidate.claims:
-        return f"per head, on the attribute {candidate.weights_path}" if candidate.weights_path else "returned per head"
+        at = candidate.weights_at
+        return f"per head, on the attribute {at}" if isinstance(at, str) else "returned per head"
     return f"not returned{candidate.beside and f' per head, but {candidate.beside}'}"
 
 

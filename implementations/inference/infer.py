@@ -23,7 +23,7 @@ from mha.implementations.adapters.construction import (
     constructor_arguments,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
-from mha.implementations.adapters.module import ModuleImplementation
+from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -272,23 +272,18 @@ def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
 def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Literal["memory"]) -> list[Candidate]:
     """Return a candidate for each choice of projections and layouts."""
     claims = empty.claims | {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
+    maps = parameter_maps(module, empty.config)
+    first = replace(empty, parameters=maps[0], claims=dict(claims))
+    raises = first.call_plainly(first.probes[0].inputs) is None
     candidates = [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
-        for parameters in parameter_maps(module, empty.config)
-        for layout in _possible_layouts(module)
+        for parameters in maps
+        for layout in (TO_LAYOUT if raises else ("b l d", "l b d"))
     ]
     biases = _possible_biases(candidates[0])
     for candidate in candidates:
         candidate.claims |= {} if biases == {True, False} else {"bias": biases}
     return candidates
-
-
-def _possible_layouts(module: nn.Module) -> list[str]:
-    def has(kind: type[nn.Module]) -> bool:
-        return any(isinstance(layer, kind) for layer in module.modules())
-
-    of_convolutions = [layout for kind, layout in ((nn.Conv1d, "b d l"), (nn.Conv2d, "b d l 1")) if has(kind)]
-    return ["b l d", "l b d", *of_convolutions]
 
 
 def _with_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -317,8 +312,8 @@ def _require_inputs(candidate: Candidate) -> None:
 
 def _require_one_map(matching: Sequence[Candidate]) -> None:
     """Raise Unclear if several choices of projections explain the outputs."""
-    if len(matching) > 1:
-        maps = sorted({str(each.parameters) for each in matching})
+    maps = sorted({str(each.parameters) for each in matching})
+    if len(maps) > 1:
         more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
         raise Unclear(f"more than one choice of projections gives what it computes ({'; '.join(maps[:2])}{more})")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from time import process_time
@@ -23,6 +23,8 @@ from mha.spec.claims import COMPUTE_DTYPES, Claims
 # Kinds of dropout, the most general first.
 KINDS = ("both", True, "output")
 PROBABILITY = 0.5
+# Of a call.
+MOST_RESULTS = 5
 # In seconds of CPU time, for a call with long inputs.
 PATIENCE = 4.0
 
@@ -156,38 +158,42 @@ def _near(output: Tensor, expected: Tensor, scale: Tensor) -> Tensor:
     return (output - expected).abs() <= TOLERANCE * scale
 
 
-def weights_on_an_attribute(candidate: Candidate, shape: tuple[int, ...]) -> str | None:
-    """Return the dotted name of the attribute on which a call leaves tensors of the shape of weights, rows of sum 1."""
-    paths = [path for path in candidate.left_behind() if _holds_weights(replace(candidate, weights_path=path), shape)]
-    return paths[0] if len(paths) == 1 else None
+def _only_place(candidate: Candidate, places: Iterable[str | int], shape: tuple[int, ...]) -> str | int | None:
+    """Return the one of several places at which a call has tensors of the shape of weights, with rows of sum 1."""
+    found = [place for place in places if _holds_weights(replace(candidate, weights_at=place), shape)]
+    return found[0] if len(found) == 1 else None
 
 
 def _holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
     result = tried.call_plainly(tried.probes[0].inputs, need_weights=True)
-    weights = result.weights if result else None
-    if not isinstance(weights, Tensor) or tuple(weights.shape) != shape:
+    return _are_weights(result.weights if result else None, shape)
+
+
+def _are_weights(returned: object, shape: tuple[int, ...]) -> bool:
+    if not isinstance(returned, Tensor) or tuple(returned.shape) != shape:
         return False
-    sums = weights.double().sum(-1)
+    sums = returned.double().sum(-1)
     return bool(_near(sums, torch.ones_like(sums), torch.ones(())).all())
 
 
 def find_weights(candidate: Candidate) -> None:
-    """Set whether it returns weights (B, H, L, S), and the shape of what it returns."""
+    """Set whether it returns weights (B, H, L, S), where they are, and the shape of what it returns."""
     probe = candidate.probes[0]
     result = candidate.call(probe.inputs, need_weights=True, is_causal=bool(candidate.formula.causal))
     query, key, _ = probe.inputs
     expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
     weights = result.weights if result else None
+    if _are_weights(weights, expected):
+        return
+    candidate.weights_at = _only_place(candidate, range(2, MOST_RESULTS), expected)
     if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
-        candidate.claims["returns_weights"] = False
-        candidate.weights_path = weights_on_an_attribute(candidate, expected)
-    if candidate.weights_path:
-        candidate.claims.pop("returns_weights")
+        candidate.weights_at = candidate.weights_at or _only_place(candidate, candidate.left_behind(), expected)
+        candidate.claims |= {} if candidate.weights_at else {"returns_weights": False}
         candidate.beside = f"of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else ""
-    elif _are_scores(candidate, weights):
+    elif not candidate.weights_at and _are_scores(candidate, weights):
         candidate.claims["returns_weights"] = False
         candidate.beside = "the scores before the softmax"
-    elif isinstance(weights, Tensor) and tuple(weights.shape) == (expected[0], *expected[2:]):
+    if isinstance(weights, Tensor) and tuple(weights.shape) == (expected[0], *expected[2:]):
         candidate.beside = "of shape (b, l, s)"
 
 

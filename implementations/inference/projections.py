@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from mha.implementations.adapters.loading import STACKED, ParameterPath
+from mha.implementations.adapters.loading import STACKED, ParameterPath, groups_of
 from mha.spec import Config
 
 ParameterMap = dict[str, ParameterPath]
@@ -60,6 +60,8 @@ NEUTRAL_WORDS = (
     "attn",
     "dense",
 )
+# Of the rows of stacked projections, beside the contract's (r h e): by heads.
+STACKED_ORDERS = ("(h r e)", "(h e r)")
 BIAS_WORDS = ("b", "bias", "biases")
 FEWER_KEY_HEADS = (
     "there are fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads, also "
@@ -150,7 +152,7 @@ def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]
 
 def _misfit(held: Held, key: str, config: Config) -> Unclear:
     """Return what is wrong with the shape of a parameter of a role."""
-    d, roles, rows = config.d_model, key[2:], held.shape[0] if held.shape else 0
+    d, roles, rows = config.d_model, key[2:], held.shape[0] if len(held.shape) == 2 else 0
     shape = f"{held.path} looks like {key}, but its shape is {held.shape}"
     if held.kind == "w" and held.shape == (config.head_dim, config.head_dim):
         return Undeclarable(f"{shape} with d_model={d} and n_heads={config.n_heads}, so {SHARED_BY_HEADS}")
@@ -173,16 +175,31 @@ def parameter_maps(module: nn.Module, config: Config) -> list[ParameterMap]:
         raise Unclear(f"no parameter looks like the projection of {', '.join(missing)} (its parameters: {names})")
     if "o" not in roles:
         paths["w_o"] = [*_squares(module, config, paths), None]
-    return [dict(zip(paths, chosen, strict=True)) for chosen in product(*paths.values())]
+    maps = [dict(zip(paths, chosen, strict=True)) for chosen in product(*paths.values())]
+    return [each for each in maps if _are_in_one_order(each)]
 
 
-def _squares(module: nn.Module, config: Config, paths: Mapping[str, list[ParameterPath]]) -> Iterator[str]:
+def _are_in_one_order(parameters: ParameterMap) -> bool:
+    """Return whether flat biases of stacked projections are in the order of the weights beside them."""
+    orders = {key: _order(path) for key, path in parameters.items() if key[2:] in STACKED}
+    pairs = [(order, orders.get(f"w{key[1:]}", "")) for key, order in orders.items() if key[:2] == "b_"]
+    return all(bias == weight for bias, weight in pairs if bias and weight)
+
+
+def _order(path: ParameterPath) -> str:
+    """Return the order of the rows of stacked projections, such as "(h r e)"; "" if they are not one axis."""
+    if path is None or isinstance(path, str):
+        return "(r h e)"
+    rows = re.search(r"-> .*(\(. . .\))", path[1])
+    return rows[1] if rows else ""
+
+
+def _squares(module: nn.Module, config: Config, paths: Mapping[str, list[ParameterPath]]) -> Iterator[ParameterPath]:
     """Yield the square matrices without a role, one of which may be W_o under another name: trial runs decide."""
-    used = [path for options in paths.values() for path in options]
+    used = [_name_of(path) for options in paths.values() for path in options]
     for held in _held(module):
-        square = (held.kind, held.shape) == ("w", (config.d_model, config.d_model))
-        if square and held.path not in used and not role_of(held.path):
-            yield held.path
+        if held.kind == "w" and held.path not in used and not role_of(held.path):
+            yield from ((held.path, pattern) if pattern else held.path for pattern in _patterns(held, "o", config))
 
 
 def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
@@ -277,10 +294,13 @@ def _patterns(held: Held, role: str, config: Config) -> list[str]:
         return _bias_patterns(held.shape, stacked, config)
     if held.shape in ((stacked * d, d), (d, stacked * d)):
         return _matrix_patterns(held, stacked, d)
-    contract = "d (h e)" if role == "o" else "(h e) d"
-    sizes = {"d": d, "h": config.n_heads, "e": config.head_dim}
-    fitting = [axes for axes in permutations("hed") if held.shape == tuple(sizes[axis] for axis in axes)]
-    return [f"{contract} -> {' '.join(axes)}" for axes in fitting]
+    contract = "d (h e)" if role == "o" else "(r h e) d" if stacked > 1 else "(h e) d"
+    sizes = {"d": d, "h": config.n_heads, "e": config.head_dim, "(h e)": d, "r": stacked}
+    rows = [["h", "e"], ["(h e)"]] if stacked > 1 else [["h", "e"]]
+    named = [[*axes, "d", *(["r"] if stacked > 1 else [])] for axes in rows]
+    orders = [order for axes in named for order in permutations(axes)]
+    fitting = [order for order in orders if held.shape == tuple(sizes[axis] for axis in order)]
+    return [f"{contract} -> {' '.join(order)}" for order in fitting]
 
 
 def _shared_rows(role: str, config: Config) -> int:
@@ -300,18 +320,19 @@ def _shared_patterns(held: Held, rows: int, d: int) -> list[str]:
 def _bias_patterns(shape: tuple[int, ...], stacked: int, config: Config) -> list[str]:
     h, e = config.n_heads, config.head_dim
     contract = "(r h e)" if stacked > 1 else "(h e)"
-    known = {(stacked * config.d_model,): contract, (stacked, h, e): "r h e", (h, e): "h e"}
+    d = config.d_model
+    known = {(stacked * d,): contract, (stacked, d): "r (h e)", (stacked, h, e): "r h e", (h, e): "h e"}
     axes = known.get(tuple(size for size in shape if size != 1))
     if axes is None:
         return []
     if axes == contract and len(shape) == 1:
-        return [""]
-    named = iter([axes] if axes == contract else axes.split())
+        return ["", *(f"{contract} -> {order}" for order in STACKED_ORDERS if stacked > 1)]
+    named = iter(groups_of(axes))
     return [f"{contract} -> {' '.join('1' if size == 1 else next(named) for size in shape)}"]
 
 
 def _matrix_patterns(held: Held, stacked: int, d: int) -> list[str]:
-    orders = ("", "(h r e)", "(h e r)") if stacked > 1 else ("",)
+    orders = ("", *STACKED_ORDERS) if stacked > 1 else ("",)
     patterns = []
     if held.shape == (stacked * d, d):
         patterns += [f"(r h e) d -> {order} d" if order else "" for order in orders]
