@@ -283,7 +283,7 @@ class Claims:
             "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
             "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
             and self.grouped_query,
-            "masks: \"int\" is for what takes \"bool\" too; claim both": "int" in self.masks and "bool" not in self.masks,
+            'masks: "int" is for what takes "bool" too; claim both': "int" in self.masks and "bool" not in self.masks,
             f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
             "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
         }

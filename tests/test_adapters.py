@@ -141,7 +141,7 @@ def test_unclaimed_mask_reaches_the_module_untranslated() -> None:
 class Unrecognised(nn.Module):
     """The parameters of its constructor have no known names."""
 
-    def __init__(self, pieces: int, parts: int) -> None:
+    def __init__(self, pieces: int, parts: int, places: int) -> None:
         super().__init__()
 
 
@@ -226,7 +226,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
     "not a module": (lambda: from_module(int, parameters={}), "needs a torch.nn.Module class"),
     "unknown constructor": (
         lambda: from_module(Unrecognised, parameters={}),
-        r"constructor \(pieces, parts\) has a known name of d_model",
+        r"constructor \(pieces, parts, places\) has a known name of d_model",
     ),
     "no mask": (
         lambda: from_module(faults.Correct, parameters={}, mask=None, claims=Claims()),

@@ -94,7 +94,7 @@ class ThirdIsNone(ReturnsThree):
 class UnknownSizes(nn.Module):
     """Its constructor has no known name of d_model."""
 
-    def __init__(self, width: int, n: int) -> None:
+    def __init__(self, width: int, n: int, length: int) -> None:
         super().__init__()
 
 
@@ -171,7 +171,7 @@ UNCLEAR: dict[Callable[..., Any], str] = {
     Raises: "Raises(d_model=10, n_heads=2) raised RuntimeError: no GPU here",
     Exits: "each call raises, the first one SystemExit: 3",
     ValueFirst: "forward(self, a, b, c) does not name its inputs, and its output matches no formula",
-    UnknownSizes: "none of the parameters of its constructor (width, n) has a known name of d_model",
+    UnknownSizes: "none of the parameters of its constructor (width, n, length) has a known name of d_model",
 }
 
 

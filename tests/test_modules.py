@@ -15,7 +15,7 @@ from mha.conformance.faults import registry as faults
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import properties
 from mha.implementations import ImplementationError, from_module, preflight
-from mha.spec import Claims, Output, validate_call
+from mha.spec import Claims, Config, Output, Weights, validate_call
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -223,3 +223,13 @@ UNLOADABLE = [(Normalised, "w_q .*is computed each time it is read"), (LazyConvo
 def test_weights_that_cannot_be_loaded_are_named(cls: type[faults.Correct], message: str) -> None:
     with pytest.raises(ImplementationError, match=message):
         preflight(from_module(cls, parameters=faults.PARAMETERS))
+
+
+def test_layout_of_the_output_layer_leaves_its_bias_alone() -> None:
+    config = Config(d_model=6, n_heads=2)
+    weights = Weights.random(config, 0)
+    parameters = faults.PARAMETERS | {"w_o": ("out_proj", "d (h e) -> d (e h)")}
+    built = from_module(faults.Correct, parameters=parameters).build(config, weights, dtype=torch.float64, device="cpu")
+    out: Any = built.module.out_proj
+    assert torch.equal(out.bias, weights.b_o)  # type: ignore[arg-type]  # it has one
+    assert torch.equal(out.weight, weights.w_o.unflatten(1, (2, 3)).mT.flatten(1))

@@ -147,6 +147,12 @@ def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 
 
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the parameters without a default that may be inputs: the first one, and others of no other meaning."""
+    required = _required(parameters)
+    return required[:1] + [p for p in required[1:] if p.name not in NEUTRAL_MEANING]
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option."""
     required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     return [p for p in required if p.name not in ("self", *KNOWN_OPTIONS)]
@@ -157,15 +163,15 @@ def _one_input_and_others(
 ) -> tuple[bool, list[str]]:
     """Return whether a function can be called with one input, and what it requires beside its inputs.
 
-    Three required parameters without known names are query, key and value, unless the others are sizes of an image.
+    Three required parameters without known names are query, key and value.
     """
-    required = [p for p in required_inputs(parameters) if p.name not in (*inputs, memory)]
+    required = [p for p in _required(parameters) if p.name not in (*inputs, memory)]
     if inputs:
         return False, [p.name for p in required]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
-    sizes = [p.name for p in required[1:] if NEUTRAL_MEANING.get(p.name) in ("rows", "columns")]
-    if variadic or len(required) - len(sizes) in (0, 3):
-        return False, sizes
+    neutral = [p.name for p in required[1:] if p.name in NEUTRAL_MEANING]
+    if variadic or len(required) - len(neutral) in (0, 3):
+        return False, neutral
     return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
 
 
@@ -221,7 +227,7 @@ def limits(signature: Signature, masks: MaskFormat, claims: Claims) -> dict[str,
     return most
 
 
-def call_by_name(  # noqa: PLR0913  what a declaration says about calls
+def call_by_name(
     label: str,
     signature: Signature,
     claims: Claims,
@@ -246,8 +252,8 @@ def call_by_name(  # noqa: PLR0913  what a declaration says about calls
         )
     axes = layout.replace("(b h)", "b").replace("(h d)", "d").split()
     of_heads, merged = "h" in layout and "(h d)" not in layout, "(b h)" in layout
-    b, l = axes.index("b"), axes.index("l")
-    return CallByName(label, signature, claims, masks, b, l, of_heads, merged, weights=weights)
+    batch, length = axes.index("b"), axes.index("l")
+    return CallByName(label, signature, claims, masks, batch, length, of_heads, merged, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -314,6 +320,7 @@ class CallByName:
             "n_heads": self.n_heads,
             "scale": scale,
             "module": MODULE,
+            "start": 0,
             "rows": sizes[2],
             "columns": 1,
         }

@@ -10,17 +10,22 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
 
+# What the configs of transformers hold besides.
+OTHERS = {
+    "is_decoder": False,
+    "_attn_implementation": "eager",
+    "layer_norm_eps": 1e-5,
+    "position_embedding_type": "absolute",
+    "use_cache": False,
+}
 
-class AnyConfig(SimpleNamespace):
-    """A config whose values are attributes, and items as in a dictionary."""
 
-    def __getitem__(self, name: str) -> Any:
-        """Return a value; raises KeyError without one."""
-        return vars(self)[name]
+class AnyConfig(dict[str, Any]):
+    """A config whose values are items and attributes."""
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, or the default."""
-        return vars(self).get(name, default)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(OTHERS | values)
+        self.__dict__ = self
 
 
 def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:

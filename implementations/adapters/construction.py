@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -28,18 +28,21 @@ CONSTRUCTOR_NAMES = {
         *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
         *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
         *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
+        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim", "latent_dim"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
         *("num_head", "attention_heads", "n_attention_heads", "attn_heads", "num_attn_heads", "nb_heads", "head_num"),
         *("heads_num", "no_heads", "num_of_heads", "number_of_heads", "n_attn_heads", "nb_head"),
+        *("encoder_attention_heads", "decoder_attention_heads", "query_heads", "num_query_heads", "n_query_heads"),
+        *("heads_count", "n_att_heads", "att_heads", "num_att_heads"),
     ),
     "head_dim": (
         *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
         *("head_dims", "dim_heads", "dim_per_head", "head_width", "c_hidden"),
     ),
     "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
-    "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias"),
+    "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias", "qkv_proj_bias"),
     "q_bias": ("q_bias",),
     "k_bias": ("k_bias",),
     "v_bias": ("v_bias",),
@@ -48,11 +51,12 @@ CONSTRUCTOR_NAMES = {
     "dropout": (
         *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
         *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
-        *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob"),
+        *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
+        *("attn_score_dropout", "attention_drop"),
     ),
     "output_dropout": (
         *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
-        *("out_drop", "out_dropout", "output_dropout", "hidden_dropout"),
+        *("out_drop", "out_dropout", "output_dropout", "hidden_dropout", "attn_layer_dropout"),
     ),
     "max_length": (
         *("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings", "n_ctx"),
@@ -61,6 +65,7 @@ CONSTRUCTOR_NAMES = {
     "n_kv_heads": (
         *("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
         *("kv_n_heads", "num_kv_groups", "n_kv_groups", "num_query_groups", "n_query_groups", "num_kv_head"),
+        *("num_groups", "n_groups", "num_heads_kv", "n_heads_kv"),
     ),
     "kdim": (
         *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),
@@ -120,25 +125,41 @@ def built_for_calls(longest: int) -> AbstractContextManager[None]:
 def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
     """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its name is known.
 
-    Of several names for one thing, those with the default None keep it.
+    Of several names for one thing, those with the default None keep it. Where a class requires as many others as
+    d_model and n_heads have no name, they are these, in this order.
 
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
     parameters = inspect.signature(constructor).parameters
-    required = {name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC}
+    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
+    arguments |= _unnamed(constructor, required, arguments)
     for field in ("d_model", "n_heads"):
         if field not in arguments.values() and "config" not in arguments.values():
             raise ImplementationError(
                 f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
                 f"{field}; {_function(label, arguments, required)}"
             )
-    if unknown := [name for name in parameters if name in required and name not in arguments]:
+    if unknown := [name for name in required if name not in arguments]:
         raise ImplementationError(
             f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
             f"functools.partial({label}, {unknown[0]}=...), or {_function(label, arguments, required)}"
         )
-    return arguments
+    return {name: arguments[name] for name in parameters if name in arguments}
+
+
+def assumed_arguments(arguments: Mapping[str, str]) -> list[str]:
+    """Return the parameters of a constructor that are d_model or n_heads for want of a known name."""
+    named = ("size", "key_dim")
+    return [name for name, field in arguments.items() if name not in (*CONSTRUCTOR_NAMES[field], *named)]
+
+
+def _unnamed(constructor: Callable[..., Any], required: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the required parameters of a class that have no known name as d_model and n_heads, if these have none."""
+    is_class = inspect.isclass(constructor.func if isinstance(constructor, partial) else constructor)
+    unknown = [name for name in required if name not in known]
+    missing = [field for field in ("d_model", "n_heads") if not {field, "config"} & {*known.values()}]
+    return dict(zip(unknown, missing, strict=True)) if is_class and len(unknown) == len(missing) else {}
 
 
 def _fields(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
@@ -188,11 +209,11 @@ def makes_modules(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _function(label: str, arguments: Mapping[str, str], required: set[str]) -> str:
+def _function(label: str, arguments: Mapping[str, str], required: Sequence[str]) -> str:
     """Return the advice to write a function that builds the module."""
     fields = ("d_model", "n_heads")
     given = [f"{name}={field}" for name, field in arguments.items() if field in fields]
-    given += [f"{name}=..." for name in sorted(required - set(arguments))]
+    given += [f"{name}=..." for name in required if name not in arguments]
     given += [] if set(fields) <= set(arguments.values()) else ["..."]
     return f"name a function that builds it: def attention(d_model, n_heads): return {label}({', '.join(given)})"
 
@@ -250,9 +271,18 @@ def construct(
     return _materialised(constructor(**given), config)
 
 
-def fixed_dropout(module: nn.Module) -> list[_DropoutNd]:
-    """Return the dropout layers of a module that was constructed without dropout, and that drop all the same."""
-    return [layer for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.p]
+def fixed_dropout(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return each layer that drops with a probability that the constructor does not set, and the attribute with it.
+
+    module: constructed without dropout.
+    """
+    layers = [(layer, "p") for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.p]
+    return layers + [
+        (layer, name)
+        for layer in module.modules()
+        for name, value in vars(layer).items()
+        if "drop" in name and isinstance(value, float) and 0.0 < value <= 1.0
+    ]
 
 
 def _is_widened(constructor: Callable[..., Any]) -> bool:

@@ -146,8 +146,11 @@ class Entry:
         """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the weight's last."""
         left, _, right = self.pattern.partition("->")
         if kind == "b" and self.kind == "w":
-            inputs = axes_of(groups_of(left)[-1])
-            left, right = (" ".join(g for g in groups_of(side) if not {*axes_of(g)} <= {*inputs}) for side in (left, right))
+            inputs = {*axes_of(groups_of(left)[-1])}
+            kept = (
+                [group for group in groups_of(side) if not inputs.issuperset(axes_of(group))] for side in (left, right)
+            )
+            left, right = map(" ".join, kept)
         return left, right
 
     def _rearranged(self, value: Tensor, left: str, right: str) -> Tensor:

@@ -101,9 +101,13 @@ class MaskFormat:
             raise UnsupportedCallError(f"{label} takes numbers in the mask for all items, and not as padding")
         if self.shape is not None:
             mask = shape_mask(label, mask, self.shape, sizes)
-        if claimed and form_of(mask) == "int" and self.convention == "drop":
+        return self._numbers(self._converted(mask, dtype) if claimed else mask, dtype)
+
+    def _converted(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a mask of a claimed form in this convention; one of integers stays one."""
+        if form_of(mask) == "int" and self.convention == "drop":
             return 1 - mask
-        return self._numbers(to_convention(mask, self.convention or "keep", dtype) if claimed else mask, dtype)
+        return to_convention(mask, self.convention or "keep", dtype)
 
     def translate_padding(self, keys: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
         """Return the keys (B, S) that each item may attend to, True = may attend, as the padding argument."""

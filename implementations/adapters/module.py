@@ -69,12 +69,12 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         given an object of the class of its annotation, with these names, or any object that has them all.
     parameters: where the weights go: the keys "w_q", "w_k", "w_v" and "w_o", each with the dotted name of a linear
         layer, of an nn.ModuleList with one layer per head ("heads.*.q" for a layer inside each member of a list), or of
-        a parameter; "w_qkv", "w_kv" or "w_qk" for projections stacked in that order, "w_kqv" in another; "b_q" and so on for a
-        bias that is not part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; None for a projection
-        that the module does not have. A name with an einops pattern, such as ("qkv", "(r h e) d -> (h r e) d"), gives
-        the layout of a weight (out, in) in the module: r counts the stacked projections, e the columns of a head, and
-        the last axis on the left is that of the inputs. If the names depend on the configuration, a function of the
-        `Config` that returns such a map.
+        a parameter; "w_qkv", "w_kv" or "w_qk" for projections stacked in that order, "w_kqv" in another; "b_q" and so
+        on for a bias that is not part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; None for a
+        projection that the module does not have. A name with an einops pattern, such as ("qkv",
+        "(r h e) d -> (h r e) d"), gives the layout of a weight (out, in) in the module: r counts the stacked
+        projections, e the columns of a head, and the last axis on the left is that of the inputs. If the names depend
+        on the configuration, a function of the `Config` that returns such a map.
     mask: the module's convention for boolean masks: "keep" (True = may attend), "drop" (True = may not attend),
         "additive" (0 or -infinity, added to the scores), or None if it takes no mask.
     mask_shape: the shape of its masks, such as "b s", "b 1 l s" or "(b h) l s", if it does not take what is
@@ -192,8 +192,8 @@ class ModuleImplementation:
         that cannot be loaded.
         """
         module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
-        for layer in () if config.dropout else fixed_dropout(module):
-            layer.p = 0.0  # the formula in training has none
+        for layer, name in () if config.dropout else fixed_dropout(module):
+            setattr(layer, name, 0.0)  # the formula in training has none
         module = module.to(device=device, dtype=dtype)
         try:
             parameters = self.parameters(config) if callable(self.parameters) else self.parameters

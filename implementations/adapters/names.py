@@ -21,12 +21,14 @@ MEMORY_NAMES = (
 KEY_MASK_NAMES = (
     *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
     *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
-    *("src_padding_mask", "kv_padding_mask"),
+    *("src_padding_mask", "kv_padding_mask", "k_mask", "x_mask"),
 )
+# Of what is added to the scores.
+BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "rel_pos_bias", "bias")
 # Flags only where the default is one: others of these names are masks.
 FLAGS = ("causal_mask", "use_causal_mask")
 OPTION_NAMES = {
-    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, "attn_bias"),
+    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, *BIAS_NAMES),
     "is_causal": ("is_causal", "causal", *FLAGS),
     "need_weights": (
         *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),
@@ -34,14 +36,17 @@ OPTION_NAMES = {
     ),
     "average": ("average_attn_weights", "average_weights"),
 }
-# Of a mask of keys, beside another one; "mask" only if no other name of padding is there.
-PADDING_NAMES = (*KEY_MASK_NAMES, "mask")
+# Of a mask of keys, beside another one; the last two only if no other name of padding is there.
+PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")
 # What a function is given where it has no default, and what says the same as the contract. The others get None.
 NEUTRAL_NAMES = {
     "scale": ("sm_scale", "scale", "softmax_scale", "scaling", "scale_factor"),
     "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
     "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
     "module": ("module",),
+    # Of what is decoded from its beginning, without rotary positions.
+    "start": ("start_pos", "start"),
+    "positions": ("freqs_cis", "freqs", "input_pos", "cos", "sin", "rotary_emb"),
     # An image of one column has as many rows as there are positions.
     "rows": ("H", "h", "height"),
     "columns": ("W", "w", "width"),

@@ -78,7 +78,7 @@ class Candidate:
         shape |= {"mask_required": True} if self.mask_required else {}
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
-        layout = {"layout": self.layout} if self.layout != "b l d" else {}
+        layout: dict[str, Any] = {"layout": self.layout} if self.layout != "b l d" else {}
         layout |= {"weights": self.weights_at} if self.weights_at else {}
         return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.construction import BIAS_ROLES, fixed_dropout
+from mha.implementations.adapters.construction import BIAS_ROLES, assumed_arguments, fixed_dropout
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.inference.candidate import Candidate
@@ -65,9 +65,10 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
     kept = {name: x for name, x in getattr(candidate.constructor, "keywords", {}).items() if name not in arguments}
+    assumed = ", ".join(assumed_arguments(arguments))
     built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))
     return [
-        Row("built as", f"{candidate.label}({built})", "by name"),
+        Row("built as", f"{candidate.label}({built})", f"assumed, not by name: {assumed}" if assumed else "by name"),
         Row("projections", _projections(candidate.parameters), _against_name(candidate) or tested),
         Row("biases", _biases(candidate), "tested"),
         Row("inputs", _inputs(candidate), tested),
@@ -78,9 +79,8 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
 
 
 def _fixed_dropout(module: nn.Module) -> list[Row]:
-    """Return the row about dropout layers that the constructor does not set, if there are any."""
-    set_to_0 = Row("dropout", "layers of a fixed probability, which is set to 0", "tested")
-    return [set_to_0] if fixed_dropout(module) else []
+    """Return the row about dropout that the constructor does not set, if there is any."""
+    return [Row("dropout", "of a fixed probability, which is set to 0", "tested")] if fixed_dropout(module) else []
 
 
 def _against_name(candidate: Candidate) -> str:
@@ -118,6 +118,8 @@ def _given(name: str) -> str:
         "scale": "1/sqrt(d_k)",
         "dropout": "0.0",
         "module": "an object in evaluation, without groups of heads",
+        "start": "0",
+        "positions": "None",
         "rows": "L",
         "columns": "1",
     }

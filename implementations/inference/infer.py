@@ -18,6 +18,7 @@ from mha.implementations.adapters.calling import Signature, input_names, require
 from mha.implementations.adapters.construction import (
     CONSTRUCTOR_NAMES,
     SHORT,
+    assumed_arguments,
     built_for,
     construct,
     constructor_arguments,
@@ -156,7 +157,8 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
         except Unclear as unclear:
             problem = problem or unclear
     raise ImplementationError(
-        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
+        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_assumed(arguments)}"
+        f"{_advice(empty, module)}"
     )
 
 
@@ -223,6 +225,12 @@ def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
     others = empty.signature.others
     return f"; forward also requires {', '.join(others)}, of no known meaning, and was given None" if others else ""
+
+
+def _assumed(arguments: Mapping[str, str]) -> str:
+    """Return a remark on what the constructor was given for want of a known name."""
+    given = [f"{name}={arguments[name]}" for name in assumed_arguments(arguments)]
+    return f"; its constructor, whose names are not all known, was given {', '.join(given)}" if given else ""
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:

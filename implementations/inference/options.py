@@ -15,7 +15,9 @@ from torch import Tensor
 from mha.implementations.adapters.construction import MAX_LENGTH, built_for
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
+from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
+from mha.implementations.inference.projections import Undeclarable
 from mha.implementations.pristine import as_found
 from mha.spec import Sizes, Weights, causal_mask
 from mha.spec.claims import COMPUTE_DTYPES, Claims
@@ -38,8 +40,14 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
         widths = {"kdim": 7, "vdim": 9}
         _claim_if_explained(candidate, arguments, set(widths), {"kv_widths": True}, widths)
     _keep_biases_that_can_be_called(candidate)
-    if {"dropout", "output_dropout", "config"} & set(arguments.values()) and candidate.explained:
+    takes_dropout = {"dropout", "output_dropout", "config"} & set(arguments.values())
+    if takes_dropout and candidate.explained:
         _find_dropout(candidate)
+    elif _is_random_in_training(candidate):
+        raise Undeclarable(
+            "in training its outputs are random, as with F.dropout and a fixed probability; let the constructor take "
+            "the probability as dropout"
+        )
     _find_dtypes(candidate)
 
 
@@ -118,6 +126,16 @@ def _find_dropout(candidate: Candidate) -> None:
         if _dropped(tried) == kind:
             candidate.claims["dropout"] = kind
             return
+
+
+def _is_random_in_training(candidate: Candidate) -> bool:
+    """Return whether two calls in training give different outputs, though one in evaluation is explained."""
+    results = []
+    for seed in range(2) if candidate.explained else ():
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            results.append(candidate.call_plainly(candidate.probes[0].inputs, training=True))
+    return len(results) == 2 and None not in results and not agree(*results)
 
 
 def _dropped(tried: Candidate) -> bool | str | None:

@@ -294,13 +294,19 @@ def _patterns(held: Held, role: str, config: Config) -> list[str]:
         return _bias_patterns(held.shape, stacked, config)
     if held.shape in ((stacked * d, d), (d, stacked * d)):
         return _matrix_patterns(held, stacked, d)
-    contract = "d (h e)" if role == "o" else "(r h e) d" if stacked > 1 else "(h e) d"
-    sizes = {"d": d, "h": config.n_heads, "e": config.head_dim, "(h e)": d, "r": stacked}
-    rows = [["h", "e"], ["(h e)"]] if stacked > 1 else [["h", "e"]]
-    named = [[*axes, "d", *(["r"] if stacked > 1 else [])] for axes in rows]
-    orders = [order for axes in named for order in permutations(axes)]
-    fitting = [order for order in orders if held.shape == tuple(sizes[axis] for axis in order)]
-    return [f"{contract} -> {' '.join(order)}" for order in fitting]
+    return _split_patterns(held.shape, role, config)
+
+
+def _split_patterns(shape: tuple[int, ...], role: str, config: Config) -> list[str]:
+    """Return the layouts of a weight with an axis for the heads, or for the stacked projections, or both."""
+    contract = {"o": "d (h e)"}.get(role, "(h e) d")
+    axes = [["h", "e", "d"]]
+    if len(role) > 1:
+        contract, axes = "(r h e) d", [["r", "h", "e", "d"], ["r", "(h e)", "d"]]
+    d_model = config.d_model
+    sizes = {"d": d_model, "h": config.n_heads, "e": config.head_dim, "(h e)": d_model, "r": len(role)}
+    orders = [order for each in axes for order in permutations(each)]
+    return [f"{contract} -> {' '.join(order)}" for order in orders if shape == tuple(sizes[axis] for axis in order)]
 
 
 def _shared_rows(role: str, config: Config) -> int:
