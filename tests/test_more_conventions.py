@@ -156,6 +156,25 @@ class FromADictionary(Heads):
         super().__init__(cfg["emb_dim"], cfg["n_heads"])
 
 
+class PassesAllOn(Heads):
+    """Its base knows the parameters of the constructor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class OfTokensInFrames(Heads):
+    """(B, T, N, D): attention between the N tokens of a frame."""
+
+    def split(self, x: Tensor) -> Any:
+        batch, frames, tokens, _ = x.shape
+        return self.qkv(x).view(batch * frames, tokens, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.out(attend(*self.split(x))[0])
+        return output.view(x.shape)
+
+
 class UnknownNames(Heads):
     """Names that nobody knows, in the usual order."""
 
@@ -179,6 +198,8 @@ class UnknownNames(Heads):
             BiasBesidePadding,
             "attn_bias: added to the scores, broadcastable to (b, h, l, s); attention_mask: True = may attend",
         ),
+        (PassesAllOn, "PassesAllOn(d_model=d_model, n_heads=n_heads)"),
+        (OfTokensInFrames, "of shape (b, 1, l, d)"),
         (FromADictionary, "FromADictionary(cfg=config)"),
         (UnknownNames, "UnknownNames(breadth=d_model, parts=n_heads)  [assumed, not by name: breadth, parts]"),
     ],

@@ -56,7 +56,9 @@ def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
     """Return the class of a config: the annotation, or the class of configs in the module whose name fits best."""
     target: Any = constructor.func if isinstance(constructor, partial) else constructor
     found = vars(sys.modules.get(target.__module__, SimpleNamespace()))
-    return _annotated(inspect.signature(target).parameters[name].annotation, found) or _named(target.__name__, found)
+    parameter = inspect.signature(target).parameters.get(name)  # or one of a base, to which it is passed on
+    annotation = parameter.annotation if parameter else inspect.Parameter.empty
+    return _annotated(annotation, found) or _named(target.__name__, found)
 
 
 def _annotated(annotation: Any, found: Mapping[str, Any]) -> type | None:

@@ -130,7 +130,7 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
 
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
-    parameters = inspect.signature(constructor).parameters
+    parameters = parameters_of(constructor)
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
     arguments |= _unnamed(constructor, required, arguments)
@@ -146,6 +146,17 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
             f"functools.partial({label}, {unknown[0]}=...), or {_function(label, arguments, required)}"
         )
     return {name: arguments[name] for name in parameters if name in arguments}
+
+
+def parameters_of(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a constructor, with those of the next base if it requires none and passes on all."""
+    own = dict(inspect.signature(constructor).parameters)
+    requires = any(p.default is p.empty and p.kind not in VARIADIC for p in own.values())
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
+    if requires or not passes_on or not inspect.isclass(constructor):
+        return own
+    _, *bases = (cls for cls in constructor.__mro__ if "__init__" in vars(cls))
+    return dict(inspect.signature(bases[0]).parameters) | own
 
 
 def assumed_arguments(arguments: Mapping[str, str]) -> list[str]:
@@ -259,7 +270,7 @@ def construct(
         else:
             given[name] = values[field]
         if given[name] is None:  # a width of key or value that is not set
-            default = inspect.signature(constructor).parameters[name].default
+            default = parameters_of(constructor)[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
     try:
         return _materialised(constructor(**given), config)

@@ -40,8 +40,13 @@ TO_LAYOUT: dict[str, Callable[[Tensor], Tensor]] = {
     "b d l": lambda x: x.transpose(1, 2),
     "b d l 1": lambda x: x.transpose(1, 2).unsqueeze(3),
     "b l 1 d": lambda x: x.unsqueeze(2),
+    "b 1 l d": lambda x: x.unsqueeze(1),
 }
-FROM_LAYOUT = TO_LAYOUT | {"b d l 1": lambda x: x.squeeze(3).transpose(1, 2), "b l 1 d": lambda x: x.squeeze(2)}
+FROM_LAYOUT = TO_LAYOUT | {
+    "b d l 1": lambda x: x.squeeze(3).transpose(1, 2),
+    "b l 1 d": lambda x: x.squeeze(2),
+    "b 1 l d": lambda x: x.squeeze(1),
+}
 # The forms of masks that are claimed by default.
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
 
@@ -86,8 +91,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
     mask_required: whether a call without a mask raises. It gets one that allows everything.
-    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1" or
-        "b l 1 d" for an image of one column.
+    layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1",
+        "b l 1 d" or "b 1 l d" for an image of one column, or of one row.
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them; or their
         place in what it returns, counted from 0, if they are not the first after the output.
     call: calls the module (see `Call`); by default, arguments are passed by the names of the parameters of `forward`,
