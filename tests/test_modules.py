@@ -233,3 +233,25 @@ def test_layout_of_the_output_layer_leaves_its_bias_alone() -> None:
     out: Any = built.module.out_proj
     assert torch.equal(out.bias, weights.b_o)  # type: ignore[arg-type]  # it has one
     assert torch.equal(out.weight, weights.w_o.unflatten(1, (2, 3)).mT.flatten(1))
+
+
+class ProjectedElsewhere(faults.Correct):
+    """Returns the contexts of its heads, as BERT's self-attention does."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.out_proj = nn.Identity()  # type: ignore[assignment]  # called in the same way
+
+
+def test_output_projection_that_is_elsewhere_is_added() -> None:
+    parameters = {name: path for name, path in faults.PARAMETERS.items() if name != "w_o"}
+    adapted = from_module(ProjectedElsewhere, parameters=parameters)
+    clauses = ["CFG-5", "HED-1", "HED-5", "NUM-1", "GRD-5", "STA-4"]
+    assert check(adapted, "quick", clauses=clauses, dtypes=["float32"]).conforms
+    (verdict,) = check(
+        from_module(ProjectedElsewhere, parameters=parameters | {"w_o": None}),
+        "quick",
+        clauses=["HED-1"],
+        dtypes=["float32"],
+    ).verdicts
+    assert verdict.status == "fail"

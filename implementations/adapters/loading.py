@@ -33,12 +33,15 @@ def load(
 ) -> None:
     """Copy `weights` into `module`.
 
-    label: the module's name in messages. parameters: see `from_module`. head_dim: d_k.
+    label: the module's name in messages. parameters: see `from_module`; without an entry for W_o, it is not loaded.
+    head_dim: d_k.
 
     Raises ImplementationError for a name that the module does not have, an unknown key, a projection that is left out,
     a shape that does not fit, and a weight that is computed rather than stored.
     """
     given = dict(weights.named())
+    if not projects(parameters):
+        given = {name: tensor for name, tensor in given.items() if not name.endswith("_o")}
     held = {"w": _of_layers(parameters, given)}
     loaded: set[str] = set()
     for key, path in parameters.items():
@@ -59,6 +62,11 @@ def load(
             f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the module are "
             f"{_parameter_names(module)}"
         )
+
+
+def projects(parameters: Mapping[str, ParameterPath]) -> bool:
+    """Return whether a map has an entry for the output projection, if only to say that there is none."""
+    return any("o" in key[2:] for key in parameters)
 
 
 def _of_layers(parameters: Mapping[str, ParameterPath], given: Mapping[str, Tensor]) -> dict[str, Tensor]:

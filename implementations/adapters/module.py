@@ -26,7 +26,7 @@ from mha.implementations.adapters.construction import (
     fixed_dropout,
     module_class,
 )
-from mha.implementations.adapters.loading import KEYS, ParameterPath, load, weight_gradients
+from mha.implementations.adapters.loading import KEYS, ParameterPath, load, projects, weight_gradients
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError
@@ -76,10 +76,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         layer, of an nn.ModuleList with one layer per head ("heads.*.q" for a layer inside each member of a list), or of
         a parameter; "w_qkv", "w_kv" or "w_qk" for projections stacked in that order, "w_kqv" in another; "b_q" and so
         on for a bias that is not part of a layer; "extra_k" and "extra_v" for what `Config.bias_kv` adds; None for a
-        projection that the module does not have. A name with an einops pattern, such as ("qkv",
-        "(r h e) d -> (h r e) d"), gives the layout of a weight (out, in) in the module: r counts the stacked
-        projections, e the columns of a head, and the last axis on the left is that of the inputs. If the names depend
-        on the configuration, a function of the `Config` that returns such a map.
+        projection that the module lacks. Without an entry for W_o, the adapter projects what the module returns. A name
+        with an einops pattern, such as ("qkv", "(r h e) d -> (h r e) d"), gives the layout of a weight (out, in) in the
+        module: r counts the stacked projections, e the columns of a head, and the last axis on the left is that of the
+        inputs. If the names depend on the configuration, a function of the `Config` that returns such a map.
     mask: the module's convention for boolean masks: "keep" (True = may attend), "drop" (True = may not attend),
         "additive" (0 or -infinity, added to the scores), or None if it takes no mask.
     mask_shape: the shape of its masks, such as "b s", "b 1 l s" or "(b h) l s", if it does not take what is
@@ -212,8 +212,16 @@ class ModuleImplementation:
         return ModuleAttention(module, self, config, parameters, weights)
 
 
+def _projection(weights: Weights, like: Tensor) -> nn.Linear:
+    """Return a layer of W_o and b_o, of the dtype, on the device and with the gradients of another parameter."""
+    rows, columns = weights.w_o.shape
+    layer = nn.Linear(columns, rows, weights.b_o is not None, device=like.device, dtype=like.dtype)
+    layer.load_state_dict({"weight": weights.w_o} | ({} if weights.b_o is None else {"bias": weights.b_o}))
+    return layer.requires_grad_(like.requires_grad)
+
+
 class ModuleAttention(nn.Module):
-    """A module with its weights; `module` is the object that was constructed."""
+    """A module with its weights; `module` is the object that was constructed, `project` W_o, if the adapter adds it."""
 
     def __init__(
         self,
@@ -228,6 +236,7 @@ class ModuleAttention(nn.Module):
         self.call = adapter.call.built_for(config) if isinstance(adapter.call, CallByName) else adapter.call
         self.layout = "b l d" if config.length_first else adapter.layout
         self.rows = {name: len(tensor) for name, tensor in weights.named()}
+        self.project = None if projects(parameters) else _projection(weights, next(module.parameters()))
 
     def forward(
         self,
@@ -247,6 +256,7 @@ class ModuleAttention(nn.Module):
         output, weights = as_output(self.call(self.module, query, key, value, **options), query.shape)
         if self.layout != "b l d" and isinstance(output, Tensor):
             output = FROM_LAYOUT[self.layout](output)
+        output = output if self.project is None else self.project(output)
         if self.adapter.weights and need_weights:
             weights = attrgetter(self.adapter.weights)(self.module)
         return Output(output, weights)
@@ -259,6 +269,9 @@ class ModuleAttention(nn.Module):
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         gradients = weight_gradients(self.module, self.parameter_paths, self.rows, self.config.head_dim)
+        if self.project is not None:
+            added = {f"{name[0]}_o": parameter for name, parameter in self.project.named_parameters()}
+            gradients |= {name: x.new_zeros(x.shape) if x.grad is None else x.grad.clone() for name, x in added.items()}
         absent = {name: rows for name, rows in self.rows.items() if name not in gradients}
         config = self.config
         width = {"w_k": config.key_width, "w_v": config.value_width, "w_o": config.inner_width}

@@ -92,7 +92,8 @@ def _against_name(candidate: Candidate) -> str:
 def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
     """Return what was found about what a module, or a kernel, computes and takes."""
     tested = candidate.evidence
-    meant = "; if that is meant, claim scale=1.0" if candidate.formula.scale == "none" else ""
+    meant = "" if candidate.formula.scale != "none" else "; if that is meant, claim scale=1.0"
+    meant += "" if candidate.formula.projected else "; if W_o is elsewhere, declare it without w_o"
     formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
     unused, others = _unused_options(candidate, arguments), candidate.signature.others
     read = candidate.mask or candidate.hides_queries
