@@ -166,6 +166,7 @@ class Claims:
             between queries. An implementation that claims neither of the last two takes padding masks only.
         joint_masks: masks may differ between items and between queries at once. Otherwise they are the AND of a padding
             mask and a mask for all items, as where the two are separate arguments.
+        prefix_masks: a mask allows the first keys of a row and no others, as where it is given as their number.
         always_causal: it is causal even when `is_causal` is not given, so only causal calls are made.
         causal: the alignment of the causal mask when L != S; None if it takes no `is_causal` (clause CAU-3).
         causal_with_mask: `is_causal` may be given beside a mask. Otherwise such a call raises (clause PTH-4), as in
@@ -217,6 +218,7 @@ class Claims:
     per_head_mask: bool = True
     per_query_mask: bool = True
     joint_masks: bool = True
+    prefix_masks: bool = False
     always_causal: bool = False
     causal: Alignment | None = "top_left"
     causal_with_mask: bool = True
@@ -283,8 +285,7 @@ class Claims:
             "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
             "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
             and self.grouped_query,
-            'masks: "int" is for what takes "bool" too; claim both': "int" in self.masks and "bool" not in self.masks,
-            f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
+            **self._mask_contradictions(),
             "second_gradients needs Claims.gradients, but that is False": self.second_gradients and not self.gradients,
         }
         for message, holds in contradictions.items():
@@ -292,6 +293,15 @@ class Claims:
                 raise ValueError(f"Claims.{message}")
         if self.scale is not None and not (isinstance(self.scale, float) and math.isfinite(self.scale) and self.scale):
             raise ValueError(f"Claims.scale must be a finite float other than 0, or None, but is {self.scale!r}")
+
+    def _mask_contradictions(self) -> dict[str, bool]:
+        """Return which claims about masks contradict each other, by message."""
+        forms = {*self.masks}
+        return {
+            f"masks with 'int' must have 'bool' too, but is {forms}": "int" in forms and "bool" not in forms,
+            f"prefix_masks are boolean, but Claims.masks is {forms}": self.prefix_masks and not forms <= {"bool"},
+            f"mask_ranks must contain 4, but is {set(self.mask_ranks)}": 4 not in self.mask_ranks,
+        }
 
     def scale_for(self, head_dim: int) -> float:
         """Return what the scores are multiplied by: `scale`, or 1/sqrt(d_k).

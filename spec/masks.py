@@ -1,7 +1,7 @@
 """Masks: the canonical form, the conventions of implementations, and the causal mask.
 
 A canonical mask is boolean, True = may attend, and broadcastable to (B, H, L, S). A mask of floating-point numbers is
-added to the scores instead.
+added to the scores instead. One of integers, if it is claimed, has 1 and 0 for True and False.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from mha.spec.claims import Alignment
 from mha.spec.dtypes import computable
 
 MaskConvention = Literal["keep", "drop", "additive"]
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) -> Tensor:
@@ -36,8 +37,10 @@ def to_convention(mask: Tensor, convention: MaskConvention, dtype: torch.dtype) 
 
 
 def form_of(mask: Tensor) -> str:
-    """Return the form of a mask, of `mha.spec.claims.MASK_FORMS`."""
-    return "bool" if mask.dtype == torch.bool else "float" if mask.is_floating_point() else "int"
+    """Return the form of a mask, of `mha.spec.claims.MASK_FORMS`; "" for a complex one."""
+    if mask.dtype in INTEGERS:
+        return "int"
+    return "bool" if mask.dtype == torch.bool else "float" if mask.is_floating_point() else ""
 
 
 def causal_mask(queries: int, keys: int, alignment: Alignment, device: torch.device | str = "cpu") -> Tensor:

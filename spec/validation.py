@@ -46,8 +46,9 @@ def _validate_mask(mask: Tensor, scores: tuple[int, int, int, int], dtype: torch
     """Raise TypeError or ValueError unless the mask has an accepted dtype and broadcasts to `scores`, (B, H, L, S)."""
     form = form_of(mask)
     if form not in masks or (form == "float" and mask.dtype != dtype):
-        dtypes = {"bool": "torch.bool", "float": str(dtype), "int": "of integers"}
-        raise TypeError(f"mask must have dtype {' or '.join(dtypes[form] for form in masks)}, but has {mask.dtype}")
+        dtypes = {"bool": "torch.bool", "float": str(dtype), "int": "an integer dtype"}
+        accepted = " or ".join(dtypes[form] for form in masks)
+        raise TypeError(f"mask must have dtype {accepted}, but has {mask.dtype}")
     aligned = zip(reversed(mask.shape), reversed(scores), strict=False)
     if mask.ndim > 4 or any(size not in (1, full) for size, full in aligned):
         raise ValueError(f"mask must be broadcastable to (B, H, L, S) = {scores}, but has shape {tuple(mask.shape)}")

@@ -242,7 +242,7 @@ MISFITS: dict[str, tuple[Any, str]] = {
     ),
     "a projection left out": (
         lambda: preflight(from_module(faults.Correct, parameters={"w_q": "q_proj"})),
-        "has no entry for w_k, w_v, w_o",
+        "has no entry for w_k, w_v, b_k, b_v",
     ),
     "an unknown key": (
         lambda: preflight(from_module(faults.Correct, parameters=faults.PARAMETERS | {"weight": "q_proj"})),

@@ -264,7 +264,7 @@ class NeedsItsMask(Base):
     [
         (OfImage, "given H=L, W=1 by name"),
         (OfPixels, "inputs one, as self-attention, of shape (b, d, l, 1) tested"),
-        (FixedDropout, "dropout of a fixed probability, which is set to 0 tested"),
+        (FixedDropout, "dropout layers of a fixed probability, which is set to 0 tested"),
         (RanksDiffer, "mask mask: True = may attend, of 1, 2 or 4 dimensions, broadcastable to (b, h, l, s) tested"),
         (NeedsItsMask, "mask mask: True = may attend, of shape 'b s', required in each call tested"),
     ],

@@ -162,8 +162,8 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "d2l_valid_lens": (
         "MultiHeadAttention",
         {"w_q": "W_q", "w_k": "W_k", "w_v": "W_v", "w_o": "W_o"},
-        {"mask": None},
-        {**NO_WEIGHTS, "masks": (), "causal": None, "dropout": True},
+        {"mask_shape": "b"},
+        {**PADDING_ONLY, **NO_WEIGHTS, "prefix_masks": True, "empty_row": "uniform", "dropout": True},
     ),
     "memory_and_padding": (
         "CrossAttention",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha.conformance import check
-from mha.implementations import ImplementationError
+from mha.implementations import ImplementationError, from_module
 from mha.implementations.inference.infer import infer
-from mha.spec import Config
+from mha.spec import Claims, Config
 
-CLAUSES = ["SHP-1", "HED-1", "GRD-5", "DRP-3", "NUM-1", "MSK-2", "MSK-3", "PTH-3", "STA-6", "CFG-4"]
+CLAUSES = ["SHP-1", "SHP-4", "HED-1", "GRD-5", "DRP-3", "NUM-1", "MSK-2", "MSK-3", "PTH-3", "STA-4", "STA-6", "CFG-4"]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, added: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,15 +127,60 @@ class ScoresBeforeWeights(Heads):
         return (self.out(context), scores, weights) if return_attn else self.out(context)
 
 
-class OptionOfFunction(Heads):
-    """Its probability of dropout is an attribute that the constructor does not set."""
+class KeepProbability(Heads):
+    """Its attribute with dropout in the name is no probability of dropping."""
 
-    def __init__(self, d_model: int, n_heads: int) -> None:
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
         super().__init__(d_model, n_heads)
-        self.dropout = 0.1
+        self.dropout_keep_prob = 1.0 - dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(super().forward(x), self.dropout, self.training)
+        return F.dropout(super().forward(x), 1.0 - self.dropout_keep_prob, self.training)
+
+
+class Flattened(ImageOfPixels):
+    """Returns the pixels of an image in one axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(1, 2)
+
+
+class ScoresWeightsOutput(Heads):
+    """The output is the last result, and the weights are before it."""
+
+    def forward(self, x: Tensor) -> Any:
+        context, scores, weights = attend(*self.split(x))
+        return scores, weights, self.out(context)
+
+
+class FlagCalledBias(Heads):
+    """A flag of `forward` has a name that others give to a mask."""
+
+    def forward(self, x: Tensor, bias: bool = True) -> Tensor:
+        output = super().forward(x)
+        return output if bias else output - self.out.bias
+
+
+class KeepsItsConfig(Heads):
+    """Reads its config in each call."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.n_embd, config.n_head)
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.config.n_head == self.n_heads
+        return super().forward(x)
+
+
+class OfLengths(Heads):
+    """As in d2l: the number of keys that count, of each item."""
+
+    def forward(self, x: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+        lengths = x.new_full((len(x),), x.shape[1]) if valid_lens is None else valid_lens
+        hidden = torch.arange(x.shape[1], device=x.device) >= lengths[:, None, None, None]
+        output: Tensor = self.out(attend(*self.split(x), x.new_zeros(hidden.shape).masked_fill(hidden, -1e6))[0])
+        return output
 
 
 class BiasBesidePadding(Heads):
@@ -156,8 +203,16 @@ class FromADictionary(Heads):
         super().__init__(cfg["emb_dim"], cfg["n_heads"])
 
 
-class PassesAllOn(Heads):
+class PassesMostOn(Heads):
     """Its base knows the parameters of the constructor."""
+
+    def __init__(self, *args: Any, scaled: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scaled = scaled
+
+
+class PassesAllOn(PassesMostOn):
+    """So does the base of its base."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -192,19 +247,24 @@ class UnknownNames(Heads):
         (ImageOfPixels, "of shape (b, l, 1, d)"),
         (ChannelsFirst, "of shape (b, d, l)"),
         (FromTheStart, "start_pos=0, freqs_cis=None"),
-        (ScoresBeforeWeights, "returned per head"),
-        (OptionOfFunction, "of a fixed probability, which is set to 0"),
+        (ScoresBeforeWeights, "weights=2"),
+        (KeepProbability, "drops the output in training"),
+        (Flattened, "of shape (b, l, 1, d)"),
+        (ScoresWeightsOutput, "weights=1"),
+        (FlagCalledBias, "not judged   bias"),
+        (KeepsItsConfig, "KeepsItsConfig(config=config)"),
+        (OfLengths, "valid_lens: how many of the first keys a query may attend to, of shape 'b'"),
         (
             BiasBesidePadding,
             "attn_bias: added to the scores, broadcastable to (b, h, l, s); attention_mask: True = may attend",
         ),
-        (PassesAllOn, "PassesAllOn(d_model=d_model, n_heads=n_heads)"),
+        (partial(PassesAllOn, scaled=True), "(d_model=d_model, n_heads=n_heads, scaled=True)"),
         (OfTokensInFrames, "of shape (b, 1, l, d)"),
         (FromADictionary, "FromADictionary(cfg=config)"),
         (UnknownNames, "UnknownNames(breadth=d_model, parts=n_heads)  [assumed, not by name: breadth, parts]"),
     ],
 )
-def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
+def test_class_conforms_as_it_is_read(cls: Callable[..., nn.Module], row: str) -> None:
     result = infer(cls)
     assert row in result.report(400)
     report = check(result.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
@@ -218,8 +278,84 @@ class OfAFixedProbability(Heads):
         return F.dropout(super().forward(x), 0.1, self.training)
 
 
-def test_probability_in_the_code_is_refused() -> None:
-    with pytest.raises(
-        ImplementationError, match=r"in training its outputs are random, .* take the probability as dropout"
-    ):
-        infer(OfAFixedProbability)
+class DropsInEvaluation(Heads):
+    """Wrong: it drops in evaluation as well."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.dropout = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), self.dropout)
+
+
+class OfOneHead(Heads):
+    """A right class with one head, whose second parameter is no number of heads."""
+
+    def __init__(self, d_model: int, length: int) -> None:
+        super().__init__(d_model, 1)
+        self.length = length
+
+
+class OtherSizes(Heads):
+    """Two unknown names that are not those of the sizes."""
+
+    def __init__(self, outer: int, inner: int) -> None:
+        super().__init__(outer * inner, 1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (OfAFixedProbability, "in training its outputs are random, .* let the constructor take that as dropout"),
+        (DropsInEvaluation, "needs a declaration"),
+        (OfOneHead, "none of the parameters of its constructor .d_model, length. has a known name of n_heads"),
+        (OtherSizes, "none of the parameters of its constructor .outer, inner. has a known name of d_model"),
+    ],
+)
+def test_class_is_refused(cls: type[nn.Module], message: str) -> None:
+    with pytest.raises(ImplementationError, match=message):
+        infer(cls)
+
+
+class OneKeyTooMany(OfLengths):
+    """Wrong: one key more than the number given counts."""
+
+    def forward(self, x: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+        return super().forward(x, None if valid_lens is None else valid_lens + 1)
+
+
+def test_number_of_keys_that_is_read_wrong_fails() -> None:
+    declared = from_module(
+        OneKeyTooMany,
+        parameters={"w_qkv": "qkv", "w_o": "out"},
+        mask_shape="b",
+        claims=Claims(
+            cross_attention=False,
+            prefix_masks=True,
+            per_head_mask=False,
+            per_query_mask=False,
+            bias={True},
+            causal=None,
+            empty_row="uniform",
+            returns_weights=False,
+        ),
+    )
+    report = check(declared, "quick", clauses=["MSK-2", "MSK-3", "MSK-7"], dtypes=["float32"])
+    assert {verdict.status for verdict in report.verdicts} == {"fail"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": True}, "weights must be the name of an attribute or, without call=, a place from 0, but is True"),
+        ({"mask": "drop", "mask_shape": "b"}, "without s, is for the number of the keys that are kept"),
+        (
+            {"mask": "additive", "claims": Claims(masks={"bool", "int"})},
+            "no call of it can express .*masks=",
+        ),
+    ],
+)
+def test_contradiction_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImplementationError, match=message):
+        from_module(OfLengths, parameters={"w_qkv": "qkv", "w_o": "out"}, **options)

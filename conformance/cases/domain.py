@@ -314,8 +314,9 @@ def sorted_biases(claims: Claims) -> list[bool | str]:
 
 
 def claimed_axes(claims: Claims) -> str:
-    """Return the axes of (B, H, L, S) along which masks may differ."""
-    differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask, "S": True}
+    """Return the axes of (B, H, L, S) along which masks may differ; without S if each is a prefix of the keys."""
+    differs = {"B": claims.per_item_mask, "H": claims.per_head_mask, "L": claims.per_query_mask}
+    differs["S"] = not claims.prefix_masks
     return "".join(axis for axis, claimed in differs.items() if claimed)
 
 

@@ -56,7 +56,8 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     """Return a mask of a kind, or None for "none".
 
     scores: (B, H, L, S). causal: the alignment of the causal mask that the call adds, if it does. axes: the mask does
-    not differ along any other axis, whatever its kind.
+    not differ along any other axis, whatever its kind; without S, a row allows as many of the first keys as the kind
+    would allow of all.
 
     "all": everything is allowed.
     "padding": the first keys of an item, or, unless causal, sometimes the last.
@@ -70,6 +71,9 @@ def make_mask(  # noqa: PLR0911  one for each way to make a mask
     """
     if kind == "none":
         return None
+    if "S" not in axes:
+        mask = make_mask(kind, scores, causal, generator, f"{axes}S")
+        return None if mask is None else mask.sort(-1, descending=True).values
     batch, heads, queries, keys = (
         size if axis in EXTENTS[kind] and axis in axes else 1 for axis, size in zip("BHLS", scores, strict=True)
     )

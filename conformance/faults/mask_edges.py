@@ -246,9 +246,14 @@ class IntegerMaskAdded(Complete):
         )
 
 
-@fault("PTH-3", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of integers")
-class IntegersAddedThoughClaimed(IntegerMaskAdded):
-    """A mask of integers is added to the scores, though it is claimed that 1 and 0 count as True and False."""
+@fault("PTH-3", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of int32")
+class ShortIntegersReversed(Complete):
+    """Integers are claimed to count as booleans, 1 = may attend, but int32 ones are read the other way round."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        if mask is not None and not mask.is_floating_point():
+            mask = mask == 0 if mask.dtype == torch.int32 else mask != 0
+        return super().attend(query, key, value, mask, *rest)
 
 
 @fault(

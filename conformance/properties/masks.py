@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain, claimed_axes
 from mha.conformance.cases.masks import BOOLEAN, FLOAT, make_mask
 from mha.conformance.cases.transforms import (
     as_claimed,
@@ -24,17 +22,13 @@ from mha.conformance.harness.assertions import (
     assume,
     expect,
     expect_agree,
-    expect_close,
-    expect_each_raises,
     expect_equal,
     expect_unchanged,
 )
-from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_rows_unchanged, expect_unread, hidden_pairs, refuses, weights_of
-from mha.spec import Problem
-from mha.spec.dtypes import TRAITS, torch_dtype
+from mha.spec import Claims, Problem
 
 
 @property_of(
@@ -106,7 +100,7 @@ def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None
 def masking_equals_deleting(session: Session, case: Case) -> None:
     """Masking keys equals deleting them."""
     whole = case.problem()
-    allowed = make_mask("keys", whole.shape, None, case.generator)
+    allowed = make_mask("keys", whole.shape, None, case.generator, claimed_axes(session.claims))
     assert allowed is not None
     problem = as_claimed(session.claims, whole, allowed.to(case.device))
     loses_rows = any(problem.query is x for x in (problem.key, problem.value))
@@ -185,7 +179,8 @@ def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
     problem = case.problem()
     assert problem.mask is not None
     assume(bool({*"BL"} & {*case.mask_axes}), "all queries share one mask")
-    sizes = tuple(size if axis in case.mask_axes else 1 for axis, size in zip("BHLS", problem.shape, strict=True))
+    axes = f"{case.mask_axes}S"
+    sizes = tuple(size if axis in axes else 1 for axis, size in zip("BHLS", problem.shape, strict=True))
     shape = (sizes[0], 1 if case.mask == "items" else sizes[1], *sizes[2:])
     mask = problem.mask.expand(shape).clone()
     if case.seed % 2 and shape[0] > 1:  # the first item may be the longest
@@ -193,7 +188,7 @@ def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
     entry = _removable_entry(session, problem.change(mask=mask), case.generator)
     before, after = problem.change(mask=mask), problem.change(mask=_cut(mask, entry))
     if not bool(_must_change(session, before, after).any()):
-        mask = _with_two_keys(mask, entry)
+        mask = _with_two_keys(mask, entry, session.claims)
         before, after = problem.change(mask=mask), problem.change(mask=_cut(mask, entry))
     base, output = session(before).output, session(after).output
     expected_after = session.expected(after).output
@@ -227,14 +222,14 @@ def _cut(mask: Tensor, entry: tuple[int, ...]) -> Tensor:
     return cut
 
 
-def _with_two_keys(mask: Tensor, entry: tuple[int, ...]) -> Tensor:
+def _with_two_keys(mask: Tensor, entry: tuple[int, ...], claims: Claims) -> Tensor:
     """Return a mask that allows two keys in the row of an entry, its own and the first one, unless they are the same.
 
     Rounding cannot hide what one of two keys adds. Rows that share the entry, and are causal, have the first key too.
     """
     row, thinned = mask[entry[:-1]], mask.clone()
     first = int((row if mask.dtype == torch.bool else row > -math.inf).nonzero()[0])
-    if first == entry[-1]:
+    if first == entry[-1] or claims.prefix_masks:
         return mask
     thinned[entry[:-1]] = False if mask.dtype == torch.bool else -math.inf
     for key in (first, entry[-1]):
@@ -250,6 +245,8 @@ def _removable_entry(session: Session, problem: Problem, generator: torch.Genera
     # Of rows that share the entry, one may have no other key.
     last = (allowed & (allowed.sum(-1, keepdim=True) == 1)).double().sum_to_size(problem.mask.shape) > 0
     used = allowed.double().sum_to_size(problem.mask.shape) > 0
+    if session.claims.prefix_masks:  # only the last of its row
+        removable = removable & ~torch.cat([removable[..., 1:], torch.zeros_like(removable[..., :1])], -1)
     places = (removable & used & ~last).nonzero()
     assume(len(places) > 0, "every row has only one allowed key")
     return tuple(places[int(torch.randint(len(places), (1,), generator=generator))].tolist())
@@ -263,6 +260,7 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
     problem = case.problem()
     keys = problem.key.shape[1]
     positions = {0, keys - 1, *torch.randint(keys, (2,), generator=case.generator).tolist()}
+    positions = {keys - 1} if session.claims.prefix_masks else positions
     for position in sorted(positions):
         hidden = torch.arange(keys, device=problem.query.device) == position
         masked = as_claimed(session.claims, problem, ~hidden.view(1, 1, 1, keys))
@@ -304,95 +302,3 @@ def nan_reaches_the_output_only_through_allowed_keys(session: Session, case: Cas
 def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> Problem:
     """Put a number into an input at some positions, boolean (B, S), wherever that tensor is given."""
     return problem.map_inputs(lambda x: x.masked_fill(places.unsqueeze(-1), number) if x is tensor else x)
-
-
-@property_of(
-    "MSK-12", Domain(layouts=DENSE, values=("normal",), max_length=5), needs="masks", must_reject=("never_refuses",)
-)
-def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
-    """A mask that is not broadcastable to (B, H, L, S) raises."""
-    problem, calls = case.problem(), {}
-    for shape in _shapes_that_do_not_broadcast(problem.shape):
-        if len(shape) < 4 and len(shape) not in session.claims.mask_ranks:
-            continue  # it may mean something else
-        for form in sorted(session.claims.masks):
-            dtype = {"bool": torch.bool, "float": problem.query.dtype, "int": torch.int64}[form]
-            mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
-            because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {problem.shape}"
-            calls[because] = partial(session, problem.change(mask=mask))
-    expect_each_raises(calls)
-
-
-def _shapes_that_do_not_broadcast(sizes: tuple[int, int, int, int]) -> list[tuple[int, ...]]:
-    batch, heads, queries, keys = sizes
-    shapes: list[tuple[int, ...]] = [
-        tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes)) for grown in range(4)
-    ]
-    shapes += [(*sizes[:3], keys + 1), (*sizes[:3], keys + 2), (*sizes[:3], keys - 1), (1, *sizes), (keys + 1,)]
-    # Shapes that other libraries accept, with another meaning.
-    shapes += [(batch, keys), (batch, queries, keys), (batch * heads, queries, keys), (queries, keys, batch)]
-
-    def broadcasts(shape: tuple[int, ...]) -> bool:
-        pairs = zip(reversed(shape), reversed(sizes), strict=False)
-        return len(shape) <= 4 and all(size in (1, full) for size, full in pairs)
-
-    return [shape for shape in shapes if 0 not in shape and not broadcasts(shape)]
-
-
-# Kernels convert masks in vectors of up to 16 numbers.
-@property_of(
-    "MSK-12",
-    Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, values=MODERATE, min_S=16, max_length=33),
-    max_cases=24,
-    number=2,
-)
-def masks_of_another_precision_are_added_or_refused(session: Session, case: Case) -> None:
-    """A float mask of another dtype than the inputs is added to the scores, or raises."""
-    problem = case.problem()
-    assert problem.mask is not None
-    own, companions = problem.query.dtype, TRAITS[case.dtype].companions
-    assume(bool(companions), f"torch promotes no other dtype with {case.dtype}")
-    dtype = torch_dtype(companions[case.seed % 2])
-    mask = problem.mask.to(dtype)
-    expected = session.expected(problem.change(mask=mask.to(own)))
-    assume(not bool(expected.empty.any()), "rounded to the other dtype, the mask leaves a row empty")
-    try:
-        output = session(problem.change(mask=mask), dtypes=(own, torch.promote_types(own, dtype))).output
-    except CallRaised:
-        return  # as for any dtype that is not claimed
-    expect_close(output, expected.output, because=f"a {mask.dtype} mask is added to the scores, or the call raises")
-
-
-@property_of(
-    "MSK-12",
-    Domain(layouts=DENSE, values=("normal",), max_length=5),
-    needs="masks",
-    must_reject=("never_refuses",),
-    number=3,
-)
-def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> None:
-    """A mask of a dtype that is not claimed raises, instead of being reinterpreted."""
-    problem = case.problem()
-    integers = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-    dtypes = set() if "int" in session.claims.masks else integers
-    dtypes |= set() if "bool" in session.claims.masks else {torch.bool}
-    dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
-    assume(bool(dtypes), "every dtype is claimed")
-    calls = {}
-    for dtype, numbers in product(sorted(dtypes, key=str), ("ones", "zeros")):  # one of the two may hide every key
-        mask = getattr(torch, numbers)(problem.shape, dtype=dtype, device=problem.query.device)
-        advice = _advice(dtype, session.claims.masks)
-        because = f"a mask of {numbers} of dtype {dtype} is not claimed: {advice}"
-        calls[because] = partial(session, problem.change(mask=mask))
-    expect_each_raises(calls)
-
-
-def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
-    """Return what to do about a mask that is accepted though its dtype is not claimed."""
-    if dtype is torch.bool:
-        return 'claim masks={"bool", "float"} if True means that a query may attend to the key, and otherwise refuse it'
-    if dtype.is_floating_point:
-        return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
-    forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
-    counts = 'claim "int" if 1 and 0 count as True and False, and otherwise ' if "bool" in claimed else ""
-    return f"{counts}refuse it, so that callers convert it to {forms} themselves"

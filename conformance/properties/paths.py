@@ -20,6 +20,7 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses, weights_of
 from mha.spec import Problem, causal_mask, join_causal, to_convention
+from mha.spec.masks import INTEGERS
 from mha.spec.problem import INPUTS
 
 ANY_MASK = (*NO_EMPTY_ROWS, *EMPTY)
@@ -114,7 +115,7 @@ def _forms(session: Session, boolean: Problem) -> dict[str, Problem]:
             if same.mask is not None
         }
     if "int" in claims.masks:
-        forms |= {f"as 1 and 0 in {dtype}": boolean.change(mask=mask.to(dtype)) for dtype in (torch.int64, torch.uint8)}
+        forms |= {f"as 1 and 0 in {dtype}": boolean.change(mask=mask.to(dtype)) for dtype in INTEGERS}
     return forms
 
 

@@ -101,8 +101,9 @@ def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool =
 
 def _mask_names(parameters: Mapping[str, inspect.Parameter], padding: bool) -> tuple[str | None, str | None]:
     """Return a function's names for its mask, and for one of padding beside it."""
-    of_padding = next((name for name in PADDING_NAMES if padding and name in parameters), None)
-    masks = (name for name in OPTION_NAMES["mask"] if name in parameters and name != of_padding)
+    named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
+    of_padding = next((name for name in PADDING_NAMES if padding and name in named), None)
+    masks = (name for name in OPTION_NAMES["mask"] if name in named and name != of_padding)
     return next(masks, None), of_padding
 
 

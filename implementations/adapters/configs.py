@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
 
-# What the configs of transformers hold besides.
+# What classes after those of transformers read from their config without a parameter of this name.
 OTHERS = {
     "is_decoder": False,
     "_attn_implementation": "eager",
@@ -20,12 +20,23 @@ OTHERS = {
 }
 
 
-class AnyConfig(dict[str, Any]):
-    """A config whose values are items and attributes."""
+class AnyConfig(SimpleNamespace):
+    """A config whose values are attributes, and items as in a dictionary."""
 
     def __init__(self, **values: Any) -> None:
-        super().__init__(OTHERS | values)
-        self.__dict__ = self
+        super().__init__(**OTHERS | values)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a value; raises KeyError without one."""
+        return vars(self)[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether it has a value."""
+        return name in vars(self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, or the default."""
+        return vars(self).get(name, default)
 
 
 def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ CONSTRUCTOR_NAMES = {
         *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
         *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
         *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
-        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim", "latent_dim"),
+        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
@@ -122,24 +122,23 @@ def built_for_calls(longest: int) -> AbstractContextManager[None]:
     return built_for(3 * longest)
 
 
-def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[str, str]:
+def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume: bool = True) -> dict[str, str]:
     """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its name is known.
 
-    Of several names for one thing, those with the default None keep it. Where a class requires as many others as
-    d_model and n_heads have no name, they are these, in this order.
+    Of several names for one thing, those with the default None keep it. assume: whether the parameters that a class
+    requires may be d_model, or d_model and n_heads in this order, where these have no known name and no other is left.
 
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
     parameters = parameters_of(constructor)
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
-    arguments |= _unnamed(constructor, required, arguments)
-    for field in ("d_model", "n_heads"):
-        if field not in arguments.values() and "config" not in arguments.values():
-            raise ImplementationError(
-                f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
-                f"{field}; {_function(label, arguments, required)}"
-            )
+    arguments |= _unnamed(constructor, required if assume else (), arguments)
+    for field in _missing(arguments):
+        raise ImplementationError(
+            f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
+            f"{field}; {_function(label, arguments, required)}"
+        )
     if unknown := [name for name in required if name not in arguments]:
         raise ImplementationError(
             f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
@@ -149,28 +148,41 @@ def constructor_arguments(label: str, constructor: Callable[..., Any]) -> dict[s
 
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a constructor, with those of the next base if it requires none and passes on all."""
-    own = dict(inspect.signature(constructor).parameters)
-    requires = any(p.default is p.empty and p.kind not in VARIADIC for p in own.values())
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in own.values())
-    if requires or not passes_on or not inspect.isclass(constructor):
-        return own
-    _, *bases = (cls for cls in constructor.__mro__ if "__init__" in vars(cls))
-    return dict(inspect.signature(bases[0]).parameters) | own
+    """Return the parameters of a constructor, with those of the bases to which it passes on what it does not name."""
+    every = own = dict(inspect.signature(constructor).parameters)
+    cls = constructor.func if isinstance(constructor, partial) else constructor
+    _, *bases = [base for base in inspect.getmro(cls) if "__init__" in vars(base)] if inspect.isclass(cls) else [None]
+    for base in bases:
+        requires = any(p.default is p.empty and p.kind not in VARIADIC for p in own.values())
+        if requires or not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            break
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        own = {p.name: p for p in parameters}
+        every = own | every
+    return every
 
 
-def assumed_arguments(arguments: Mapping[str, str]) -> list[str]:
+def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, str]) -> list[str]:
     """Return the parameters of a constructor that are d_model or n_heads for want of a known name."""
-    named = ("size", "key_dim")
-    return [name for name, field in arguments.items() if name not in (*CONSTRUCTOR_NAMES[field], *named)]
+    known = _fields(parameters_of(constructor))
+    return [name for name in arguments if name not in known]
 
 
 def _unnamed(constructor: Callable[..., Any], required: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the required parameters of a class that have no known name as d_model and n_heads, if these have none."""
+    """Return the required parameters of a class that have no known name as d_model, or d_model and n_heads.
+
+    Beside a known d_model, one may be something else: not every class has several heads.
+    """
     is_class = inspect.isclass(constructor.func if isinstance(constructor, partial) else constructor)
     unknown = [name for name in required if name not in known]
-    missing = [field for field in ("d_model", "n_heads") if not {field, "config"} & {*known.values()}]
-    return dict(zip(unknown, missing, strict=True)) if is_class and len(unknown) == len(missing) else {}
+    missing = _missing(known)
+    assumed = is_class and "d_model" in missing and len(unknown) == len(missing)
+    return dict(zip(unknown, missing, strict=True)) if assumed else {}
+
+
+def _missing(known: Mapping[str, str]) -> list[str]:
+    """Return which of d_model and n_heads no parameter is given, nor a config."""
+    return [field for field in ("d_model", "n_heads") if not {field, "config"} & {*known.values()}]
 
 
 def _fields(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
@@ -260,11 +272,10 @@ def construct(
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
     if _is_widened(constructor):
         values["max_length"] = MAX_LENGTH
-    given, own_config = {}, False
+    given = {}
     for name, field in arguments.items():
         if field == "config":
             given[name] = config_object(constructor, name, _every(values), KEPT)
-            own_config |= not isinstance(given[name], AnyConfig)
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
         else:
@@ -272,28 +283,19 @@ def construct(
         if given[name] is None:  # a width of key or value that is not set
             default = parameters_of(constructor)[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
+    names, every = [name for name, field in arguments.items() if field == "config"], _every(values)
     try:
         return _materialised(constructor(**given), config)
-    except AttributeError:
-        if not own_config:
-            raise
-    every = AnyConfig(**_every(values))
-    given |= {name: every for name, field in arguments.items() if field == "config"}
-    return _materialised(constructor(**given), config)
+    except (AttributeError, AssertionError, TypeError):
+        for other in (AnyConfig(**every), every) if names else ():
+            with suppress(Exception):  # or else the first error is raised
+                return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
+        raise
 
 
-def fixed_dropout(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return each layer that drops with a probability that the constructor does not set, and the attribute with it.
-
-    module: constructed without dropout.
-    """
-    layers = [(layer, "p") for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.p]
-    return layers + [
-        (layer, name)
-        for layer in module.modules()
-        for name, value in vars(layer).items()
-        if "drop" in name and isinstance(value, float) and 0.0 < value <= 1.0
-    ]
+def fixed_dropout(module: nn.Module) -> list[_DropoutNd]:
+    """Return the dropout layers of a module that was constructed without dropout, and that drop all the same."""
+    return [layer for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.p]
 
 
 def _is_widened(constructor: Callable[..., Any]) -> bool:

@@ -39,9 +39,7 @@ def load(
     Raises ImplementationError for a name that the module does not have, an unknown key, a projection that is left out,
     a shape that does not fit, and a weight that is computed rather than stored.
     """
-    given = dict(weights.named())
-    if not projects(parameters):
-        given = {name: tensor for name, tensor in given.items() if not name.endswith("_o")}
+    given = _given(parameters, weights)
     held = {"w": _of_layers(parameters, given)}
     loaded: set[str] = set()
     for key, path in parameters.items():
@@ -56,12 +54,17 @@ def load(
             _require_stored(f"{label}: {key} ({entry.path})", _tensors(target), _tensors(again))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
-    missing = [name for name in given if name not in loaded]
-    if missing:
+    if missing := [name for name in given if name not in loaded]:
         raise ImplementationError(
             f"{label}: parameters has no entry for {', '.join(missing)}; the parameters of the module are "
             f"{_parameter_names(module)}"
         )
+
+
+def _given(parameters: Mapping[str, ParameterPath], weights: Weights) -> dict[str, Tensor]:
+    """Return the weights to load by name; those of W_o only if the map has an entry for it."""
+    left_out = () if projects(parameters) else ("w_o", "b_o")
+    return {name: tensor for name, tensor in weights.named() if name not in left_out}
 
 
 def projects(parameters: Mapping[str, ParameterPath]) -> bool:

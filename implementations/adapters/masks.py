@@ -49,6 +49,7 @@ class MaskFormat:
             raise ImplementationError(
                 f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is {self.shape!r}"
             )
+        self._validate_counts(label)
         if self.padding not in (None, *get_args(PaddingConvention)):
             raise ImplementationError(f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}")
         if self.padding and self.convention is None:
@@ -67,25 +68,41 @@ class MaskFormat:
                 "able to differ between queries; if it is causal with each mask, claim always_causal=True"
             )
 
+    def _validate_counts(self, label: str) -> None:
+        """Raise ImplementationError, with the label, for numbers of keys in a convention that they cannot have."""
+        if self.counts_keys and (self.convention, self.numbers, self.padding) != ("keep", False, None):
+            raise ImplementationError(
+                f"{label}: mask_shape={self.shape!r}, without s, is for the number of the keys that are kept, so mask "
+                "must be 'keep', without mask_numbers and padding"
+            )
+
     @property
     def axes(self) -> set[str]:
         """The axes of "bhls" along which its masks may differ; those of the attention mask, if padding is separate."""
         return {*"bhls"} if self.shape is None else set(axes_of(self.shape))
 
+    @property
+    def counts_keys(self) -> bool:
+        """Whether its masks are numbers of keys: of the first ones, which a query may attend to."""
+        return self.convention is not None and "s" not in self.axes
+
     def limits(self, claims: Claims) -> dict[str, Any]:
         """Return the claims about masks that this format cannot express, each with the most that it can."""
         if self.convention is None:
             return {"masks": ()}
-        axes = self.axes
-        others = {*claims.masks} - {"bool"}
-        most: dict[str, Any] = {"masks": {"bool"}} if self.numbers and others else {}
+        axes, forms = self.axes, self._forms(claims)
+        most: dict[str, Any] = {"prefix_masks": True} if self.counts_keys else {}
         if self.padding and "b" not in axes and claims.per_item_mask:  # items differ in their padding only
-            axes = axes - {"h"} | {"b"}
-            most |= {"joint_masks": False} if claims.joint_masks else {}
-            most |= {"masks": {"bool"}} if others else {}  # only booleans are split
-        return most | {
-            claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes and getattr(claims, claim)
-        }
+            axes, forms = axes - {"h"} | {"b"}, {"bool"}
+            most["joint_masks"] = False
+        most |= {"masks": forms} | {claim: False for axis, claim in CLAIM_OF_AXIS.items() if axis not in axes}
+        return {claim: value for claim, value in most.items() if getattr(claims, claim) != value}
+
+    def _forms(self, claims: Claims) -> set[str]:
+        """Return the claimed forms of masks that this format can express; integers would be added to the scores."""
+        if self.numbers or self.counts_keys:
+            return {"bool"}
+        return {*claims.masks} - ({"int"} if self.convention == "additive" else set())
 
     def translate(self, label: str, mask: Tensor, sizes: Sizes, dtype: torch.dtype, *, claimed: bool) -> Tensor:
         """Return a canonical mask in this format.
@@ -99,6 +116,8 @@ class MaskFormat:
             raise UnsupportedCallError(f"{label} takes boolean masks as numbers, which a mask of {mask.dtype} is not")
         if mask.is_floating_point() and not claimed and self.padding and "b" not in self.axes:
             raise UnsupportedCallError(f"{label} takes numbers in the mask for all items, and not as padding")
+        if self.counts_keys:
+            mask = _count_keys(label, mask, sizes[3])
         if self.shape is not None:
             mask = shape_mask(label, mask, self.shape, sizes)
         return self._numbers(self._converted(mask, dtype) if claimed else mask, dtype)
@@ -140,6 +159,19 @@ class MaskFormat:
 
     def _numbers(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask.to(dtype) if self.numbers and mask.dtype == torch.bool else mask
+
+
+def _count_keys(label: str, mask: Tensor, keys: int) -> Tensor:
+    """Return how many keys each row of a mask allows, (B, H, L, 1).
+
+    Raises UnsupportedCallError unless these are the first ones.
+    """
+    if mask.dtype != torch.bool or mask.ndim == 0 or mask.shape[-1] not in (1, keys):
+        raise UnsupportedCallError(f"{label} takes the number of the keys, which a mask of another form does not say")
+    mask = mask.expand(*mask.shape[:-1], keys)
+    if bool((mask[..., 1:] & ~mask[..., :-1]).any()):
+        raise UnsupportedCallError(f"{label} takes the number of the keys, which a mask with a gap does not say")
+    return mask.sum(-1, keepdim=True)
 
 
 def allow_all(sizes: Sizes, device: torch.device) -> Tensor:

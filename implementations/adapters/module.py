@@ -33,6 +33,13 @@ from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
 Parameters = Mapping[str, ParameterPath] | Callable[[Config], Mapping[str, ParameterPath]]
+
+
+def _without(image: Tensor, axis: int) -> Tensor:
+    """Return an image without an axis of length 1; one that the module has flattened, as it is."""
+    return image.squeeze(axis) if image.ndim == 4 else image
+
+
 # What each does to an input of shape (b, l, d), and to the output, the other way.
 TO_LAYOUT: dict[str, Callable[[Tensor], Tensor]] = {
     "b l d": lambda x: x,
@@ -43,9 +50,9 @@ TO_LAYOUT: dict[str, Callable[[Tensor], Tensor]] = {
     "b 1 l d": lambda x: x.unsqueeze(1),
 }
 FROM_LAYOUT = TO_LAYOUT | {
-    "b d l 1": lambda x: x.squeeze(3).transpose(1, 2),
-    "b l 1 d": lambda x: x.squeeze(2),
-    "b 1 l d": lambda x: x.squeeze(1),
+    "b d l 1": lambda x: _without(x, 3).transpose(1, 2),
+    "b l 1 d": lambda x: _without(x, 2),
+    "b 1 l d": lambda x: _without(x, 1),
 }
 # The forms of masks that are claimed by default.
 MASK_FORMS_OF = {"keep": {"bool"}, "drop": {"bool"}, "additive": {"bool", "float"}}
@@ -134,7 +141,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
-    _validate(label, parameters, layout)
+    _validate(label, parameters, layout, weights, call)
     arguments = constructor_arguments(label, constructor)
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
     signature = None if call else read_signature(label, target.forward, masks)
@@ -150,8 +157,13 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, attribute)
 
 
-def _validate(label: str, parameters: object, layout: str) -> None:
-    """Raise ImplementationError, with the label, for what is no map of parameters or no layout."""
+def _validate(label: str, parameters: object, layout: str, weights: object, call: Call | None) -> None:
+    """Raise ImplementationError, with the label, for an argument that is not what `from_module` takes."""
+    place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None
+    if not (weights is None or isinstance(weights, str) or place):
+        raise ImplementationError(
+            f"{label}: weights must be the name of an attribute or, without call=, a place from 0, but is {weights!r}"
+        )
     if not (callable(parameters) or isinstance(parameters, Mapping)):
         raise ImplementationError(
             f"{label}: parameters must map {KEYS} to names in the module, but is {parameters!r:.80}"
@@ -197,8 +209,8 @@ class ModuleImplementation:
         that cannot be loaded.
         """
         module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
-        for layer, name in () if config.dropout else fixed_dropout(module):
-            setattr(layer, name, 0.0)  # the formula in training has none
+        for layer in () if config.dropout else fixed_dropout(module):
+            layer.p = 0.0  # the formula in training has none
         module = module.to(device=device, dtype=dtype)
         try:
             parameters = self.parameters(config) if callable(self.parameters) else self.parameters

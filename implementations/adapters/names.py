@@ -21,14 +21,22 @@ MEMORY_NAMES = (
 KEY_MASK_NAMES = (
     *("key_padding_mask", "padding_mask", "pad_mask", "src_key_padding_mask", "memory_key_padding_mask", "key_mask"),
     *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
-    *("src_padding_mask", "kv_padding_mask", "k_mask", "x_mask"),
+    *("src_padding_mask", "kv_padding_mask", "k_mask"),
 )
 # Of what is added to the scores.
-BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "rel_pos_bias", "bias")
+BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "bias")
 # Flags only where the default is one: others of these names are masks.
 FLAGS = ("causal_mask", "use_causal_mask")
+# Of how many keys are no padding.
+LENGTH_NAMES = (
+    *("valid_lens", "valid_len", "valid_lengths", "valid_length", "lengths", "lens", "seq_lens", "seq_lengths"),
+    *("key_lengths", "key_lens", "kv_lengths", "kv_lens", "src_lengths", "src_lens", "memory_lengths", "x_lens"),
+)
 OPTION_NAMES = {
-    "mask": ("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", *KEY_MASK_NAMES, *BIAS_NAMES),
+    "mask": (
+        *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask"),
+        *(*KEY_MASK_NAMES, *BIAS_NAMES, *LENGTH_NAMES),
+    ),
     "is_causal": ("is_causal", "causal", *FLAGS),
     "need_weights": (
         *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),

@@ -79,7 +79,7 @@ class Candidate:
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout: dict[str, Any] = {"layout": self.layout} if self.layout != "b l d" else {}
-        layout |= {"weights": self.weights_at} if self.weights_at else {}
+        layout |= {} if self.weights_at is None else {"weights": self.weights_at}
         return {"parameters": self.parameters, "mask": self.mask, **shape, **layout}
 
     @property
@@ -87,6 +87,11 @@ class Candidate:
         """The format of its masks."""
         causal = bool(self.causal_by_default and self.mask)
         return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding, causal, self.mask_required)
+
+    def mask_of(self, probe: Probe, axes: str, *, causal: bool = False) -> Tensor:
+        """Return a mask as `Probe.mask` does, but of the first keys, where its format is their number."""
+        mask = probe.mask(axes, causal=causal or bool(self.formula.causal))
+        return mask.sort(-1, descending=True).values if self.masks.counts_keys else mask
 
     def implementation(self) -> ModuleImplementation:
         """Return the implementation that this candidate declares."""

@@ -48,7 +48,8 @@ def _hint(candidate: Candidate) -> str:
 def _combines(candidate: Candidate) -> bool:
     """Return whether the causal flag may be given beside a mask, rather than raise."""
     probe = candidate.probes[0]
-    mask = probe.mask("bs" if candidate.claims.get("per_item_mask", True) else "s", causal=True)[:, :1, :1]
+    per_item = candidate.claims.get("per_item_mask", True)
+    mask = candidate.mask_of(probe, "bs" if per_item else "s", causal=True)[:, :1, :1]
     with sdpa_kernel(SDPBackend.MATH):  # which raises where others do not, and is chosen for some calls
         return candidate.call(probe.inputs, mask=mask, is_causal=True) is not None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.construction import BIAS_ROLES, assumed_arguments, fixed_dropout
+from mha.implementations.adapters.construction import BIAS_ROLES, assumed_arguments, fixed_dropout, parameters_of
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.inference.candidate import Candidate
@@ -65,7 +65,7 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
     kept = {name: x for name, x in getattr(candidate.constructor, "keywords", {}).items() if name not in arguments}
-    assumed = ", ".join(assumed_arguments(arguments))
+    assumed = ", ".join(assumed_arguments(candidate.constructor, arguments))
     built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))
     return [
         Row("built as", f"{candidate.label}({built})", f"assumed, not by name: {assumed}" if assumed else "by name"),
@@ -79,8 +79,9 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
 
 
 def _fixed_dropout(module: nn.Module) -> list[Row]:
-    """Return the row about dropout that the constructor does not set, if there is any."""
-    return [Row("dropout", "of a fixed probability, which is set to 0", "tested")] if fixed_dropout(module) else []
+    """Return the row about dropout layers that the constructor does not set, if there are any."""
+    set_to_0 = Row("dropout", "layers of a fixed probability, which is set to 0", "tested")
+    return [set_to_0] if fixed_dropout(module) else []
 
 
 def _against_name(candidate: Candidate) -> str:
@@ -96,12 +97,10 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     meant += "" if candidate.formula.projected else "; if W_o is elsewhere, declare it without w_o"
     formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
     unused, others = _unused_options(candidate, arguments), candidate.signature.others
-    read = candidate.mask or candidate.hides_queries
     unknown, neutral = [name for name in others if name not in NEUTRAL_MEANING], [*filter(NEUTRAL_MEANING.get, others)]
     return [
         *formula,
-        Row("mask", _mask(candidate), candidate.assumed or ("tested" if read else "by name")),
-        *_empty_rows(candidate),
+        *_masks(candidate),
         Row("causal", _causal(candidate), tested),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
@@ -110,6 +109,13 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         *([Row("given", ", ".join(map(_given, neutral)), "by name")] if neutral else []),
         *([Row("given None", ", ".join(unknown), "of no known meaning")] if unknown else []),
     ]
+
+
+def _masks(candidate: Candidate) -> list[Row]:
+    """Return the rows about masks, and about queries without a key."""
+    read = candidate.mask or candidate.hides_queries
+    evidence = candidate.assumed or ("tested" if read else "by name")
+    return [Row("mask", _mask(candidate), evidence), *_empty_rows(candidate)]
 
 
 def _given(name: str) -> str:
@@ -133,7 +139,8 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
     if candidate.empty_row is None:
         evidence = "assumed: it gets something else"
     policy = candidate.empty_row or "zeros"
-    return [Row("empty rows", EMPTY_ROWS[policy], evidence)] if candidate.mask and candidate.explained else []
+    judged = candidate.mask and candidate.explained and not candidate.hides_queries
+    return [Row("empty rows", EMPTY_ROWS[policy], evidence)] if judged else []
 
 
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
@@ -219,7 +226,8 @@ def _mask(candidate: Candidate) -> str:
         return f"not judged: {candidate.signature.mask} hides the queries of padding too, whose outputs mean nothing"
     if candidate.mask is None:
         return "none"
-    meaning = CONVENTIONS[candidate.mask]
+    meaning = "how many of the first keys a query may attend to" if candidate.masks.counts_keys else ""
+    meaning = meaning or CONVENTIONS[candidate.mask]
     meaning = meaning.replace("True", "1") if candidate.mask_numbers else meaning
     meaning = meaning.replace("True", "True or 1") if "int" in candidate.claims.get("masks", ()) else meaning
     ranks = candidate.claims.get("mask_ranks")
@@ -281,7 +289,7 @@ def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
     """Return the options of the constructor that keep their defaults, except these."""
     known |= {*getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    options = inspect.signature(candidate.constructor).parameters.items()
+    options = parameters_of(candidate.constructor).items()
     kept = [(name, p.default) for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
     return [f"{name}={default!r}" for name, default in kept if default is not inspect.Parameter.empty]
 

@@ -17,6 +17,8 @@ from mha.spec.claims import EmptyRow
 
 def find_empty_row(candidate: Candidate) -> None:
     """Claim the policy for empty rows that a trial run in float32 shows; where it shows none, claim nothing."""
+    if candidate.hides_queries:
+        return
     candidate.empty_row = policy_of(replace(candidate, dtype=torch.float32))
     if candidate.empty_row and candidate.empty_row != "zeros":
         candidate.claims["empty_row"] = candidate.empty_row
@@ -70,7 +72,7 @@ def _explained_policy(candidate: Candidate, output: Tensor, emptied: Tensor, val
 def _mask_with_empty_rows(candidate: Candidate, probe: Probe) -> tuple[Tensor, Tensor]:
     """Return a mask (B, H, L, S) that leaves some rows without a key, and which, boolean (B, L)."""
     per_item, per_query = (candidate.claims.get(f"per_{axis}_mask", True) for axis in ("item", "query"))
-    mask = probe.mask("bs" if per_item else "ls" if per_query else "s", causal=bool(candidate.formula.causal))
+    mask = candidate.mask_of(probe, "bs" if per_item else "ls" if per_query else "s")
     emptied = torch.zeros(mask.shape[0], mask.shape[2], dtype=torch.bool)
     emptied[0 if per_item else slice(None), 0 if per_query and not per_item else slice(None)] = True
     return mask & ~emptied[:, None, :, None], emptied

@@ -22,6 +22,7 @@ from mha.implementations.adapters.construction import (
     built_for,
     construct,
     constructor_arguments,
+    parameters_of,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
@@ -38,7 +39,7 @@ from mha.implementations.inference.nearest import (
     returns_outputs,
     shows_inputs,
 )
-from mha.implementations.inference.options import find_longest, find_options, find_weights
+from mha.implementations.inference.options import find_longest, find_options, find_weights, possible_biases
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
@@ -51,7 +52,6 @@ from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Sizes, Weights
-from mha.spec.claims import BIASES
 
 SEVERAL_HEADS = frozenset(range(2, 9))
 
@@ -89,8 +89,30 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         _require_forward(label, made)
     try:
         arguments = constructor_arguments(label, constructor)
+        if assumed_arguments(constructor, arguments) and not _is_explained(label, constructor, arguments):
+            arguments = constructor_arguments(label, constructor, assume=False)
     except ImplementationError as error:
         raise ImplementationError(f"{error}{_kernel_advice(label, made)}") from None
+    module = _built(label, constructor, arguments)
+    candidate = _first_found(Candidate(constructor, {}, label, claims=_key_heads(module)), module, arguments)
+    rows = rows_of(candidate, module, arguments)
+    given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
+    written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
+    declaration = declaration_of(written, candidate.options(), candidate.claims)
+    return Inference(candidate.implementation(), tuple(rows), declaration)
+
+
+def _is_explained(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> bool:
+    """Return whether a formula gives what a module computes that is built with these arguments."""
+    with suppress(ImplementationError):
+        module = _built(label, constructor, arguments)
+        empty = Candidate(constructor, {}, label, claims=_key_heads(module))
+        return _first_found(empty, module, arguments).explained
+    return False
+
+
+def _built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> nn.Module:
+    """Return a module for trial runs; raises ImplementationError for what cannot be built, or called by names."""
     try:
         with as_found():
             module = construct(constructor, arguments, CONFIG)
@@ -100,12 +122,7 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     _require_forward(label, module)
     _require_named_inputs(label, module)
-    candidate = _first_found(Candidate(constructor, {}, label, claims=_key_heads(module)), module, arguments)
-    rows = rows_of(candidate, module, arguments)
-    given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
-    written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
-    declaration = declaration_of(written, candidate.options(), candidate.claims)
-    return Inference(candidate.implementation(), tuple(rows), declaration)
+    return module
 
 
 def _require_forward(label: str, made: object) -> None:
@@ -157,8 +174,7 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
         except Unclear as unclear:
             problem = problem or unclear
     raise ImplementationError(
-        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_assumed(arguments)}"
-        f"{_advice(empty, module)}"
+        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
     )
 
 
@@ -197,7 +213,7 @@ def _with_masks(candidate: Candidate) -> Candidate:
 
 def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
     """Yield what is causal by default, as explained without a mask, built without that."""
-    parameters = inspect.signature(candidate.constructor).parameters
+    parameters = parameters_of(candidate.constructor)
     flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
     for flag in flags if candidate.explained and candidate.formula.causal else ():
         constructor = partial(candidate.constructor, **{flag: False})
@@ -225,12 +241,6 @@ def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
     others = empty.signature.others
     return f"; forward also requires {', '.join(others)}, of no known meaning, and was given None" if others else ""
-
-
-def _assumed(arguments: Mapping[str, str]) -> str:
-    """Return a remark on what the constructor was given for want of a known name."""
-    given = [f"{name}={arguments[name]}" for name in assumed_arguments(arguments)]
-    return f"; its constructor, whose names are not all known, was given {', '.join(given)}" if given else ""
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:
@@ -281,17 +291,15 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     """Return a candidate for each choice of projections and layouts."""
     claims = empty.claims | {"causal": None} | ({} if cross_attention is True else {"cross_attention": cross_attention})
     maps = parameter_maps(module, empty.config)
-    first = replace(empty, parameters=maps[0], claims=dict(claims))
+    biases = possible_biases(replace(empty, parameters=maps[0], claims=claims))
+    claims |= {} if biases == {True, False} else {"bias": biases}
+    first = replace(empty, parameters=maps[0], claims=claims)
     raises = first.call_plainly(first.probes[0].inputs) is None
-    candidates = [
+    return [
         replace(empty, parameters=parameters, layout=layout, claims=dict(claims))
         for parameters in maps
         for layout in (TO_LAYOUT if raises else ("b l d", "l b d"))
     ]
-    biases = _possible_biases(candidates[0])
-    for candidate in candidates:
-        candidate.claims |= {} if biases == {True, False} else {"bias": biases}
-    return candidates
 
 
 def _with_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -324,36 +332,6 @@ def _require_one_map(matching: Sequence[Candidate]) -> None:
     if len(maps) > 1:
         more = f"; and {len(maps) - 2} more" if len(maps) > 2 else ""
         raise Unclear(f"more than one choice of projections gives what it computes ({'; '.join(maps[:2])}{more})")
-
-
-def _possible_biases(candidate: Candidate) -> set[bool | str]:
-    """Return the values of `Config.bias` that can be built: of each module that is built, the most that has a place.
-
-    Raises Unclear if the weights can be loaded with none.
-    """
-    adapter, problem = candidate.implementation(), ""
-    absent = {role for key, path in candidate.parameters.items() if path is None for role in key[2:]}
-    most_first = sorted(BIASES, key=lambda bias: -len(_biased_roles(bias)))
-    built: dict[tuple[Any, ...], bool | str] = {}
-    for bias in (each for each in most_first if absent.isdisjoint(_biased_roles(each))):
-        config = replace(candidate.config, bias=bias)
-        weights = Weights.random(config, 0)
-        try:
-            with as_found():
-                attention = adapter.build(config, weights, dtype=torch.float64, device="cpu")
-        except (Exception, SystemExit) as error:
-            problem = f"its weights cannot be loaded: {error}"
-            continue
-        held = tuple((name, parameter.shape) for name, parameter in attention.named_parameters())
-        built.setdefault(held, bias)
-    if not built:
-        raise Unclear(problem)
-    return set(built.values())
-
-
-def _biased_roles(bias: bool | str) -> str:
-    config = replace(CONFIG, bias=bias)
-    return "".join(role for role in "qkvo" if config.has_bias(role))
 
 
 def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> None:

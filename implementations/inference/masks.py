@@ -12,12 +12,14 @@ from torch import Tensor
 
 from mha.implementations.adapters.calling import signature_of
 from mha.implementations.adapters.masks import PaddingConvention
+from mha.implementations.adapters.names import LENGTH_NAMES
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, additive, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Claims, MaskConvention
+from mha.spec.masks import INTEGERS
 
 
 def find_mask(candidate: Candidate) -> None:
@@ -59,7 +61,7 @@ def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
     """
     if candidates[0].signature.mask is None or not all(candidate.problem for candidate in candidates):
         return []
-    for shape, convention in product(SHAPES, CONVENTIONS):
+    for shape, convention in product(_shapes(candidates[0]), CONVENTIONS):
         masks: dict[str, Any] = {"mask": convention, "mask_shape": shape, "mask_required": True}
         tried = [replace(candidate, claims=dict(candidate.claims), **masks) for candidate in candidates]
         if matching := [candidate for candidate in tried if find_formula(candidate)]:
@@ -71,36 +73,49 @@ def _formats(candidate: Candidate) -> list[Candidate]:
     """Return the candidate with each format of masks but their convention, the most general first."""
     separate = signature_of(candidate.forward_parameters, padding=True)
     paddings: tuple[PaddingConvention, ...] = ("drop", "keep") if separate.padding and separate.mask else ()
-    shared_first = sorted(SHAPES, key=lambda shape: "l" not in SHAPES[shape])  # the others leave `mask` unused
+    shapes = _shapes(candidate)
+    shared_first = sorted(shapes, key=lambda shape: "l" not in SHAPES[shape])  # the others leave `mask` unused
     return [
         replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
         for padding, numbers in product((*paddings, None), (False, True))
-        for shape in (shared_first if padding else SHAPES)
+        for shape in (shared_first if padding else shapes)
     ]
 
 
-def _hides_queries(candidate: Candidate) -> bool:
-    """Return whether padding masks of its shape hide keys as they should, and change the outputs of padding too.
+def _shapes(candidate: Candidate) -> list[str | None]:
+    """Return the shapes that its masks may have; by its name, a mask may be the number of the keys that are allowed."""
+    counts = candidate.signature.mask in LENGTH_NAMES
+    return [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
 
-    The contract has no such mask, and nobody reads these outputs.
+
+def _hides_queries(candidate: Candidate) -> bool:
+    """Return whether padding masks of its shape hide keys as they should, and the queries of padding as well.
+
+    The contract has no such mask. A query and the key at its position are only the same in self-attention.
     """
     is_padding = SHAPES[candidate.mask_shape] == "bs" and not candidate.padding
     if not is_padding or candidate.cross_attention or not candidate.explained:
         return False
     return any(
-        all(_gives_formula_but_for_padding(replace(candidate, mask=convention), probe) for probe in candidate.probes)
+        all(_hides_both(replace(candidate, mask=convention), probe) for probe in candidate.probes)
         for convention in CONVENTIONS[:2]
     )
 
 
-def _gives_formula_but_for_padding(tried: Candidate, probe: Probe) -> bool:
-    mask = probe.mask("bs", causal=bool(tried.formula.causal))
+def _hides_both(tried: Candidate, probe: Probe) -> bool:
+    """Return whether a mask of keys hides them, and gives the queries of padding one output, or that without a mask."""
+    mask = tried.mask_of(probe, "bs")
     tried.claims = tried.claims | tried.masks.limits(Claims())
     result = tried.call(probe.inputs, mask=mask)
-    expected, kept = tried.formula(probe.inputs, tried.weights, mask), mask[:, 0, 0]
+    expected, unmasked = (tried.formula(probe.inputs, tried.weights, each) for each in (mask, None))
     if result is None or not isinstance(result.output, Tensor) or result.output.shape != expected.shape:
         return False
-    return is_close(result.output[kept], expected[kept]) and not is_close(result.output[~kept], expected[~kept])
+    output, kept = result.output, mask[:, 0, 0]
+    if not is_close(output[kept], expected[kept]) or is_close(output[~kept], expected[~kept]):
+        return False
+    padding = [item[hidden] for item, hidden in zip(output, ~kept, strict=True)]
+    alike = all(is_close(rows, rows[:1].expand_as(rows)) for rows in padding)
+    return bool(output.isfinite().all()) and (alike or is_close(output[~kept], unmasked[~kept]))
 
 
 def _in_part(formats: Sequence[Candidate], exact: Candidate) -> tuple[Candidate, list[MaskConvention]] | None:
@@ -130,8 +145,7 @@ def _find_ranks(candidate: Candidate) -> None:
     if candidate.mask_shape is not None or candidate.padding:
         return
     probe = candidate.probes[0]
-    causal = bool(candidate.formula.causal)
-    of_heads, mask = probe.mask("hls", causal=causal)[:1], probe.mask("ls", causal=causal)[:1, :1]
+    of_heads, mask = candidate.mask_of(probe, "hls")[:1], candidate.mask_of(probe, "ls")[:1, :1]
     row = mask[:, :, :1]
     forms = {4: (mask, mask), 3: (of_heads[0], of_heads), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
     calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
@@ -145,9 +159,9 @@ def _find_integers(candidate: Candidate) -> None:
         return
     masks = {*candidate.claims.get("masks", {"bool"}), "int"}
     tried, probe = replace(candidate, claims=candidate.claims | {"masks": masks}), candidate.probes[0]
-    mask = probe.mask(SHAPES[candidate.mask_shape], causal=bool(candidate.formula.causal))
+    mask = candidate.mask_of(probe, SHAPES[candidate.mask_shape])
     expected = candidate.call(probe.inputs, mask=mask)
-    if all(agree(tried.call(probe.inputs, mask=mask.to(dtype)), expected) for dtype in (torch.int64, torch.uint8)):
+    if all(agree(tried.call(probe.inputs, mask=mask.to(dtype)), expected) for dtype in INTEGERS):
         candidate.claims["masks"] = masks
 
 
@@ -164,12 +178,12 @@ def _fitting_conventions(candidate: Candidate) -> list[MaskConvention]:
 
 def _fits(tried: Candidate, probe: Probe) -> bool:
     """Return whether masks that differ along the axes of its shape have their effect on a probe."""
-    axes, causal = SHAPES[tried.mask_shape], bool(tried.formula.causal)
-    masks = [probe.mask(axes, causal=causal)]
+    axes = SHAPES[tried.mask_shape]
+    masks = [tried.mask_of(probe, axes)]
     if tried.mask_shape is None or tried.padding:
-        masks.append(probe.mask("bs", causal=causal)[:, :1, :1])
+        masks.append(tried.mask_of(probe, "bs")[:, :1, :1])
     if tried.mask_shape is None:
-        masks.append(probe.mask("ls", causal=causal)[:1, :1])
+        masks.append(tried.mask_of(probe, "ls")[:1, :1])
     takes_numbers = tried.mask == "additive" and not (tried.padding and "b" not in axes)
     if takes_numbers and tried.explained:
         tried = replace(tried, claims=tried.claims | {"masks": {"bool", "float"}})

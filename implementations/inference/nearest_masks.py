@@ -146,13 +146,13 @@ def _share_explained(tried: Candidate, probe: Probe, mask: Tensor, result: Outpu
 
 def _masks(tried: Candidate, probe: Probe) -> list[Tensor]:
     """Return masks that differ along all axes of a format, then along fewer of them."""
-    axes, causal = SHAPES[tried.mask_shape], bool(tried.formula.causal)
+    axes = SHAPES[tried.mask_shape]
     fewer = ["".join(axis for axis in axes if axis in among) for among in (axes, "bls", "bs", "ls", "s")]
-    masks = [probe.mask(each, causal=causal) for each in dict.fromkeys(fewer)]
+    masks = [tried.mask_of(probe, each) for each in dict.fromkeys(fewer)]
     if tried.mask_shape is None or tried.padding:
-        masks.append(probe.mask("bs", causal=causal)[:, :1, :1])
+        masks.append(tried.mask_of(probe, "bs")[:, :1, :1])
     if tried.mask_shape is None:
-        masks.append(probe.mask("ls", causal=causal)[:1, :1])
+        masks.append(tried.mask_of(probe, "ls")[:1, :1])
     return masks
 
 

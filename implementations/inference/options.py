@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
 from time import process_time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +18,15 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
-from mha.implementations.inference.projections import Undeclarable
+from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.pristine import as_found
 from mha.spec import Sizes, Weights, causal_mask
-from mha.spec.claims import COMPUTE_DTYPES, Claims
+from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
 KINDS = ("both", True, "output")
 PROBABILITY = 0.5
-# Of a call.
+# How many results of a call are looked at for weights.
 MOST_RESULTS = 5
 # In seconds of CPU time, for a call with long inputs.
 PATIENCE = 4.0
@@ -40,13 +41,13 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
         widths = {"kdim": 7, "vdim": 9}
         _claim_if_explained(candidate, arguments, set(widths), {"kv_widths": True}, widths)
     _keep_biases_that_can_be_called(candidate)
-    takes_dropout = {"dropout", "output_dropout", "config"} & set(arguments.values())
-    if takes_dropout and candidate.explained:
+    named = {"dropout", "output_dropout"} & set(arguments.values())
+    if (named or "config" in arguments.values()) and candidate.explained:
         _find_dropout(candidate)
-    elif _is_random_in_training(candidate):
+    if not named and "dropout" not in candidate.claims and _is_random_in_training(candidate):
         raise Undeclarable(
-            "in training its outputs are random, as with F.dropout and a fixed probability; let the constructor take "
-            "the probability as dropout"
+            "in training its outputs are random, as if it dropped with a fixed probability; let the constructor take "
+            "that as dropout"
         )
     _find_dtypes(candidate)
 
@@ -90,6 +91,36 @@ def _computes_formula(tried: Candidate, probe: Probe) -> bool:
         key, value = (torch.randn(*key.shape[:2], width, generator=generator, dtype=key.dtype) for width in widths)
     result = tried.call_plainly((query, key, value))
     return result is not None and is_close(result.output, tried.formula((query, key, value), tried.weights, None))
+
+
+def possible_biases(candidate: Candidate) -> set[bool | str]:
+    """Return the values of `Config.bias` that can be built: of each module that is built, the most that has a place.
+
+    Raises Unclear if the weights can be loaded with none.
+    """
+    adapter, problem = candidate.implementation(), ""
+    absent = {role for key, path in candidate.parameters.items() if path is None for role in key[2:]}
+    most_first = sorted(BIASES, key=lambda bias: -len(_biased_roles(bias)))
+    built: dict[tuple[Any, ...], bool | str] = {}
+    for bias in (each for each in most_first if absent.isdisjoint(_biased_roles(each))):
+        config = replace(candidate.config, bias=bias)
+        weights = Weights.random(config, 0)
+        try:
+            with as_found():
+                attention = adapter.build(config, weights, dtype=torch.float64, device="cpu")
+        except (Exception, SystemExit) as error:
+            problem = f"its weights cannot be loaded: {error}"
+            continue
+        held = tuple((name, parameter.shape) for name, parameter in attention.named_parameters())
+        built.setdefault(held, bias)
+    if not built:
+        raise Unclear(problem)
+    return set(built.values())
+
+
+def _biased_roles(bias: bool | str) -> str:
+    config = replace(CONFIG, bias=bias)
+    return "".join(role for role in "qkvo" if config.has_bias(role))
 
 
 def _keep_biases_that_can_be_called(candidate: Candidate) -> None:
@@ -203,12 +234,13 @@ def find_weights(candidate: Candidate) -> None:
     weights = result.weights if result else None
     if _are_weights(weights, expected):
         return
-    candidate.weights_at = _only_place(candidate, range(2, MOST_RESULTS), expected)
+    candidate.weights_at = _only_place(candidate, range(MOST_RESULTS), expected)
     if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
-        candidate.weights_at = candidate.weights_at or _only_place(candidate, candidate.left_behind(), expected)
-        candidate.claims |= {} if candidate.weights_at else {"returns_weights": False}
+        if candidate.weights_at is None:
+            candidate.weights_at = _only_place(candidate, candidate.left_behind(), expected)
+        candidate.claims |= {"returns_weights": False} if candidate.weights_at is None else {}
         candidate.beside = f"of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else ""
-    elif not candidate.weights_at and _are_scores(candidate, weights):
+    elif candidate.weights_at is None and _are_scores(candidate, weights):
         candidate.claims["returns_weights"] = False
         candidate.beside = "the scores before the softmax"
     if isinstance(weights, Tensor) and tuple(weights.shape) == (expected[0], *expected[2:]):

@@ -39,6 +39,9 @@ SHAPES: dict[str | None, str] = {
     "b s": "bs",
     "s b": "bs",
     "l s": "ls",
+    # Of numbers of keys.
+    "b l": "bls",
+    "b": "bs",
 }
 CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
 # Of n_heads * d_k = 8 columns, for modules that take the width of a head.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mha.implementations.adapters.construction import MAX_LENGTH
+from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import find_formula, outputs_of
@@ -58,7 +57,7 @@ def require_plain(candidates: Sequence[Candidate], module: nn.Module) -> None:
 def without_window(candidate: Candidate) -> Candidate:
     """Return a candidate whose window, found by its argument, is as wide as the longest input, if it is narrower."""
     given = getattr(candidate.constructor, "keywords", {})
-    for name, parameter in inspect.signature(candidate.constructor).parameters.items():
+    for name, parameter in parameters_of(candidate.constructor).items():
         narrow = type(parameter.default) is int and 0 < parameter.default < MAX_LENGTH and name not in given
         if narrow and _has_word(name, WINDOW_WORDS):
             wide = replace(candidate, constructor=partial(candidate.constructor, **{name: MAX_LENGTH}))

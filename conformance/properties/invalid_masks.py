@@ -1,0 +1,110 @@
+"""MSK-12: masks of a wrong shape, of another precision, and of a dtype that is not claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from itertools import product
+
+import torch
+
+from mha.conformance.cases.case import Case
+from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
+from mha.conformance.cases.masks import FLOAT
+from mha.conformance.harness.assertions import assume, expect_close, expect_each_raises
+from mha.conformance.harness.errors import CallRaised
+from mha.conformance.harness.session import Session
+from mha.conformance.properties.registry import property_of
+from mha.spec.dtypes import TRAITS, torch_dtype
+from mha.spec.masks import INTEGERS
+
+
+@property_of(
+    "MSK-12", Domain(layouts=DENSE, values=("normal",), max_length=5), needs="masks", must_reject=("never_refuses",)
+)
+def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
+    """A mask that is not broadcastable to (B, H, L, S) raises."""
+    problem, calls = case.problem(), {}
+    for shape in _shapes_that_do_not_broadcast(problem.shape):
+        if len(shape) < 4 and len(shape) not in session.claims.mask_ranks:
+            continue  # it may mean something else
+        for form in sorted(session.claims.masks):
+            dtype = {"bool": torch.bool, "float": problem.query.dtype, "int": torch.int64}[form]
+            mask = torch.ones(shape, dtype=dtype, device=problem.query.device)
+            because = f"a {form} mask of shape {shape} is not broadcastable to (B, H, L, S) = {problem.shape}"
+            calls[because] = partial(session, problem.change(mask=mask))
+    expect_each_raises(calls)
+
+
+def _shapes_that_do_not_broadcast(sizes: tuple[int, int, int, int]) -> list[tuple[int, ...]]:
+    batch, heads, queries, keys = sizes
+    shapes: list[tuple[int, ...]] = [
+        tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes)) for grown in range(4)
+    ]
+    shapes += [(*sizes[:3], keys + 1), (*sizes[:3], keys + 2), (*sizes[:3], keys - 1), (1, *sizes), (keys + 1,)]
+    # Shapes that other libraries accept, with another meaning.
+    shapes += [(batch, keys), (batch, queries, keys), (batch * heads, queries, keys), (queries, keys, batch)]
+
+    def broadcasts(shape: tuple[int, ...]) -> bool:
+        pairs = zip(reversed(shape), reversed(sizes), strict=False)
+        return len(shape) <= 4 and all(size in (1, full) for size, full in pairs)
+
+    return [shape for shape in shapes if 0 not in shape and not broadcasts(shape)]
+
+
+# Kernels convert masks in vectors of up to 16 numbers.
+@property_of(
+    "MSK-12",
+    Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, values=MODERATE, min_S=16, max_length=33),
+    max_cases=24,
+    number=2,
+)
+def masks_of_another_precision_are_added_or_refused(session: Session, case: Case) -> None:
+    """A float mask of another dtype than the inputs is added to the scores, or raises."""
+    problem = case.problem()
+    assert problem.mask is not None
+    own, companions = problem.query.dtype, TRAITS[case.dtype].companions
+    assume(bool(companions), f"torch promotes no other dtype with {case.dtype}")
+    dtype = torch_dtype(companions[case.seed % 2])
+    mask = problem.mask.to(dtype)
+    expected = session.expected(problem.change(mask=mask.to(own)))
+    assume(not bool(expected.empty.any()), "rounded to the other dtype, the mask leaves a row empty")
+    try:
+        output = session(problem.change(mask=mask), dtypes=(own, torch.promote_types(own, dtype))).output
+    except CallRaised:
+        return  # as for any dtype that is not claimed
+    expect_close(output, expected.output, because=f"a {mask.dtype} mask is added to the scores, or the call raises")
+
+
+@property_of(
+    "MSK-12",
+    Domain(layouts=DENSE, values=("normal",), max_length=5),
+    needs="masks",
+    must_reject=("never_refuses",),
+    number=3,
+)
+def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> None:
+    """A mask of a dtype that is not claimed raises, instead of being reinterpreted."""
+    problem = case.problem()
+    dtypes = set() if "int" in session.claims.masks else {*INTEGERS}
+    dtypes |= set() if "bool" in session.claims.masks else {torch.bool}
+    dtypes |= set() if "float" in session.claims.masks else {problem.query.dtype}
+    assume(bool(dtypes), "every dtype is claimed")
+    calls = {}
+    for dtype, numbers in product(sorted(dtypes, key=str), ("ones", "zeros")):  # one of the two may hide every key
+        mask = getattr(torch, numbers)(problem.shape, dtype=dtype, device=problem.query.device)
+        advice = _advice(dtype, session.claims.masks)
+        because = f"a mask of {numbers} of dtype {dtype} is not claimed: {advice}"
+        calls[because] = partial(session, problem.change(mask=mask))
+    expect_each_raises(calls)
+
+
+def _advice(dtype: torch.dtype, claimed: Collection[str]) -> str:
+    """Return what to do about a mask that is accepted though its dtype is not claimed."""
+    if dtype is torch.bool:
+        return 'claim masks={"bool", "float"} if True means that a query may attend to the key, and otherwise refuse it'
+    if dtype.is_floating_point:
+        return 'claim masks={"bool", "float"} if it is added to the scores, and otherwise refuse it'
+    forms = " or ".join({"bool": "booleans", "float": "floats"}[form] for form in sorted(claimed))
+    counts = 'claim "int" if 1 and 0 count as True and False, and otherwise ' if "bool" in claimed else ""
+    return f"{counts}refuse it, so that callers convert it to {forms} themselves"
