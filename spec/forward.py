@@ -112,7 +112,7 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
     """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
     given, config = problem.weights, problem.config
     bias, keys = None, affine_forms(Ball.exact(problem.key), given.w_k, given.b_k, units, low)
-    if problem.mask is not None and problem.mask.dtype != torch.bool:
+    if problem.mask is not None and problem.mask.is_floating_point():
         bias = problem.mask.detach().double().expand(problem.shape)
     heads = Heads(
         query=split_heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low), config),

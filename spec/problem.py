@@ -86,7 +86,7 @@ class Problem:
         _, _, queries, keys = self.shape
         allowed = torch.ones(self.shape, dtype=torch.bool, device=self.query.device)
         if self.mask is not None:
-            allowed = allowed & (self.mask if self.mask.dtype == torch.bool else self.mask != float("-inf"))
+            allowed = allowed & (self.mask != (float("-inf") if self.mask.is_floating_point() else 0))
         if self.is_causal:
             if alignment is None:
                 raise ValueError("a causal problem needs an alignment, but the implementation claims causal=None")

@@ -237,7 +237,7 @@ class _Maker:
     def _mask(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the scores with the mask, -infinity where it forbids; of an empty row, any serve."""
         mask = self.problem.mask
-        if mask is not None and mask.dtype != torch.bool:
+        if mask is not None and mask.is_floating_point():
             bias = F.pad(mask.double().expand(self.problem.shape), (0, self.config.extra_keys))
             bias = bias.masked_fill(~allowed, 0.0)
             scores, self.largest = scores + bias, self.largest + row_max(bias.abs())

@@ -260,7 +260,7 @@ def _answer(
         made[key] = defect.attention(claims, call.config, call.weights.to(dtype, "cpu"), torch.Generator())
     mask = problem.mask
     if mask is not None:
-        mask = mask.cpu() if mask.dtype == torch.bool else mask.cpu().to(dtype)
+        mask = mask.cpu().to(dtype) if mask.is_floating_point() else mask.cpu()
     inputs = (x.cpu().to(dtype) for x in (problem.query, problem.key, problem.value))
     attention = made[key].train(MODES[call.step.mode].training)
     output = attention(*inputs, mask=mask, is_causal=problem.is_causal).output.double()

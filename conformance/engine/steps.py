@@ -30,7 +30,7 @@ class _Formula(TextbookAttention):
         super().__init__(claims, call.config, call.weights.to(dtype), torch.Generator())
         self.steps: dict[str, Tensor] = {}
         problem, mask = call.step.problem, call.step.problem.mask
-        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
+        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
         inputs = (x.to(dtype) for x in (problem.query, problem.key, problem.value))
         with torch.no_grad():
             self.steps["output"] = self(*inputs, mask=mask, is_causal=problem.is_causal).output

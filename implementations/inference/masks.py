@@ -33,25 +33,30 @@ def find_mask(candidate: Candidate) -> None:
         return
     formats = _formats(candidate)
     exact, fitting = next(((each, found) for each in formats if (found := _fitting_conventions(each))), (None, []))
-    if exact is None and any(map(_hides_queries, formats)):
+    if exact is None and not _takes_pairs(formats) and any(map(_hides_queries, formats)):
         candidate.claims["masks"], candidate.hides_queries = (), True
         return
-    near = nearest_format(formats) if exact is None else _in_part(formats, exact)
+    near = nearest_format(formats) if exact is None else _in_part(formats, exact) or _misread(exact, fitting)
     chosen, conventions = near or (exact, fitting)
     if chosen is None:
-        tried = replace(candidate, mask="keep")
-        tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
-        raised = f" (a boolean one of (B, H, L, S) raises {tried.problem})" if tried.problem else ""
-        raise Unclear(
-            f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', "
-            "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
-        )
+        raise _unclear(candidate, name)
     candidate.mask, candidate.mask_shape = conventions[0], chosen.mask_shape
     candidate.mask_numbers, candidate.padding, candidate.assumed = chosen.mask_numbers, chosen.padding, chosen.assumed
     candidate.claims |= {"masks": {"bool", "float"}} if "additive" in conventions else {}
     candidate.claims |= candidate.masks.limits(Claims(masks=candidate.claims.get("masks", {"bool"})))
     _find_ranks(candidate)
     _find_integers(candidate)
+
+
+def _unclear(candidate: Candidate, name: str) -> Unclear:
+    """Return what is unclear about a mask of this name, and what to declare."""
+    tried = replace(candidate, mask="keep")
+    tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
+    raised = f" (a boolean one of (B, H, L, S) raises {tried.problem})" if tried.problem else ""
+    return Unclear(
+        f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', "
+        "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"
+    )
 
 
 def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -86,6 +91,21 @@ def _shapes(candidate: Candidate) -> list[str | None]:
     """Return the shapes that its masks may have; by its name, a mask may be the number of the keys that are allowed."""
     counts = candidate.signature.mask in LENGTH_NAMES
     return [shape for shape in SHAPES if counts == (shape is not None and "s" not in shape)]
+
+
+def _takes_pairs(formats: Sequence[Candidate]) -> bool:
+    """Return whether a mask of pairs of a query and a key can be given in one of several formats, as a boolean."""
+    for each in formats:
+        if "l" in SHAPES[each.mask_shape] and not each.mask_numbers:
+            tried, probe = replace(each, mask="keep"), each.probes[0]
+            result = tried.call(probe.inputs, mask=tried.mask_of(probe, "ls"))
+            if (
+                result is not None
+                and isinstance(result.output, Tensor)
+                and result.output.shape == probe.inputs[0].shape
+            ):
+                return True
+    return False
 
 
 def _hides_queries(candidate: Candidate) -> bool:
@@ -138,6 +158,21 @@ def _in_part(formats: Sequence[Candidate], exact: Candidate) -> tuple[Candidate,
         f"masks that all items share count as mask_shape={exact.mask_shape!r}, but those of each item for some items "
         f"only; declare which is meant, mask_shape={exact.mask_shape!r} or {near[0].mask_shape!r}"
     )
+
+
+def _misread(exact: Candidate, conventions: list[MaskConvention]) -> tuple[Candidate, list[MaskConvention]] | None:
+    """Return the most general format instead of one of four axes, if masks that are to be broadcast are read wrong.
+
+    A class that takes no such mask raises.
+    """
+    if exact.mask_shape not in ("b h l s", "b 1 l s") or exact.mask_numbers or exact.padding:
+        return None
+    general, probe = replace(exact, mask_shape=None, mask=conventions[0]), exact.probes[0]
+    mask = general.mask_of(probe, "ls")
+    shared, expanded = (general.call(probe.inputs, mask=each) for each in (mask[:1, :1], mask))
+    if shared is None or expanded is None or agree(shared, expanded):
+        return None
+    return replace(exact, mask_shape=None, assumed="assumed: masks of one item count for some items only"), conventions
 
 
 def _find_ranks(candidate: Candidate) -> None:

@@ -150,13 +150,18 @@ def _find_dtypes(candidate: Candidate) -> None:
 
 
 def _find_dropout(candidate: Candidate) -> None:
-    """Claim the kind of dropout that the outputs in training show."""
-    for kind in KINDS:
-        changes = candidate.changes | {"dropout": PROBABILITY}
-        tried = replace(candidate, claims=candidate.claims | {"dropout": kind}, changes=changes)
-        if _dropped(tried) == kind:
-            candidate.claims["dropout"] = kind
-            return
+    """Claim the kind of dropout that the outputs in training show; some kind, if it drops in evaluation too."""
+    changes = candidate.changes | {"dropout": PROBABILITY}
+    tried = [replace(candidate, claims=candidate.claims | {"dropout": kind}, changes=changes) for kind in KINDS]
+    shown = [each for each in tried if _dropped(each) == each.claims["dropout"]]
+    for each in shown[:1] or filter(_drops_in_evaluation, tried[:1]):
+        candidate.claims["dropout"] = each.claims["dropout"]
+
+
+def _drops_in_evaluation(tried: Candidate) -> bool:
+    probe = tried.probes[0]
+    result = tried.call_plainly(probe.inputs)
+    return result is not None and not is_close(result.output, tried.formula(probe.inputs, tried.weights, None))
 
 
 def _is_random_in_training(candidate: Candidate) -> bool:
@@ -231,20 +236,24 @@ def find_weights(candidate: Candidate) -> None:
     result = candidate.call(probe.inputs, need_weights=True, is_causal=bool(candidate.formula.causal))
     query, key, _ = probe.inputs
     expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
-    weights = result.weights if result else None
-    if _are_weights(weights, expected):
-        return
+    returned = result.weights if result else None
+    weights = returned if isinstance(returned, Tensor) else query.new_empty(0)
+    if tuple(weights.shape) == expected and bool(((weights >= 0) & (weights <= 1)).all()):
+        return  # to be judged
     candidate.weights_at = _only_place(candidate, range(MOST_RESULTS), expected)
-    if not isinstance(weights, Tensor) or tuple(weights.shape) != expected:
-        if candidate.weights_at is None:
-            candidate.weights_at = _only_place(candidate, candidate.left_behind(), expected)
+    if candidate.weights_at is None and tuple(weights.shape) != expected:
+        candidate.weights_at = _only_place(candidate, candidate.left_behind(), expected)
         candidate.claims |= {"returns_weights": False} if candidate.weights_at is None else {}
-        candidate.beside = f"of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else ""
+        candidate.beside = _shape_of(weights, expected)
     elif candidate.weights_at is None and _are_scores(candidate, weights):
         candidate.claims["returns_weights"] = False
         candidate.beside = "the scores before the softmax"
-    if isinstance(weights, Tensor) and tuple(weights.shape) == (expected[0], *expected[2:]):
-        candidate.beside = "of shape (b, l, s)"
+
+
+def _shape_of(returned: Tensor, expected: tuple[int, ...]) -> str:
+    """Return the shape of what is returned beside the output, in words; "" for nothing."""
+    averaged = tuple(returned.shape) == (expected[0], *expected[2:])
+    return "of shape (b, l, s)" if averaged else f"of shape {tuple(returned.shape)}" if returned.numel() else ""
 
 
 def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:

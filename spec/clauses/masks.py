@@ -329,7 +329,7 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         fix=(
             "Check the dtype and the shape of the mask in `forward`, and raise for what is not supported; or declare "
-            "what is, with `Claims(masks=...)`."
+            "what is, with `Claims(masks=...)`, where 'int' means integers that count as booleans."
         ),
     ),
 )

@@ -65,8 +65,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Every form of one mask agrees",
         statement=(
-            "One mask gives the same output as a boolean mask, as a 0/-infinity float mask, broadcast, expanded, or as "
-            "a causal flag, alone and combined with a padding mask."
+            "One mask gives the same output as a boolean mask, as a 0/-infinity float mask, as 1 and 0 in integers, "
+            "broadcast, expanded, or as a causal flag, alone and combined with a padding mask, in each form that is "
+            "claimed."
         ),
         why=(
             "The form is a matter of convenience: a data loader gives booleans, a framework floats, and a kernel wants "
