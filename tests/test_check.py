@@ -72,7 +72,7 @@ def test_plain_class_is_inferred_and_judged() -> None:
     for text in (
         "MultiHeadAttention, as inferred from the class:\n\n",
         "projections  w_q: W_q, w_k: W_k, w_v: W_v, w_o: W_o  [tested]",
-        "mask         mask: True = may attend, broadcastable to (b, h, l, s)  [tested]",
+        "mask         mask: True or 1 = may attend, broadcastable to (b, h, l, s)  [tested]",
         "    implementation = from_module(",
         "\n\nChecking MultiHeadAttention on cpu in float32 (profile default, seed 0)\n\n",
         "\npass            SHP-1   float32: ",

@@ -116,6 +116,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "per_head_mask": (False, "MSK-2"),
     "per_query_mask": (False, "MSK-2"),
     "joint_masks": (False, "MSK-1"),
+    "prefix_masks": (True, "EQV-3"),
     "always_causal": (True, "EQV-2"),
     "causal": ("bottom_right", "CAU-3"),
     "causal_with_mask": (False, "CAU-4"),
@@ -178,8 +179,9 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
     consistent = needed.get(field, {})
     of_fields = {"retiles": variants.OrderOfSummation, "world_sizes": SequenceParallel}
     cls = of_fields.get(field, faults.Complete)
+    base = replace(CLAIMS, masks={"bool"}) if field == "prefix_masks" else CLAIMS
     claimed, changed = (
-        faults.implementation_of(cls, replace(CLAIMS, **claims)) for claims in ({}, {field: value, **consistent})
+        faults.implementation_of(cls, replace(base, **claims)) for claims in ({}, {field: value, **consistent})
     )
     profile = "default" if field in OF_MANY_CASES else "quick"
     assert verdict_on(claimed, clause, "float32", profile) != verdict_on(changed, clause, "float32", profile)

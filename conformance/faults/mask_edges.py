@@ -1,4 +1,4 @@
-"""Faults that MSK-8 to MSK-12 must catch: empty rows, NaN behind a mask, additive and invalid masks."""
+"""Faults that MSK must catch: empty rows, NaN behind a mask, additive and invalid masks, and masks of integers."""
 
 from __future__ import annotations
 
@@ -246,13 +246,13 @@ class IntegerMaskAdded(Complete):
         )
 
 
-@fault("PTH-3", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of int32")
-class ShortIntegersReversed(Complete):
-    """Integers are claimed to count as booleans, 1 = may attend, but int32 ones are read the other way round."""
+@fault("MSK-1", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of integers, low scores")
+class IntegersAddTenThousand(Complete):
+    """Integers count as booleans, but subtract 10000 from the scores where those fill them with -infinity."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
-        if mask is not None and not mask.is_floating_point():
-            mask = mask == 0 if mask.dtype == torch.int32 else mask != 0
+        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+            mask = (1 - mask) * torch.tensor(-1e4).to(query)
         return super().attend(query, key, value, mask, *rest)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import bias_missing, mask_ignored, scores_scaled
 from mha.conformance.faults.fault import fault
 from mha.spec import Config, Output, Weights
@@ -157,3 +157,13 @@ class LengthFirstDetached(Complete):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k.detach() if self.config.length_first else k)
+
+
+@fault("PTH-3", claims=replace(CLAIMS, masks={"bool", "float", "int"}), trigger="a mask of int32")
+class ShortIntegersReversed(Complete):
+    """Integers are claimed to count as booleans, 1 = may attend, but int32 ones are read the other way round."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        if mask is not None and not mask.is_floating_point():
+            mask = mask == 0 if mask.dtype == torch.int32 else mask != 0
+        return super().attend(query, key, value, mask, *rest)

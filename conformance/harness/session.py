@@ -246,7 +246,7 @@ class Session:
     def _in_a_claimed_form(self, problem: Problem) -> Problem:
         """Return a problem with its boolean mask as integers, in half of the cases of what claims these."""
         mask, which = problem.mask, self.case.seed // 2 % len(INTEGERS)
-        if mask is None or mask.dtype != torch.bool or "int" not in self.claims.masks or self.case.seed % 2:
+        if mask is None or mask.dtype != torch.bool or "int" not in self.claims.masks or self.case.seed % 2 == 0:
             return problem
         return problem.change(mask=mask.to(INTEGERS[which]))
 
