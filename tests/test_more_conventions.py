@@ -112,7 +112,7 @@ class ChannelsFirst(Heads):
 class FromTheStart(Heads):
     """What decoders require, without a cache and rotary positions."""
 
-    def forward(self, x: Tensor, start_pos: int, freqs_cis: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, start_pos: int, freqs_cis: Tensor | None, mask: Tensor | None) -> Tensor:  # type: ignore[override]  # more inputs
         assert start_pos == 0
         assert freqs_cis is None
         output: Tensor = self.out(attend(*self.split(x), 0.0 if mask is None else mask)[0])

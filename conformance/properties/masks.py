@@ -1,4 +1,4 @@
-"""MSK: what a mask means; `mask_edges` has empty rows (MSK-8, MSK-9) and additive masks (MSK-11)."""
+"""MSK: what a mask means; `mask_edges` has MSK-8, MSK-9 and MSK-11, and `invalid_masks` MSK-12."""
 
 from __future__ import annotations
 

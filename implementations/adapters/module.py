@@ -90,7 +90,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask: the module's convention for boolean masks: "keep" (True = may attend), "drop" (True = may not attend),
         "additive" (0 or -infinity, added to the scores), or None if it takes no mask.
     mask_shape: the shape of its masks, such as "b s", "b 1 l s" or "(b h) l s", if it does not take what is
-        broadcastable to (B, H, L, S); see also `Claims.per_head_mask` and `Claims.per_query_mask`.
+        broadcastable to (B, H, L, S); see also `Claims.per_head_mask` and `Claims.per_query_mask`. Without s, "b" or
+        "b l", it is the number of the first keys that a query may attend to (`Claims.prefix_masks`).
     mask_numbers: whether it takes boolean masks as ones and zeros in the dtype of the query.
     padding: "keep" or "drop" if, beside its mask, it takes one of keys (B, S) under a name of padding
         (`PADDING_NAMES`): keys that no head and no query of an item may attend to go there, and the rest of a mask to

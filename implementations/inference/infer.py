@@ -89,12 +89,13 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
         _require_forward(label, made)
     try:
         arguments = constructor_arguments(label, constructor)
-        if assumed_arguments(constructor, arguments) and not _is_explained(label, constructor, arguments):
-            arguments = constructor_arguments(label, constructor, assume=False)
+        is_assumed = bool(assumed_arguments(constructor, arguments))
+        read = _explained(label, constructor, arguments) if is_assumed else None
+        if is_assumed and read is None:
+            constructor_arguments(label, constructor, assume=False)  # raises
     except ImplementationError as error:
         raise ImplementationError(f"{error}{_kernel_advice(label, made)}") from None
-    module = _built(label, constructor, arguments)
-    candidate = _first_found(Candidate(constructor, {}, label, claims=_key_heads(module)), module, arguments)
+    module, candidate = read or _read(label, constructor, arguments)
     rows = rows_of(candidate, module, arguments)
     given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
     written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
@@ -102,13 +103,24 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     return Inference(candidate.implementation(), tuple(rows), declaration)
 
 
-def _is_explained(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> bool:
-    """Return whether a formula gives what a module computes that is built with these arguments."""
+def _explained(
+    label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]
+) -> tuple[nn.Module, Candidate] | None:
+    """Return a module built with these arguments, as it was understood; None if no formula gives its outputs."""
     with suppress(ImplementationError):
-        module = _built(label, constructor, arguments)
-        empty = Candidate(constructor, {}, label, claims=_key_heads(module))
-        return _first_found(empty, module, arguments).explained
-    return False
+        module, candidate = _read(label, constructor, arguments)
+        if candidate.explained:
+            return module, candidate
+    return None
+
+
+def _read(
+    label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]
+) -> tuple[nn.Module, Candidate]:
+    """Return a module built with these arguments, as it was understood; raises ImplementationError."""
+    module = _built(label, constructor, arguments)
+    empty = Candidate(constructor, {}, label, claims=_key_heads(module))
+    return module, _first_found(empty, module, arguments)
 
 
 def _built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> nn.Module:
