@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
-from mha.implementations.adapters.calling import memory_name
+from mha.implementations.adapters.signature import memory_name
 from mha.implementations.discovery import framework_of
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel

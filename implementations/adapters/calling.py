@@ -1,9 +1,9 @@
-"""How a module or a kernel is called: which of its parameters take the inputs, the mask and the flags."""
+"""How a module or a kernel is called: by its own names, with the inputs, the masks and the flags in its own form."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 
 from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
-from mha.implementations.adapters.names import (
-    FLAGS,
-    INPUT_NAMES,
-    KNOWN_OPTIONS,
-    MEMORY_NAMES,
-    MODULE,
-    NEUTRAL_MEANING,
-    OPTION_NAMES,
-    PADDING_NAMES,
-)
+from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.signature import Signature, signature_of
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -48,138 +40,6 @@ class Call(Protocol):
         target: the module or kernel. The other arguments are those of `mha.spec.Attention`.
         """
         ...
-
-
-@dataclass(frozen=True)
-class Signature:
-    """The parameters of a function by what they mean.
-
-    inputs: its names for query, key and value; empty if they are passed by position.
-    one_input: whether it can be called with a single input, as self-attention is.
-    memory: its name for one input that is both key and value; the query then comes first.
-    mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
-    required: those of its options, and its memory, that have no default.
-    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
-    """
-
-    inputs: tuple[str, ...]
-    one_input: bool
-    memory: str | None
-    mask: str | None
-    padding: str | None
-    is_causal: str | None
-    need_weights: str | None
-    average: str | None
-    required: frozenset[str]
-    others: tuple[str, ...] = ()
-
-
-def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
-    """Return what the parameters of a function mean, by their names; padding: whether one mask is of key padding."""
-    inputs = input_names(parameters)
-    memory = None if inputs else memory_name(parameters)
-    one_input, others = _one_input_and_others(parameters, inputs, memory)
-    mask, of_padding = _mask_names(parameters, padding)
-    is_causal, need_weights, average = (
-        option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
-    )
-    given = (mask, of_padding, is_causal, need_weights, average)
-    others += [name for name in _required_options(parameters) if name not in given]
-    return Signature(
-        inputs=inputs,
-        one_input=one_input,
-        memory=memory,
-        mask=mask,
-        padding=of_padding,
-        is_causal=is_causal,
-        need_weights=need_weights,
-        average=average,
-        required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
-        others=tuple(others),
-    )
-
-
-def _mask_names(parameters: Mapping[str, inspect.Parameter], padding: bool) -> tuple[str | None, str | None]:
-    """Return a function's names for its mask, and for one of padding beside it."""
-    named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
-    of_padding = next((name for name in PADDING_NAMES if padding and name in named), None)
-    masks = (name for name in OPTION_NAMES["mask"] if name in named and name != of_padding)
-    return next(masks, None), of_padding
-
-
-def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
-    """Return a function's names for query, key and value; empty unless it names all three."""
-    names = [next((name for name in known if name in parameters), "") for known in INPUT_NAMES.values()]
-    positional = any(name and parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in names)
-    return tuple(names) if all(names) and not positional else ()
-
-
-def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for an option of `OPTION_NAMES`; None if it does not have it.
-
-    >>> option_name("is_causal", inspect.signature(lambda x, causal_mask=False: x).parameters)
-    'causal_mask'
-    """
-    known = (name for name in OPTION_NAMES[option] if name in parameters)
-    return next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
-
-
-def _is_flag(parameter: inspect.Parameter) -> bool:
-    return isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
-
-
-def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
-    """Return a function's name for one input that is both key and value; None unless another input comes first.
-
-    Three required inputs are query, key and value, whatever their names.
-    """
-    if len(required_inputs(parameters)) == 3:
-        return None
-    name = next((name for name in MEMORY_NAMES if name in parameters), None)
-    first = next(iter(required_inputs(parameters)), None)
-    by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    query_first = first is not None and first.kind in by_position and first.name != name
-    return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
-
-
-def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the options without a default."""
-    return [name for name, p in parameters.items() if name in KNOWN_OPTIONS and p.default is p.empty]
-
-
-def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that may be inputs: the first one, and others of no other meaning."""
-    required = _required(parameters)
-    return required[:1] + [p for p in required[1:] if p.name not in NEUTRAL_MEANING]
-
-
-def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that are not `self`, `**kwargs` or an option."""
-    required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return [p for p in required if p.name not in ("self", *KNOWN_OPTIONS)]
-
-
-def _one_input_and_others(
-    parameters: Mapping[str, inspect.Parameter], inputs: tuple[str, ...], memory: str | None
-) -> tuple[bool, list[str]]:
-    """Return whether a function can be called with one input, and what it requires beside its inputs.
-
-    Three required parameters without known names are query, key and value.
-    """
-    required = [p for p in _required(parameters) if p.name not in (*inputs, memory)]
-    if inputs:
-        return False, [p.name for p in required]
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in required)
-    neutral = [p.name for p in required[1:] if p.name in NEUTRAL_MEANING]
-    if variadic or len(required) - len(neutral) in (0, 3):
-        return False, neutral
-    return _takes_one(parameters, required[0], memory), [p.name for p in required[1:]]
-
-
-def _takes_one(parameters: Mapping[str, inspect.Parameter], first: inspect.Parameter, memory: str | None) -> bool:
-    """Return whether the first parameter is passed by position, and a memory beside it can be left out."""
-    needs_memory = memory is not None and parameters[memory].default is inspect.Parameter.empty
-    return first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and not needs_memory
 
 
 def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:

@@ -14,86 +14,19 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from mha.implementations.adapters.configs import AnyConfig, config_object
-from mha.implementations.errors import ImplementationError
+from mha.implementations.adapters.constructor_names import (
+    BIAS_ROLES,
+    CONSTRUCTOR_NAMES,
+    IF_REQUIRED,
+    KEPT,
+    VARIADIC,
+    VARIED,
+    fields_of,
+    missing_of,
+)
+from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Config
 
-# The names of constructor parameters, by what they are given: a field of Config, or what follows from the fields.
-CONSTRUCTOR_NAMES = {
-    "d_model": (
-        *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
-        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
-        *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
-        *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
-        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid", "features"),
-        *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
-        *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
-        *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
-        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim"),
-    ),
-    "n_heads": (
-        *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
-        *("num_head", "attention_heads", "n_attention_heads", "attn_heads", "num_attn_heads", "nb_heads", "head_num"),
-        *("heads_num", "no_heads", "num_of_heads", "number_of_heads", "n_attn_heads", "nb_head"),
-        *("encoder_attention_heads", "decoder_attention_heads", "query_heads", "num_query_heads", "n_query_heads"),
-        *("heads_count", "n_att_heads", "att_heads", "num_att_heads"),
-    ),
-    "head_dim": (
-        *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
-        *("head_dims", "dim_heads", "dim_per_head", "head_width", "c_hidden"),
-    ),
-    "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
-    "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias", "qkv_proj_bias"),
-    "q_bias": ("q_bias",),
-    "k_bias": ("k_bias",),
-    "v_bias": ("v_bias",),
-    "kv_bias": ("kv_bias",),
-    "o_bias": ("o_bias", "out_bias", "proj_bias", "out_proj_bias"),
-    "dropout": (
-        *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
-        *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
-        *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
-        *("attn_score_dropout", "attention_drop"),
-    ),
-    "output_dropout": (
-        *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
-        *("out_drop", "out_dropout", "output_dropout", "hidden_dropout", "attn_layer_dropout"),
-    ),
-    "max_length": (
-        *("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings", "n_ctx"),
-        *("seq_len", "max_seq_length", "n_positions", "max_sequence_length", "ctx_len"),
-    ),
-    "n_kv_heads": (
-        *("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
-        *("kv_n_heads", "num_kv_groups", "n_kv_groups", "num_query_groups", "n_query_groups", "num_kv_head"),
-        *("num_groups", "n_groups", "num_heads_kv", "n_heads_kv"),
-    ),
-    "kdim": (
-        *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),
-        *("d_context", "dim_kv", "dim_context", "encoder_dim", "cond_dim", "d_memory", "c_k"),
-    ),
-    "vdim": ("vdim", "value_size", "E_v", "c_v"),
-    "bias_kv": ("bias_kv", "add_bias_kv"),
-    "zero_key": ("zero_key", "add_zero_attn"),
-    "batch_first": ("batch_first",),
-    "causal": ("causal", "is_causal"),
-    "layer_index": ("layer_idx", "layer_id", "layer_index"),
-    "layer_number": ("layer_number",),
-    "q_layer": ("q_proj", "query_proj", "to_q"),
-    "k_layer": ("k_proj", "key_proj", "to_k"),
-    "v_layer": ("v_proj", "value_proj", "to_v"),
-    "o_layer": ("o_proj", "out_proj", "output_proj", "to_out"),
-    "device": ("device",),
-    "config": ("config", "cfg", "args", "hparams", "params", "conf", "model_config", "model_args", "hp"),
-}
-# Given only where the constructor requires them: by default, the constructor decides.
-IF_REQUIRED = ("causal", "device", "layer_index", "layer_number", "q_layer", "k_layer", "v_layer", "o_layer")
-# What a config class has besides keeps its own value too.
-KEPT = {name for field in IF_REQUIRED for name in CONSTRUCTOR_NAMES[field]}
-# Cases vary these, though a `functools.partial` sets them; all else that one sets is kept.
-VARIED = {"config", "d_model", "n_heads", "n_kv_heads", "head_dim", "kdim", "vdim", "max_length"}
-VARIED |= {"dropout", "output_dropout", "batch_first", "bias_kv", "zero_key"}
-# The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
-BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer. It is more
 # than 2048, for which tables of masks and positions are often made.
 MAX_LENGTH = 2304
@@ -101,7 +34,6 @@ MAX_LENGTH = 2304
 SHORT = 512
 _length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
 SMALL = Config(d_model=4, n_heads=2)
-VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 @contextmanager
@@ -134,7 +66,8 @@ def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
     arguments |= _unnamed(constructor, required if assume else (), arguments)
-    for field in _missing(arguments):
+    product = {"n_heads", "head_dim"} <= {*arguments.values()}  # which is d_model
+    for field in () if product else missing_of(arguments):
         raise ImplementationError(
             f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
             f"{field}; {_function(label, arguments, required)}"
@@ -164,7 +97,7 @@ def parameters_of(constructor: Callable[..., Any]) -> dict[str, inspect.Paramete
 
 def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, str]) -> list[str]:
     """Return the parameters of a constructor that are d_model or n_heads for want of a known name."""
-    known = _fields(parameters_of(constructor))
+    known = fields_of(parameters_of(constructor))
     return [name for name in arguments if name not in known]
 
 
@@ -175,26 +108,9 @@ def _unnamed(constructor: Callable[..., Any], required: Sequence[str], known: Ma
     """
     is_class = inspect.isclass(constructor.func if isinstance(constructor, partial) else constructor)
     unknown = [name for name in required if name not in known]
-    missing = _missing(known)
+    missing = missing_of(known)
     assumed = is_class and "d_model" in missing and len(unknown) == len(missing)
     return dict(zip(unknown, missing, strict=True)) if assumed else {}
-
-
-def _missing(known: Mapping[str, str]) -> list[str]:
-    """Return which of d_model and n_heads no parameter is given, nor a config."""
-    return [field for field in ("d_model", "n_heads") if not {field, "config"} & {*known.values()}]
-
-
-def _fields(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
-    """Return the meaning of each parameter whose name is known, a key of `CONSTRUCTOR_NAMES`."""
-    ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
-    fields = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
-    if "size" in ordinary and "d_model" not in fields.values():  # beside another width, it is of something else
-        fields["size"] = "d_model"
-    # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
-    if "key_dim" in ordinary and parameters["key_dim"].default is not None:
-        fields["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
-    return fields
 
 
 def _known(parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, object]) -> dict[str, str]:
@@ -202,7 +118,7 @@ def _known(parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, obj
 
     set_by: what a `functools.partial` sets.
     """
-    known = _fields(parameters)
+    known = fields_of(parameters)
     given = {field for name, field in known.items() if parameters[name].default is not None}
 
     def keeps_default(name: str, field: str) -> bool:
@@ -269,6 +185,7 @@ def construct(
     arguments: what each of its parameters is given. dropout: what `Config.dropout` applies to, as in `Claims.dropout`.
     device: where the module will be called.
     """
+    _require_product(arguments, config)
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
     if _is_widened(constructor):
         values["max_length"] = MAX_LENGTH
@@ -291,6 +208,15 @@ def construct(
             with suppress(Exception):  # or else the first error is raised
                 return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
         raise
+
+
+def _require_product(arguments: Mapping[str, str], config: Config) -> None:
+    """Raise UnsupportedCallError for a d_model that a constructor of heads and their width alone cannot be given."""
+    is_given = not {"d_model", "config"}.isdisjoint(arguments.values())
+    if not is_given and config.n_heads > 0 and config.d_model != config.n_heads * config.head_dim:
+        raise UnsupportedCallError(
+            f"its constructor takes no d_model ({config.d_model}), only the number and the width of the heads"
+        )
 
 
 def fixed_dropout(module: nn.Module) -> list[_DropoutNd]:

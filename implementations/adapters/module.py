@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from mha.implementations.adapters.calling import (
     Call,
     CallByName,
-    Signature,
     call_by_name,
     limits,
     read_signature,
 )
 from mha.implementations.adapters.construction import (
-    CONSTRUCTOR_NAMES,
     construct,
     constructor_arguments,
     fixed_dropout,
     module_class,
 )
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, projects, weight_gradients
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.signature import Signature
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 # The names under which functions take each input and each option; a function has at most one of them.
@@ -15,7 +16,9 @@ MEMORY_NAMES = (
     *("memory", "context", "kv", "key_value", "key_value_states", "encoder_hidden_states", "encoder_output"),
     *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
     *("inputs_kv", "cond", "source", "src", "ctx", "c", "to_tensor", "kv_x", "memory_antecedent", "source_states"),
-    *("encoder_states", "x2", "x_2", "K", "k"),
+    *("encoder_states", "x2", "x_2", "encoder_x", "encoder_state", "encoder_features", "encoder_input", "encoded"),
+    *("encoder_hidden", "enc", "enc_x", "x_enc", "src_seq", "kv_seq", "kv_states", "other", "support", "cond_emb"),
+    *("image_features", "context_states", "context_emb", "z", "K", "k"),
     *("key", "keys", "value", "values", "inputs"),
 )
 KEY_MASK_NAMES = (
@@ -23,6 +26,10 @@ KEY_MASK_NAMES = (
     *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
     *("src_padding_mask", "kv_padding_mask", "k_mask"),
 )
+# Of a mask for a memory, beside one that is for self-attention.
+MEMORY_MASK = "encoder_attention_mask"
+# Of what hides heads, or queries.
+OTHER_MASKS = ("head_mask", "layer_head_mask", "cross_attn_head_mask", "q_mask", "query_mask")
 # Of what is added to the scores.
 BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "bias")
 # Flags only where the default is one: others of these names are masks.
@@ -63,3 +70,17 @@ NEUTRAL_NAMES = {
 MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
 NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
 KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
+
+
+def words_of(name: str) -> list[str]:
+    """Split a dotted name at dots, underscores, digits and capitals: W_query, toQKV, cAttn."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def is_option(name: str) -> bool:
+    """Return whether a parameter of a call is a mask, or another known option, by its name.
+
+    >>> is_option("look_ahead_mask"), is_option("context")
+    (True, False)
+    """
+    return name in KNOWN_OPTIONS or "mask" in words_of(name)

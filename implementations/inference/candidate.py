@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.calling import Signature, signature_of
 from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import module_class
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
+from mha.implementations.adapters.signature import Signature, signature_of
 from mha.implementations.errors import one_line
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap

@@ -14,9 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mha.implementations.adapters.calling import Signature, input_names, required_inputs
 from mha.implementations.adapters.construction import (
-    CONSTRUCTOR_NAMES,
     SHORT,
     assumed_arguments,
     built_for,
@@ -24,8 +22,10 @@ from mha.implementations.adapters.construction import (
     constructor_arguments,
     parameters_of,
 )
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
+from mha.implementations.adapters.signature import Signature, input_names, required_inputs
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -39,7 +39,12 @@ from mha.implementations.inference.nearest import (
     returns_outputs,
     shows_inputs,
 )
-from mha.implementations.inference.options import find_longest, find_options, find_weights, possible_biases
+from mha.implementations.inference.options import (
+    find_longest,
+    find_options,
+    find_weights,
+    possible_biases,
+)
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
@@ -213,7 +218,7 @@ def _with_masks(candidate: Candidate) -> Candidate:
         problem = unclear
     if not problem and not masked.assumed:
         return masked
-    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate) if problem else ()):
+    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate)):
         with suppress(Unclear):
             find_mask(tried)
             if not tried.assumed:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mha.implementations.adapters.calling import input_names, required_inputs
-from mha.implementations.adapters.construction import CONSTRUCTOR_NAMES, VARIADIC, makes_modules
+from mha.implementations.adapters.construction import makes_modules
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
 from mha.implementations.adapters.kernel import (
     MERGED_LAYOUTS,
     KernelAxes,
@@ -20,7 +20,8 @@ from mha.implementations.adapters.kernel import (
     from_kernel,
     function_of,
 )
-from mha.implementations.adapters.names import NEUTRAL_MEANING
+from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
+from mha.implementations.adapters.signature import input_names, required_inputs
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -31,7 +32,7 @@ from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import is_close
-from mha.implementations.inference.projections import ParameterMap, Unclear, role_of, words_of
+from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Claims

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.implementations.adapters.calling import signature_of
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.adapters.names import LENGTH_NAMES
+from mha.implementations.adapters.signature import signature_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
@@ -176,11 +176,16 @@ def _misread(exact: Candidate, conventions: list[MaskConvention]) -> tuple[Candi
 
 
 def _find_ranks(candidate: Candidate) -> None:
-    """Claim the numbers of dimensions with which masks have the same effect as with four."""
-    if candidate.mask_shape is not None or candidate.padding:
+    """Claim the numbers of dimensions with which masks have the same effect as with four.
+
+    Beside a padding mask, boolean ones are split and have four: only masks of numbers are handed on as they are.
+    """
+    if candidate.mask_shape is not None or (candidate.padding and "float" not in candidate.claims.get("masks", ())):
         return
     probe = candidate.probes[0]
     of_heads, mask = candidate.mask_of(probe, "hls")[:1], candidate.mask_of(probe, "ls")[:1, :1]
+    if candidate.padding:
+        of_heads, mask = additive(of_heads), additive(mask)
     row = mask[:, :, :1]
     forms = {4: (mask, mask), 3: (of_heads[0], of_heads), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
     calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mha.implementations.adapters.loading import STACKED, ParameterPath, groups_of
+from mha.implementations.adapters.names import words_of
 from mha.spec import Config
 
 ParameterMap = dict[str, ParameterPath]
@@ -112,11 +113,6 @@ def _role_by_words(name: str) -> str | None:
     return None
 
 
-def words_of(name: str) -> list[str]:
-    """Split a dotted name at dots, underscores, digits and capitals: W_query, toQKV, cAttn."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-
-
 def possible_paths(module: nn.Module, config: Config) -> dict[str, list[ParameterPath]]:
     """Return, for each key of a map ("w_q", "w_qkv", "b_o", ...), the path and possible layouts of its weight.
 
@@ -138,16 +134,26 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
 
 
 def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
-    """Yield what has a role by its name; if no name is of an input, the one matrix that has the shape of three too."""
+    """Yield what has a role by its name, and the one matrix that has the shape of all inputs that no name is of.
+
+    It may be called proj, like many an output projection, which has another shape.
+    """
     roles = {held.path: role_of(held.path) for held in every}
-    if {"q", "k", "v"}.isdisjoint("".join(filter(None, roles.values()))):
-        shapes = [(3 * config.d_model, config.d_model), (config.d_model, 3 * config.d_model)]
-        unnamed = [held for held in every if held.kind == "w" and not roles[held.path]]
-        fitting = [held.path for held in unnamed if held.shape in shapes[: 1 if held.is_layer else 2]]
-        roles |= {fitting[0]: "qkv"} if len(fitting) == 1 else {}
+    named = "".join(filter(None, roles.values()))
+    stacked = "".join(role for role in INPUTS if role not in named)
+    fitting = [held.path for held in every if roles[held.path] in (None, "o") and _holds(held, stacked, config)]
+    roles |= {fitting[0]: stacked} if len(fitting) == 1 else {}
     for held in every:
         if role := roles[held.path]:
             yield held, role
+
+
+def _holds(held: Held, stacked: str, config: Config) -> bool:
+    """Return whether it is a matrix of the shape of several projections, and not of one."""
+    rows, columns = _shared_rows(stacked, config) or len(stacked) * config.d_model, config.d_model
+    if held.kind == "b" or stacked not in STACKED or rows == columns:
+        return False
+    return held.shape == (rows, columns) or (held.shape == (columns, rows) and not held.is_layer)
 
 
 def _misfit(held: Held, key: str, config: Config) -> Unclear:
@@ -213,7 +219,8 @@ def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
 def order_against_name(parameters: ParameterMap) -> str:
     """Return the name of stacked projections that says another order than the map has; "" if none does."""
     names = ((key[2:], _name_of(path)) for key, path in parameters.items() if key[2:] in STACKED)
-    return next((name for order, name in names if role_of(name) not in (None, order) and not _says_no_order(name)), "")
+    said = ((order, role_of(name), name) for order, name in names if not _says_no_order(name))
+    return next((name for order, role, name in said if role in STACKED and role != order), "")
 
 
 def _says_no_order(name: str) -> bool:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
+from mha.implementations.adapters.names import words_of
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.probes import CONFIG, changed, formulas, is_close
-from mha.implementations.inference.projections import not_loaded, words_of
+from mha.implementations.inference.projections import not_loaded
 
 NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
 # Words in the names of functions that add positions, and of parameters and buffers that do.

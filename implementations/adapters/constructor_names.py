@@ -1,0 +1,131 @@
+"""What the parameters of a constructor mean, by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from mha.implementations.adapters.names import words_of
+
+# The names of constructor parameters, by what they are given: a field of Config, or what follows from the fields.
+CONSTRUCTOR_NAMES = {
+    "d_model": (
+        *("d_model", "embed_dim", "dim", "hidden_dim", "hidden_size", "embed_size", "emb_dim", "emb_size", "n_embd"),
+        *("embedding_dim", "model_dim", "query_dim", "d_in", "d_out", "input_dim", "hid_dim", "n_state", "emb"),
+        *("channels", "n_feat", "num_hiddens", "dim_q", "d", "embed_dims", "embedding_size", "in_dim", "in_features"),
+        *("out_features", "dim_in", "dim_out", "out_dim", "input_size", "hidden_channels", "in_channels", "n_units"),
+        *("query_size", "dim_model", "d_embed", "model_size", "feature_dim", "E_q", "E_total", "num_hid", "features"),
+        *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
+        *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
+        *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
+        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim", "D", "C"),
+        *("c_in", "n_hid", "in_planes", "d_attn", "d_embedding", "in_feats"),
+    ),
+    "n_heads": (
+        *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
+        *("num_head", "attention_heads", "n_attention_heads", "attn_heads", "num_attn_heads", "nb_heads", "head_num"),
+        *("heads_num", "no_heads", "num_of_heads", "number_of_heads", "n_attn_heads", "nb_head"),
+        *("encoder_attention_heads", "decoder_attention_heads", "query_heads", "num_query_heads", "n_query_heads"),
+        *("heads_count", "n_att_heads", "att_heads", "num_att_heads"),
+    ),
+    "head_dim": (
+        *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
+        *("head_dims", "dim_heads", "dim_per_head", "head_width", "c_hidden"),
+    ),
+    "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
+    "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias", "qkv_proj_bias"),
+    "q_bias": ("q_bias",),
+    "k_bias": ("k_bias",),
+    "v_bias": ("v_bias",),
+    "kv_bias": ("kv_bias",),
+    "o_bias": ("o_bias", "out_bias", "proj_bias", "out_proj_bias"),
+    "dropout": (
+        *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
+        *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
+        *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
+        *("attn_score_dropout", "attention_drop"),
+    ),
+    "output_dropout": (
+        *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
+        *("out_drop", "out_dropout", "output_dropout", "hidden_dropout", "attn_layer_dropout"),
+    ),
+    "max_length": (
+        *("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings", "n_ctx"),
+        *("seq_len", "max_seq_length", "n_positions", "max_sequence_length", "ctx_len"),
+    ),
+    "n_kv_heads": (
+        *("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
+        *("kv_n_heads", "num_kv_groups", "n_kv_groups", "num_query_groups", "n_query_groups", "num_kv_head"),
+        *("num_groups", "n_groups", "num_heads_kv", "n_heads_kv"),
+    ),
+    "kdim": (
+        *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),
+        *("d_context", "dim_kv", "dim_context", "encoder_dim", "cond_dim", "d_memory", "c_k"),
+    ),
+    "vdim": ("vdim", "value_size", "E_v", "c_v"),
+    "bias_kv": ("bias_kv", "add_bias_kv"),
+    "zero_key": ("zero_key", "add_zero_attn"),
+    "batch_first": ("batch_first",),
+    "causal": ("causal", "is_causal"),
+    "layer_index": ("layer_idx", "layer_id", "layer_index"),
+    "layer_number": ("layer_number",),
+    "q_layer": ("q_proj", "query_proj", "to_q"),
+    "k_layer": ("k_proj", "key_proj", "to_k"),
+    "v_layer": ("v_proj", "value_proj", "to_v"),
+    "o_layer": ("o_proj", "out_proj", "output_proj", "to_out"),
+    "device": ("device",),
+    "config": ("config", "cfg", "args", "hparams", "params", "conf", "model_config", "model_args", "hp"),
+}
+# The words of d_model and n_heads in other names, and those beside which they are of something else.
+SIZE_WORDS = {
+    "n_heads": {"head", "heads", "h"},
+    "d_model": {
+        *("dim", "dims", "dimension", "dimensions", "emb", "embed", "embeds", "embd", "embedding"),
+        *("hidden", "hid", "width", "model", "feat", "feats", "feature", "features", "channel", "channels"),
+    },
+}
+OTHER_WORDS = {
+    *("q", "k", "v", "kv", "qk", "query", "key", "value", "head", "heads", "per", "ff", "ffn", "mlp", "inner"),
+    *("layer", "layers", "rope", "rotary", "rot", "pos", "position", "max", "len", "length", "vocab", "window"),
+    *("patch", "lora", "rank", "group", "groups", "ratio", "factor", "mult", "expansion", "time", "rel", "rate"),
+    *("drop", "prob", "context", "cross", "encoder", "cond", "mask", "scale", "norm", "kernel", "pool", "block"),
+    *("table", "out", "mem", "memory", "bias", "share", "type", "map", "batch"),
+}
+# Given only where the constructor requires them: by default, the constructor decides.
+IF_REQUIRED = ("causal", "device", "layer_index", "layer_number", "q_layer", "k_layer", "v_layer", "o_layer")
+# What a config class has besides keeps its own value too.
+KEPT = {name for field in IF_REQUIRED for name in CONSTRUCTOR_NAMES[field]}
+# Cases vary these, though a `functools.partial` sets them; all else that one sets is kept.
+VARIED = {"config", "d_model", "n_heads", "n_kv_heads", "head_dim", "kdim", "vdim", "max_length"}
+VARIED |= {"dropout", "output_dropout", "batch_first", "bias_kv", "zero_key"}
+# The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
+BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}
+VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+def missing_of(known: Mapping[str, str]) -> list[str]:
+    """Return which of d_model and n_heads no parameter is given, nor a config."""
+    return [field for field in ("d_model", "n_heads") if not {field, "config"} & {*known.values()}]
+
+
+def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
+    """Return the meaning of each parameter whose name is known, a key of `CONSTRUCTOR_NAMES`."""
+    ordinary = {name for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
+    fields = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
+    if "size" in ordinary and "d_model" not in fields.values():  # beside another width, it is of something else
+        fields["size"] = "d_model"
+    # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
+    if "key_dim" in ordinary and parameters["key_dim"].default is not None:
+        fields["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
+    return fields | _by_words(parameters, fields)
+
+
+def _by_words(parameters: Mapping[str, inspect.Parameter], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the one integer with a word of d_model in its name, and that of n_heads, where no name of it is known."""
+    integers = {name: {*words_of(name)} for name, p in parameters.items() if type(p.default) is int}
+    found: dict[str, str] = {}
+    for field in missing_of(known):
+        words, others = SIZE_WORDS[field], OTHER_WORDS.union(*SIZE_WORDS.values()) - SIZE_WORDS[field]
+        fitting = [name for name, own in integers.items() if name not in known and words & own and not others & own]
+        found |= {fitting[0]: field} if len(fitting) == 1 else {}
+    return found

@@ -1,0 +1,242 @@
+"""Right classes whose layers, masks, sizes or inputs have uncommon names: each is read as it is, and conforms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.implementations import ImplementationError
+from mha.implementations.inference.infer import infer
+from mha.spec import Config
+
+CLAUSES = ["SHP-1", "SHP-4", "HED-1", "GRD-5", "DRP-3", "NUM-1", "MSK-1", "MSK-2", "MSK-5", "CAU-1", "PTH-3", "CFG-4"]
+
+
+class Heads(nn.Module):
+    """Four layers; a hidden pair is True, or the lowest number in a mask that is added."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        Config(d_model, n_heads).validate()
+        self.n_heads = n_heads
+        for name in ("w_q", "w_k", "w_v", "w_o"):
+            setattr(self, name, nn.Linear(d_model, d_model))
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor | None) -> Tensor:
+        """Return the contexts (B, L, D) of projected inputs."""
+        scores = self.split(q) @ self.split(k).mT * (q.shape[-1] // self.n_heads) ** -0.5
+        for mask in masks:
+            if mask is not None:
+                assert torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
+                scores = scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        return (scores.softmax(-1) @ self.split(v)).transpose(1, 2).flatten(2)
+
+    def of(self, query: Tensor, key: Tensor, value: Tensor, *masks: Tensor | None) -> Tensor:
+        output: Tensor = self.w_o(self.attend(self.w_q(query), self.w_k(key), self.w_v(value), *masks))
+        return output
+
+
+class PackedProj(Heads):
+    """The fused layer and the output projection are both called proj, as in a tutorial of PyTorch."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        del self.w_q, self.w_k, self.w_v, self.w_o
+        self.packed_proj, self.proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.proj(self.attend(*self.packed_proj(x).chunk(3, -1)))
+        return output
+
+
+class ContextProj(Heads):
+    """So are the layer of key and value, and that of the query."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        del self.w_q, self.w_k, self.w_v
+        self.query_proj, self.context_proj = nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * d_model)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        output: Tensor = self.w_o(self.attend(self.query_proj(x), *self.context_proj(context).chunk(2, -1)))
+        return output
+
+
+class LookAheadMask(Heads):
+    """As in ports from Keras."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        return self.of(q, k, v, look_ahead_mask, None if padding_mask is None else padding_mask[:, None, None])
+
+
+class CausalMaskOfPairs(Heads):
+    """A mask, though this name is often that of a flag; beside it, attention_mask is of padding."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, causal_mask: Tensor | None = None) -> Tensor:
+        return self.of(x, x, x, causal_mask, None if attention_mask is None else attention_mask[:, None, None])
+
+
+class TargetMask(Heads):
+    """The only mask."""
+
+    def forward(self, x: Tensor, trg_mask: Tensor | None = None) -> Tensor:
+        return self.of(x, x, x, trg_mask)
+
+
+class MaskOfMemory(Heads):
+    """As in BERT: attention_mask is for self-attention alone."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        if encoder_hidden_states is None:
+            return self.of(hidden_states, hidden_states, hidden_states, attention_mask)
+        return self.of(hidden_states, encoder_hidden_states, encoder_hidden_states, encoder_attention_mask)
+
+
+class MaskOfItsOwnInput(Heads):
+    """The mask is for self-attention alone, and a memory has none."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        return self.of(x, x, x, mask) if memory is None else self.of(x, memory, memory)
+
+
+class ThreeAxesForItems(Heads):
+    """A mask of three axes has one for the items, not the heads; key padding is an argument of its own."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        pairs = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        return self.of(query, key, value, pairs, None if key_padding_mask is None else key_padding_mask[:, None, None])
+
+
+class SecondInput(Heads):
+    """Two inputs, of which no name says that the second one is a memory."""
+
+    def forward(self, decoder_x: Tensor, encoder_x: Tensor) -> Tensor:
+        return self.of(decoder_x, encoder_x, encoder_x)
+
+
+class HeadsOfAWidth(Heads):
+    """d_model is what its two sizes give."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__(num_heads * head_dim, num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(x, x, x)
+
+
+class SizesByDefault(Heads):
+    """Names like those that people use; another number is neither."""
+
+    def __init__(self, embedding_dimension: int = 64, n_attention_head: int = 4, rotary_dim: int = 0) -> None:
+        super().__init__(embedding_dimension, n_attention_head)
+        self.rotary_dim = rotary_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(x, x, x)
+
+
+class DropsLessThanAll(Heads):
+    """It refuses to drop everything."""
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__(d_model, n_heads)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), but is {dropout}")
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.dropout(self.of(x, x, x))
+        return output
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(
+    ("cls", "row"),
+    [
+        (PackedProj, "w_qkv: packed_proj, w_o: proj  [tested]"),
+        (ContextProj, "w_o: w_o, w_q: query_proj, w_kv: context_proj  [tested]"),
+        (LookAheadMask, "look_ahead_mask: True = may not attend, broadcastable to (b, h, l, s); padding_mask: True"),
+        (CausalMaskOfPairs, "causal_mask: True = may not attend, broadcastable to (b, h, l, s); attention_mask: True"),
+        (TargetMask, "trg_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]"),
+        (MaskOfMemory, "encoder_attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]"),
+        (MaskOfItsOwnInput, "one, as self-attention, of shape (b, l, d)"),
+        (ThreeAxesForItems, "attn_mask: True = may not attend, of 1, 2 or 4 dimensions"),
+        (SecondInput, "query, and encoder_x as key and value"),
+        (HeadsOfAWidth, "(num_heads=n_heads, head_dim=head_dim)"),
+        (SizesByDefault, "(embedding_dimension=d_model, n_attention_head=n_heads)"),
+        (DropsLessThanAll, "drops the output in training"),
+    ],
+)
+def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
+    result = infer(cls)
+    assert row in result.report(400)
+    report = check(result.implementation, "quick", clauses=CLAUSES, dtypes=["float32"])
+    assert not {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}
+
+
+class ScaledByNothing(DropsLessThanAll):
+    """Wrong: it divides by the share that is kept, also where that is 0."""
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__(d_model, n_heads)
+        self.scale, self.p = 1 / (1 - dropout), dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.of(x, x, x)
+        return output * (torch.rand_like(output) >= self.p) * self.scale if self.training else output
+
+
+def test_construction_that_breaks_with_p_of_1_fails() -> None:
+    [verdict] = check(ScaledByNothing, "quick", clauses="DRP-3", dtypes=["float32"]).verdicts
+    assert verdict.status == "fail"
+    assert "ZeroDivisionError" in verdict.message
+
+
+class SharedMaskIgnored(TargetMask):
+    """Wrong: a mask that all items share counts for the first one only."""
+
+    def forward(self, x: Tensor, trg_mask: Tensor | None = None) -> Tensor:
+        if trg_mask is not None and trg_mask.dim() == 4 and len(trg_mask) == 1:
+            trg_mask = torch.cat([trg_mask, torch.zeros_like(trg_mask).expand(len(x) - 1, -1, -1, -1)])
+        return super().forward(x, trg_mask)
+
+
+def test_mask_of_an_unknown_name_that_is_read_wrong_fails() -> None:
+    with pytest.warns(UserWarning, match="is read as what it is nearest to"):
+        report = check(SharedMaskIgnored, "quick", clauses=["MSK-1", "MSK-5"], dtypes=["float32"])
+    assert not report.conforms
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"embed_rank": 8, "n_attention_head": 2}, {"hidden": 8, "width": 8, "n_attention_head": 2}]
+)
+def test_numbers_of_another_meaning_are_no_width(sizes: dict[str, Any]) -> None:
+    arguments = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    made: dict[str, Any] = {"Heads": Heads}
+    exec(f"class Made(Heads):\n    def __init__(self, {arguments}): super().__init__(8, 2)", made)
+    made["Made"].forward = lambda self, x: self.of(x, x, x)
+    with pytest.raises(ImplementationError, match="has a known name of d_model"):
+        infer(made["Made"])
