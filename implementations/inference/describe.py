@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.construction import BIAS_ROLES, assumed_arguments, fixed_dropout, parameters_of
+from mha.implementations.adapters.construction import assumed_arguments, fixed_dropout, parameters_of
+from mha.implementations.adapters.constructor_names import BIAS_ROLES
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
-from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims, Sizes
+from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims, Rounding, Sizes
 
 WIDTH = 110
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
@@ -105,6 +106,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
+        *([Row("rounding", SINGLE_SOFTMAX, "tested")] if "rounding" in candidate.claims else []),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
         *([Row("given", ", ".join(map(_given, neutral)), "by name")] if neutral else []),
         *([Row("given None", ", ".join(unknown), "of no known meaning")] if unknown else []),
@@ -143,6 +145,7 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
     return [Row("empty rows", EMPTY_ROWS[policy], evidence)] if judged else []
 
 
+SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
 WIDTHS |= {"multi_query": "one key and value for all heads"}
@@ -315,7 +318,8 @@ def declaration_of(
     if claims:
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({arguments}),")
-        imports.append(f"from mha.spec import Claims{', Sizes' if 'sizes' in claims else ''}")
+        parts = [name for name, claim in (("Rounding", "rounding"), ("Sizes", "sizes")) if claim in claims]
+        imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
     return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
 
@@ -328,10 +332,10 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
-def _limits(sizes: Sizes) -> dict[str, Any]:
-    """Return the fields that limit something."""
-    given = {field.name: getattr(sizes, field.name) for field in fields(sizes)}
-    return {name: size for name, size in given.items() if size != getattr(Sizes(), name)}
+def _changed(value: Sizes | Rounding) -> dict[str, Any]:
+    """Return the fields that differ from their defaults."""
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: each for name, each in given.items() if each != getattr(type(value)(), name)}
 
 
 def _literal(value: Any) -> str:
@@ -344,6 +348,7 @@ def _literal(value: Any) -> str:
         return f"({', '.join(map(_literal, value))})" if value else "()"
     if value is ...:
         return "..."
-    if isinstance(value, Sizes):
-        return f"Sizes({', '.join(f'{name}={_literal(size)}' for name, size in _limits(value).items())})"
+    if isinstance(value, Sizes | Rounding):
+        arguments = ", ".join(f"{name}={_literal(each)}" for name, each in _changed(value).items())
+        return f"{type(value).__name__}({arguments})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

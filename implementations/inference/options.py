@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from time import process_time
 from typing import Any
@@ -20,7 +21,7 @@ from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.pristine import as_found
-from mha.spec import Sizes, Weights, causal_mask
+from mha.spec import Rounding, Sizes, Weights, causal_mask
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
@@ -28,12 +29,14 @@ KINDS = ("both", True, "output")
 PROBABILITY = 0.5
 # How many results of a call are looked at for weights.
 MOST_RESULTS = 5
+# Of a float64 number: far more than rounding in float64, and far less than in float32.
+SMALL = 1e-11
 # In seconds of CPU time, for a call with long inputs.
 PATIENCE = 4.0
 
 
 def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
-    """Claim the options of the constructor that have their effect in trial runs, and the dtypes that can be called."""
+    """Claim the options of the constructor that have their effect in trial runs, and how it computes in each dtype."""
     if "own_head_dim" in candidate.claims and not _takes_any_width(candidate):
         del candidate.claims["own_head_dim"]
     _claim_if_explained(candidate, arguments, {"n_kv_heads"}, {"grouped_query": True}, {"n_kv_heads": 1})
@@ -50,6 +53,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
             "that as dropout"
         )
     _find_dtypes(candidate)
+    _find_rounding(candidate)
 
 
 def _takes_any_width(candidate: Candidate) -> bool:
@@ -147,6 +151,31 @@ def _find_dtypes(candidate: Candidate) -> None:
         dtypes.discard("float64")
     if dtypes and dtypes != Claims().dtypes:
         candidate.claims["dtypes"] = dtypes
+
+
+def _find_rounding(candidate: Candidate) -> None:
+    """Claim that float64 scores are rounded to float32 for the softmax: small changes of them are lost, not of values.
+
+    A scale that is rounded loses no change; nor is it claimed, since clause NUM-2 is about it.
+    """
+    if not candidate.explained or "float64" not in candidate.claims.get("dtypes", Claims().dtypes):
+        return
+    inputs = candidate.probes[0].inputs
+    base, expected = candidate.call_plainly(inputs), candidate.formula(inputs, candidate.weights, None)
+    if base is None or bool(((base.output - expected).abs() <= SMALL * expected.abs().max()).all()):
+        return
+    unchanged = {}
+    for name in ("w_q", "w_v"):
+        shifted = partial(_shifted, candidate.special.weights, name)
+        result = replace(candidate, special=replace(candidate.special, weights=shifted)).call_plainly(inputs)
+        unchanged[name] = result is not None and bool((result.output == base.output).double().mean() > 0.5)
+    if unchanged == {"w_q": True, "w_v": False}:
+        candidate.claims["rounding"] = Rounding(softmax_in_float32=True)
+
+
+def _shifted(change: Callable[[Weights], Weights], name: str, weights: Weights) -> Weights:
+    changed = change(weights)
+    return replace(changed, **{name: getattr(changed, name) * (1 + SMALL)})
 
 
 def _find_dropout(candidate: Candidate) -> None:
