@@ -14,7 +14,10 @@ from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
 from mha.spec import Config
 
-CLAUSES = ["SHP-1", "SHP-4", "HED-1", "GRD-5", "DRP-3", "NUM-1", "MSK-1", "MSK-2", "MSK-5", "CAU-1", "PTH-3", "CFG-4"]
+CLAUSES = [
+    *("CFG-1", "CFG-4", "SHP-1", "SHP-4", "MSK-1", "MSK-2", "MSK-5", "CAU-1", "PTH-3", "HED-1", "NUM-1", "GRD-5"),
+    *("DRP-3", "XAT-1"),
+]
 
 
 class Heads(nn.Module):
@@ -137,6 +140,20 @@ class SecondInput(Heads):
         return self.of(decoder_x, encoder_x, encoder_x)
 
 
+class ContextOfAWidth(Heads):
+    """As in diffusion models: the memory may have another width."""
+
+    def __init__(self, dim: int, heads: int, context_dim: int | None = None, causal: bool = False) -> None:
+        super().__init__(dim, heads)
+        self.w_k, self.w_v = (nn.Linear(context_dim or dim, dim) for _ in range(2))
+        self.causal = causal
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        context = x if context is None else context
+        hidden = torch.ones(x.shape[1], context.shape[1], dtype=torch.bool).triu(1) if self.causal else None
+        return self.of(x, context, context, hidden)
+
+
 class HeadsOfAWidth(Heads):
     """d_model is what its two sizes give."""
 
@@ -185,6 +202,8 @@ class DropsLessThanAll(Heads):
         (MaskOfItsOwnInput, "one, as self-attention, of shape (b, l, d)"),
         (ThreeAxesForItems, "attn_mask: True = may not attend, of 1, 2 or 4 dimensions"),
         (SecondInput, "query, and encoder_x as key and value"),
+        (ContextOfAWidth, "kdim and vdim  [tested]"),
+        (ContextOfAWidth, "to judge that too, name functools.partial(ContextOfAWidth, causal=True)"),
         (HeadsOfAWidth, "(num_heads=n_heads, head_dim=head_dim)"),
         (SizesByDefault, "(embedding_dimension=d_model, n_attention_head=n_heads)"),
         (DropsLessThanAll, "drops the output in training"),

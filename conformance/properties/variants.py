@@ -182,7 +182,9 @@ def grouped_heads_go_with_other_options(session: Session, case: Case) -> None:
 )
 def other_widths_go_with_other_options(session: Session, case: Case) -> None:
     """Other widths of key and value match the oracle beside other options that are claimed, too."""
-    _expect_together(session, case, replace(case.config, kdim=case.config.d_model + 1, vdim=3))
+    kdim = case.config.d_model + 1
+    vdim = kdim if case.inputs == "memory" else 3
+    _expect_together(session, case, replace(case.config, kdim=kdim, vdim=vdim))
 
 
 def _expect_together(session: Session, case: Case, config: Config) -> None:

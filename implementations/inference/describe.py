@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from mha.implementations.adapters.construction import assumed_arguments, fixed_dropout, parameters_of
-from mha.implementations.adapters.constructor_names import BIAS_ROLES
+from mha.implementations.adapters.constructor_names import BIAS_ROLES, CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
 from mha.implementations.inference.candidate import Candidate
@@ -260,7 +260,14 @@ def _causal(candidate: Candidate) -> str:
         return f"{flag}, aligned {alignment}{beside}"
     if candidate.causal_by_default:
         return f"unless there is a mask, or through the mask, aligned {alignment}"
-    return f"through the mask, aligned {alignment}" if alignment else "no"
+    return f"through the mask, aligned {alignment}" if alignment else _not_causal(candidate)
+
+
+def _not_causal(candidate: Candidate) -> str:
+    """Return that no call is causal, and how to judge one that its constructor can make causal."""
+    set_by, parameters = getattr(candidate.constructor, "keywords", {}), parameters_of(candidate.constructor)
+    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and name not in set_by]
+    return f"no; to judge that too, name functools.partial({candidate.label}, {flags[0]}=True)" if flags else "no"
 
 
 def _weights(candidate: Candidate) -> str:

@@ -40,9 +40,10 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     if "own_head_dim" in candidate.claims and not _takes_any_width(candidate):
         del candidate.claims["own_head_dim"]
     _claim_if_explained(candidate, arguments, {"n_kv_heads"}, {"grouped_query": True}, {"n_kv_heads": 1})
-    if candidate.cross_attention is True:
-        widths = {"kdim": 7, "vdim": 9}
-        _claim_if_explained(candidate, arguments, set(widths), {"kv_widths": True}, widths)
+    if candidate.cross_attention:
+        of_one = candidate.cross_attention == "memory"
+        fields, widths = ({"kdim"}, {"kdim": 7, "vdim": 7}) if of_one else ({"kdim", "vdim"}, {"kdim": 7, "vdim": 9})
+        _claim_if_explained(candidate, arguments, fields, {"kv_widths": True}, widths)
     _keep_biases_that_can_be_called(candidate)
     named = {"dropout", "output_dropout"} & set(arguments.values())
     if (named or "config" in arguments.values()) and candidate.explained:
@@ -93,6 +94,7 @@ def _computes_formula(tried: Candidate, probe: Probe) -> bool:
     if widths != (CONFIG.d_model, CONFIG.d_model):
         generator = torch.Generator().manual_seed(3)
         key, value = (torch.randn(*key.shape[:2], width, generator=generator, dtype=key.dtype) for width in widths)
+        value = key if tried.cross_attention == "memory" else value
     result = tried.call_plainly((query, key, value))
     return result is not None and is_close(result.output, tried.formula((query, key, value), tried.weights, None))
 

@@ -1,0 +1,90 @@
+"""What inference makes of classes that compute a part in float32 where the inputs are float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.implementations.inference.infer import infer
+from mha.spec import Config, Rounding
+
+
+class SoftmaxInSingle(nn.Module):
+    """As in transformers."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        Config(d_model, n_heads).validate()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * q.shape[-1] ** -0.5
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        output: Tensor = self.out((self.weigh(self.score(q, k)) @ v).transpose(1, 2).flatten(2))
+        return output
+
+
+class AllInDouble(SoftmaxInSingle):
+    """Nothing is in float32."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+
+class ScaleInSingle(AllInDouble):
+    """Wrong in float64: the constant."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / torch.sqrt(torch.tensor(q.shape[-1], dtype=torch.float32))
+
+
+class ValuesInSingle(AllInDouble):
+    """Wrong in float64: all that follows the projections."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).float().unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        output: Tensor = self.out((self.weigh(self.score(q, k)) @ v).transpose(1, 2).flatten(2).to(x.dtype))
+        return output
+
+
+class SoftmaxInHalf(SoftmaxInSingle):
+    """Wrong: scores are rounded to bfloat16."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1, dtype=torch.bfloat16).to(scores.dtype)
+
+
+def test_softmax_in_float32_is_declared_for_float64() -> None:
+    result = infer(SoftmaxInSingle)
+    assert result.implementation.claims.rounding == Rounding(softmax_in_float32=True)
+    assert "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged  [tested]" in result.report(400)
+    assert "from mha.spec import Claims, Rounding\n" in result.declaration
+    assert "rounding=Rounding(softmax_in_float32=True)" in result.declaration
+    clauses = ["HED-1", "SMX-1", "SMX-2", "SMX-6", "EQV-9", "NUM-1", "NUM-2", "NUM-6", "GRD-1", "CFG-4"]
+    report = check(result.implementation, "quick", clauses=clauses, dtypes=["float64"])
+    assert report.conforms
+    assert {verdict.clause for verdict in report.verdicts if verdict.status == "not_claimed"} >= {"NUM-2"}
+
+
+@pytest.mark.parametrize("cls", [AllInDouble, ScaleInSingle, ValuesInSingle])
+def test_nothing_else_is_declared(cls: type[nn.Module]) -> None:
+    assert infer(cls).implementation.claims.rounding == Rounding()
+
+
+@pytest.mark.parametrize(
+    ("cls", "clause"), [(ScaleInSingle, "NUM-2"), (ValuesInSingle, "NUM-2"), (SoftmaxInHalf, "NUM-1")]
+)
+def test_other_steps_in_a_narrower_dtype_fail(cls: type[nn.Module], clause: str) -> None:
+    [verdict] = check(cls, "quick", clauses=clause, dtypes=["float64"]).verdicts
+    assert verdict.status == "fail"
