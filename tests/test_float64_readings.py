@@ -85,6 +85,7 @@ def test_nothing_else_is_declared(cls: type[nn.Module]) -> None:
 @pytest.mark.parametrize(
     ("cls", "clause"), [(ScaleInSingle, "NUM-2"), (ValuesInSingle, "NUM-2"), (SoftmaxInHalf, "NUM-1")]
 )
+@pytest.mark.filterwarnings("ignore:.*is read as what it is nearest to")
 def test_other_steps_in_a_narrower_dtype_fail(cls: type[nn.Module], clause: str) -> None:
     [verdict] = check(cls, "quick", clauses=clause, dtypes=["float64"]).verdicts
     assert verdict.status == "fail"
