@@ -43,7 +43,7 @@ CONSTRUCTOR_NAMES = {
         *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
         *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
         *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
-        *("attn_score_dropout", "attention_drop"),
+        *("attn_score_dropout", "attention_drop", "attn_p", "att_dropout", "att_drop", "dropout_attn", "attn_dropout_p"),
     ),
     "output_dropout": (
         *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
@@ -66,7 +66,7 @@ CONSTRUCTOR_NAMES = {
     "bias_kv": ("bias_kv", "add_bias_kv"),
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
-    "causal": ("causal", "is_causal"),
+    "causal": ("causal", "is_causal", "use_causal", "use_causal_mask", "causal_mask", "masked", "autoregressive"),
     "layer_index": ("layer_idx", "layer_id", "layer_index"),
     "layer_number": ("layer_number",),
     "q_layer": ("q_proj", "query_proj", "to_q"),

@@ -44,7 +44,7 @@ OPTION_NAMES = {
         *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask"),
         *(*KEY_MASK_NAMES, *BIAS_NAMES, *LENGTH_NAMES),
     ),
-    "is_causal": ("is_causal", "causal", *FLAGS),
+    "is_causal": ("is_causal", "causal", "use_causal", *FLAGS),
     "need_weights": (
         *("need_weights", "return_weights", "output_attentions", "return_attention", "return_attn", "output_attention"),
         *("return_attn_weights", "return_attention_weights", "return_attention_scores", "return_attentions"),
