@@ -216,6 +216,27 @@ def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
     assert not {verdict.clause for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")}
 
 
+n_embd = 48
+
+
+class ReadsItsModule(Heads):
+    """As in a course: d_model is a variable of the module."""
+
+    def __init__(self, num_heads: int, head_size: int) -> None:
+        super().__init__(n_embd, num_heads)
+        self.head_size = head_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(x, x, x)
+
+
+def test_sizes_that_a_constructor_reads_from_its_module_are_named() -> None:
+    with pytest.raises(ImplementationError, match="reads n_embd from its module") as error:
+        infer(ReadsItsModule)
+    made = "globals().update(n_embd=d_model); return ReadsItsModule(num_heads=n_heads, head_size=d_model // n_heads)"
+    assert str(error.value).endswith(f"name a function that builds it: def attention(d_model, n_heads): {made}")
+
+
 class ScaledByNothing(DropsLessThanAll):
     """Wrong: it divides by the share that is kept, also where that is 0."""
 

@@ -34,6 +34,8 @@ MAX_LENGTH = 2304
 SHORT = 512
 _length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
 SMALL = Config(d_model=4, n_heads=2)
+# The sizes in the code of a function of d_model and n_heads.
+SIZES = {"d_model": "d_model", "n_heads": "n_heads", "head_dim": "d_model // n_heads"}
 
 
 @contextmanager
@@ -70,12 +72,12 @@ def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume
     for field in () if product else missing_of(arguments):
         raise ImplementationError(
             f"{label}: none of the parameters of its constructor ({', '.join(parameters)}) has a known name of "
-            f"{field}; {_function(label, arguments, required)}"
+            f"{field}; {building_advice(label, constructor, arguments)}"
         )
     if unknown := [name for name in required if name not in arguments]:
         raise ImplementationError(
             f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
-            f"functools.partial({label}, {unknown[0]}=...), or {_function(label, arguments, required)}"
+            f"functools.partial({label}, {unknown[0]}=...), or {building_advice(label, constructor, arguments)}"
         )
     return {name: arguments[name] for name in parameters if name in arguments}
 
@@ -148,13 +150,27 @@ def makes_modules(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _function(label: str, arguments: Mapping[str, str], required: Sequence[str]) -> str:
+def read_from_module(constructor: Callable[..., Any]) -> dict[str, str]:
+    """Return the sizes that a constructor reads from variables of its module, by their names: what each one is."""
+    cls = constructor.func if isinstance(constructor, partial) else constructor
+    function = getattr(cls, "__init__", None) if inspect.isclass(cls) else cls
+    code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    read = [name for name in code.co_names if type(variables.get(name)) is int] if code else []
+    return {name: field for field in SIZES for name in CONSTRUCTOR_NAMES[field] if name in read}
+
+
+def building_advice(label: str, constructor: Callable[..., Any], arguments: Mapping[str, str]) -> str:
     """Return the advice to write a function that builds the module."""
-    fields = ("d_model", "n_heads")
-    given = [f"{name}={field}" for name, field in arguments.items() if field in fields]
+    parameters, variables = parameters_of(constructor), read_from_module(constructor)
+    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
+    given = [f"{name}={SIZES[field]}" for name, field in arguments.items() if field in SIZES]
     given += [f"{name}=..." for name in required if name not in arguments]
-    given += [] if set(fields) <= set(arguments.values()) else ["..."]
-    return f"name a function that builds it: def attention(d_model, n_heads): return {label}({', '.join(given)})"
+    given += [] if {"d_model", "n_heads"} <= {*arguments.values(), *variables.values()} else ["..."]
+    made = f"return {label}({', '.join(given)})"
+    if variables:
+        assigned = ", ".join(f"{name}={SIZES[field]}" for name, field in variables.items())
+        made = f"globals().update({assigned}); {made}"
+    return f"name a function that builds it: def attention(d_model, n_heads): {made}"
 
 
 def module_class(constructor: Callable[..., Any]) -> type[nn.Module] | None:

@@ -19,7 +19,7 @@ CONSTRUCTOR_NAMES = {
         *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
         *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
         *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim", "D", "C"),
-        *("c_in", "n_hid", "in_planes", "d_attn", "d_embedding", "in_feats"),
+        *("c_in", "n_hid", "in_planes", "d_attn", "d_embedding", "in_feats", "q_dim"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
@@ -43,7 +43,15 @@ CONSTRUCTOR_NAMES = {
         *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
         *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
         *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
-        *("attn_score_dropout", "attention_drop", "attn_p", "att_dropout", "att_drop", "dropout_attn", "attn_dropout_p"),
+        *(
+            "attn_score_dropout",
+            "attention_drop",
+            "attn_p",
+            "att_dropout",
+            "att_drop",
+            "dropout_attn",
+            "attn_dropout_p",
+        ),
     ),
     "output_dropout": (
         *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
@@ -114,10 +122,18 @@ def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
     fields = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
     if "size" in ordinary and "d_model" not in fields.values():  # beside another width, it is of something else
         fields["size"] = "d_model"
-    # As in Keras, but for a class that tells the widths of its inputs apart; None may stand for d_model.
-    if "key_dim" in ordinary and parameters["key_dim"].default is not None:
-        fields["key_dim"] = "kdim" if "query_dim" in ordinary else "head_dim"
+    fields |= _of_inputs_or_heads(parameters)
     return fields | _by_words(parameters, fields)
+
+
+def _of_inputs_or_heads(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
+    """Return widths of keys and values as those of a head, as in Keras, or of inputs, where the query has one too.
+
+    None may stand for d_model.
+    """
+    queries = {"key_dim": "query_dim", "k_dim": "q_dim", "v_dim": "q_dim"}
+    named = [name for name in queries if name in parameters and parameters[name].default is not None]
+    return {name: f"{name[0]}dim" if queries[name] in parameters else "head_dim" for name in named}
 
 
 def _by_words(parameters: Mapping[str, inspect.Parameter], known: Mapping[str, str]) -> dict[str, str]:

@@ -17,10 +17,12 @@ from torch import nn
 from mha.implementations.adapters.construction import (
     SHORT,
     assumed_arguments,
+    building_advice,
     built_for,
     construct,
     constructor_arguments,
     parameters_of,
+    read_from_module,
 )
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelImplementation
@@ -190,6 +192,9 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
+    if variables := ", ".join(read_from_module(empty.constructor)):
+        advice = building_advice(empty.label, empty.constructor, arguments)
+        raise ImplementationError(f"{empty.label} reads {variables} from its module: {problem}; {advice}")
     raise ImplementationError(
         f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
     )
