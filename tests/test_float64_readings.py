@@ -58,6 +58,27 @@ class ValuesInSingle(AllInDouble):
         return output
 
 
+class QueryInSingle(AllInDouble):
+    """Wrong in float64: what goes into the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q.float().to(k.dtype), k)
+
+
+class ScoresInSingle(SoftmaxInSingle):
+    """Wrong in float64: the product, too."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q.float(), k.float()).to(q.dtype)
+
+
+class WeightsRounded(AllInDouble):
+    """Wrong in float64: what comes out of the softmax."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1).float().to(scores.dtype)
+
+
 class SoftmaxInHalf(SoftmaxInSingle):
     """Wrong: scores are rounded to bfloat16."""
 
@@ -77,7 +98,9 @@ def test_softmax_in_float32_is_declared_for_float64() -> None:
     assert {verdict.clause for verdict in report.verdicts if verdict.status == "not_claimed"} >= {"NUM-2"}
 
 
-@pytest.mark.parametrize("cls", [AllInDouble, ScaleInSingle, ValuesInSingle])
+@pytest.mark.parametrize(
+    "cls", [AllInDouble, ScaleInSingle, ValuesInSingle, QueryInSingle, ScoresInSingle, WeightsRounded]
+)
 def test_nothing_else_is_declared(cls: type[nn.Module]) -> None:
     assert infer(cls).implementation.claims.rounding == Rounding()
 

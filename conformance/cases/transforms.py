@@ -171,7 +171,7 @@ def with_other_options(case: Case, claims: Claims, config: Config) -> Config:
     options: list[dict[str, object]] = [{extra: True} for extra in extra_keys(claims)]
     if claims.kv_widths and config.kdim is None:
         kdim = config.d_model + 1
-        options.append({"kdim": kdim, "vdim": kdim if claims.cross_attention == "memory" else 3})
+        options.append({"kdim": kdim, "vdim": kdim if case.inputs == "memory" else 3})
     if claims.own_head_dim:
         own = own_head_dim(case, claims)
         options.append({"d_model": own.d_model, "d_head": own.d_head})

@@ -21,6 +21,7 @@ from mha.implementations.adapters.constructor_names import (
     KEPT,
     VARIADIC,
     VARIED,
+    by_words,
     fields_of,
     missing_of,
 )
@@ -59,15 +60,15 @@ def built_for_calls(longest: int) -> AbstractContextManager[None]:
 def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume: bool = True) -> dict[str, str]:
     """Return what each parameter of a constructor is given, a key of `CONSTRUCTOR_NAMES`, if its name is known.
 
-    Of several names for one thing, those with the default None keep it. assume: whether the parameters that a class
-    requires may be d_model, or d_model and n_heads in this order, where these have no known name and no other is left.
+    Of several names for one thing, those with the default None keep it. assume: whether parameters of a class may be
+    d_model and n_heads where no known name says so.
 
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
     parameters = parameters_of(constructor)
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
-    arguments |= _unnamed(constructor, required if assume else (), arguments)
+    arguments |= _assumed(constructor, required, arguments) if assume else {}
     product = {"n_heads", "head_dim"} <= {*arguments.values()}  # which is d_model
     for field in () if product else missing_of(arguments):
         raise ImplementationError(
@@ -103,16 +104,21 @@ def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, s
     return [name for name in arguments if name not in known]
 
 
-def _unnamed(constructor: Callable[..., Any], required: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the required parameters of a class that have no known name as d_model, or d_model and n_heads.
+def _assumed(constructor: Callable[..., Any], required: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a class that may be d_model, or d_model and n_heads, for want of a known name.
 
-    Beside a known d_model, one may be something else: not every class has several heads.
+    Those that it requires, in this order: beside a known d_model, one may be something else, since not every class has
+    several heads. Where it requires no other, positive integers with a word of these in their names.
     """
-    is_class = inspect.isclass(constructor.func if isinstance(constructor, partial) else constructor)
-    unknown = [name for name in required if name not in known]
-    missing = missing_of(known)
-    assumed = is_class and "d_model" in missing and len(unknown) == len(missing)
-    return dict(zip(unknown, missing, strict=True)) if assumed else {}
+    if not inspect.isclass(constructor.func if isinstance(constructor, partial) else constructor):
+        return {}
+    unknown, missing = [name for name in required if name not in known], missing_of(known)
+    if unknown:
+        fits = "d_model" in missing and len(unknown) == len(missing)
+        return dict(zip(unknown, missing, strict=True)) if fits else {}
+    kept = {*known, *getattr(constructor, "keywords", {})}
+    defaults = {name: p.default for name, p in parameters_of(constructor).items() if name not in kept}
+    return by_words(defaults, missing)
 
 
 def _known(parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, object]) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from mha.implementations.adapters.names import words_of
 
@@ -18,7 +19,7 @@ CONSTRUCTOR_NAMES = {
         *("num_features", "n_features", "qkv_features", "out_channels", "num_channels", "nx", "n_hidden"),
         *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
         *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
-        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim", "D", "C"),
+        *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim"),
         *("c_in", "n_hid", "in_planes", "d_attn", "d_embedding", "in_feats", "q_dim"),
     ),
     "n_heads": (
@@ -43,15 +44,7 @@ CONSTRUCTOR_NAMES = {
         *("dropout", "dropout_prob", "dropout_rate", "attn_drop", "attn_dropout", "attn_pdrop", "attention_dropout"),
         *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
         *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
-        *(
-            "attn_score_dropout",
-            "attention_drop",
-            "attn_p",
-            "att_dropout",
-            "att_drop",
-            "dropout_attn",
-            "attn_dropout_p",
-        ),
+        *("attn_score_dropout", "attention_drop", "attn_p", "att_dropout", "att_drop", "dropout_attn"),
     ),
     "output_dropout": (
         *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),
@@ -74,7 +67,7 @@ CONSTRUCTOR_NAMES = {
     "bias_kv": ("bias_kv", "add_bias_kv"),
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
-    "causal": ("causal", "is_causal", "use_causal", "use_causal_mask", "causal_mask", "masked", "autoregressive"),
+    "causal": ("causal", "is_causal", "use_causal", "use_causal_mask", "masked", "autoregressive"),
     "layer_index": ("layer_idx", "layer_id", "layer_index"),
     "layer_number": ("layer_number",),
     "q_layer": ("q_proj", "query_proj", "to_q"),
@@ -84,7 +77,7 @@ CONSTRUCTOR_NAMES = {
     "device": ("device",),
     "config": ("config", "cfg", "args", "hparams", "params", "conf", "model_config", "model_args", "hp"),
 }
-# The words of d_model and n_heads in other names, and those beside which they are of something else.
+# The words of d_model and n_heads in other names, and those of other sizes.
 SIZE_WORDS = {
     "n_heads": {"head", "heads", "h"},
     "d_model": {
@@ -92,12 +85,10 @@ SIZE_WORDS = {
         *("hidden", "hid", "width", "model", "feat", "feats", "feature", "features", "channel", "channels"),
     },
 }
-OTHER_WORDS = {
-    *("q", "k", "v", "kv", "qk", "query", "key", "value", "head", "heads", "per", "ff", "ffn", "mlp", "inner"),
-    *("layer", "layers", "rope", "rotary", "rot", "pos", "position", "max", "len", "length", "vocab", "window"),
-    *("patch", "lora", "rank", "group", "groups", "ratio", "factor", "mult", "expansion", "time", "rel", "rate"),
-    *("drop", "prob", "context", "cross", "encoder", "cond", "mask", "scale", "norm", "kernel", "pool", "block"),
-    *("table", "out", "mem", "memory", "bias", "share", "type", "map", "batch"),
+OTHER_SIZES = {
+    *("q", "k", "v", "kv", "qk", "query", "key", "value", "per", "ff", "ffn", "feedforward", "mlp", "inner", "size"),
+    *("rope", "rotary", "rot", "pos", "position", "max", "len", "length", "layers", "lora", "rank", "group", "groups"),
+    *("context", "cross", "encoder", "memory", "mem"),
 }
 # Given only where the constructor requires them: by default, the constructor decides.
 IF_REQUIRED = ("causal", "device", "layer_index", "layer_number", "q_layer", "k_layer", "v_layer", "o_layer")
@@ -122,8 +113,7 @@ def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
     fields = {name: field for field, names in CONSTRUCTOR_NAMES.items() for name in names if name in ordinary}
     if "size" in ordinary and "d_model" not in fields.values():  # beside another width, it is of something else
         fields["size"] = "d_model"
-    fields |= _of_inputs_or_heads(parameters)
-    return fields | _by_words(parameters, fields)
+    return fields | _of_inputs_or_heads(parameters)
 
 
 def _of_inputs_or_heads(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
@@ -136,12 +126,18 @@ def _of_inputs_or_heads(parameters: Mapping[str, inspect.Parameter]) -> dict[str
     return {name: f"{name[0]}dim" if queries[name] in parameters else "head_dim" for name in named}
 
 
-def _by_words(parameters: Mapping[str, inspect.Parameter], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the one integer with a word of d_model in its name, and that of n_heads, where no name of it is known."""
-    integers = {name: {*words_of(name)} for name, p in parameters.items() if type(p.default) is int}
+def by_words(defaults: Mapping[str, Any], missing: Collection[str]) -> dict[str, str]:
+    """Return the one positive integer with a word of d_model in its name, or of n_heads, where these are missing.
+
+    defaults: of parameters, by their names.
+
+    >>> by_words({"embedding_dimension": 512, "n_attn_head": 8, "ff_dim": 2048}, ["d_model", "n_heads"])
+    {'embedding_dimension': 'd_model', 'n_attn_head': 'n_heads'}
+    """
     found: dict[str, str] = {}
-    for field in missing_of(known):
-        words, others = SIZE_WORDS[field], OTHER_WORDS.union(*SIZE_WORDS.values()) - SIZE_WORDS[field]
-        fitting = [name for name, own in integers.items() if name not in known and words & own and not others & own]
+    sizes = {name: {*words_of(name)} for name, default in defaults.items() if type(default) is int and default > 0}
+    for field in missing:
+        others = OTHER_SIZES.union(*(words for name, words in SIZE_WORDS.items() if name != field))
+        fitting = [name for name, words in sizes.items() if SIZE_WORDS[field] & words and not others & words]
         found |= {fitting[0]: field} if len(fitting) == 1 else {}
     return found

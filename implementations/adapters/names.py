@@ -30,6 +30,8 @@ KEY_MASK_NAMES = (
 MEMORY_MASK = "encoder_attention_mask"
 # Of what hides heads, or queries.
 OTHER_MASKS = ("head_mask", "layer_head_mask", "cross_attn_head_mask", "q_mask", "query_mask")
+# The annotations of what is no tensor.
+NUMBERS = ("bool", "int", "float", "str")
 # Of what is added to the scores.
 BIAS_NAMES = ("attn_bias", "attention_bias", "additive_attention_mask", "bias")
 # Flags only where the default is one: others of these names are masks.

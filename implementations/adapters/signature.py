@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from mha.implementations.adapters.names import (
     FLAGS,
     INPUT_NAMES,
-    KEY_MASK_NAMES,
     MEMORY_MASK,
     MEMORY_NAMES,
     NEUTRAL_MEANING,
+    NUMBERS,
     OPTION_NAMES,
     OTHER_MASKS,
     PADDING_NAMES,
@@ -43,6 +44,11 @@ class Signature:
     average: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
+
+    @property
+    def guesses_mask(self) -> bool:
+        """Whether the name of its mask is not known, so that it may be something else."""
+        return self.mask is not None and self.mask not in OPTION_NAMES["mask"]
 
 
 def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
@@ -75,17 +81,19 @@ def _mask_names(parameters: Mapping[str, inspect.Parameter], padding: bool) -> t
 
     A name that is not known, but has the word mask, is of the only mask, or of one of pairs beside one of padding.
     """
-    flag = option_name("is_causal", parameters)
-    named = [name for name, p in parameters.items() if not isinstance(p.default, bool) and name != flag]
+    named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
     of_padding = next((name for name in PADDING_NAMES if padding and name in named), None)
-    masks = [name for name in OPTION_NAMES["mask"] if name in named and name != of_padding]
-    if of_padding in KEY_MASK_NAMES or not masks:
-        masks += filter(_is_unknown_mask, named)
-    return next(iter(masks), None), of_padding
+    known = [name for name in OPTION_NAMES["mask"] if name in named and name != of_padding]
+    unknown = filter(lambda name: _is_unknown_mask(parameters[name]), named)
+    return next(chain(known, unknown), None), of_padding
 
 
-def _is_unknown_mask(name: str) -> bool:
-    return "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
+def _is_unknown_mask(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is called a mask, and may be a tensor."""
+    name, annotation = parameter.name, inspect.formatannotation(parameter.annotation).strip("'")
+    is_unknown = "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
+    may_be_left_out = parameter.default is None or parameter.default is parameter.empty
+    return is_unknown and may_be_left_out and not annotation.startswith(NUMBERS)
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:

@@ -260,14 +260,14 @@ def _causal(candidate: Candidate) -> str:
         return f"{flag}, aligned {alignment}{beside}"
     if candidate.causal_by_default:
         return f"unless there is a mask, or through the mask, aligned {alignment}"
-    return f"through the mask, aligned {alignment}" if alignment else _not_causal(candidate)
+    return f"through the mask, aligned {alignment}" if alignment else _never_causal(candidate)
 
 
-def _not_causal(candidate: Candidate) -> str:
-    """Return that no call is causal, and how to judge one that its constructor can make causal."""
-    set_by, parameters = getattr(candidate.constructor, "keywords", {}), parameters_of(candidate.constructor)
-    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and name not in set_by]
-    return f"no; to judge that too, name functools.partial({candidate.label}, {flags[0]}=True)" if flags else "no"
+def _never_causal(candidate: Candidate) -> str:
+    """Return that no call is causal, and how to judge a class that its constructor can make causal."""
+    parameters = parameters_of(candidate.constructor) if inspect.isclass(candidate.constructor) else {}
+    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters]
+    return f"no; to judge it causal too, check functools.partial({candidate.label}, {flags[0]}=True)" if flags else "no"
 
 
 def _weights(candidate: Candidate) -> str:
@@ -282,7 +282,7 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     signature, parameters = candidate.signature, candidate.forward_parameters
     used = {
         *signature.inputs,
-        signature.mask,
+        signature.mask if candidate.mask or candidate.hides_queries else None,
         signature.padding,
         signature.is_causal,
         signature.need_weights,

@@ -41,12 +41,7 @@ from mha.implementations.inference.nearest import (
     returns_outputs,
     shows_inputs,
 )
-from mha.implementations.inference.options import (
-    find_longest,
-    find_options,
-    find_weights,
-    possible_biases,
-)
+from mha.implementations.inference.options import find_longest, find_options, find_weights, possible_biases
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
@@ -223,11 +218,13 @@ def _with_masks(candidate: Candidate) -> Candidate:
         problem = unclear
     if not problem and not masked.assumed:
         return masked
-    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate)):
+    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate) if problem else ()):
         with suppress(Unclear):
             find_mask(tried)
             if not tried.assumed:
                 return tried
+    if candidate.signature.guesses_mask and (problem or masked.ignored):
+        return replace(candidate, claims=candidate.claims | {"masks": ()})
     if problem:
         raise problem
     return masked
@@ -236,7 +233,7 @@ def _with_masks(candidate: Candidate) -> Candidate:
 def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
     """Yield what is causal by default, as explained without a mask, built without that."""
     parameters = parameters_of(candidate.constructor)
-    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default]
+    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default is True]
     for flag in flags if candidate.explained and candidate.formula.causal else ():
         constructor = partial(candidate.constructor, **{flag: False})
         tried = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)

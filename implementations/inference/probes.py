@@ -53,13 +53,14 @@ class Formula:
     """A formula that may give a module's output: the contract's, or a variant of it.
 
     scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal. projected: whether W_o is
-    applied. n_heads: of the query. A row without an allowed key is NaN.
+    applied. n_heads: of the query. softmax: the dtype that scores are cast to. A row without an allowed key is NaN.
     """
 
     scale: str = "1/sqrt(d_k)"
     causal: Alignment | None = None
     projected: bool = True
     n_heads: int = CONFIG.n_heads
+    softmax: torch.dtype = torch.float64
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
@@ -68,7 +69,7 @@ class Formula:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
             scores = scores.masked_fill(~causal_mask(scores.shape[2], scores.shape[3], self.causal), -math.inf)
-        context = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        context = (scores.softmax(-1, dtype=self.softmax).to(v.dtype) @ v).transpose(1, 2).flatten(2)
         return F.linear(context, weights.w_o, weights.b_o) if self.projected else context
 
     def scores(self, query: Tensor, key: Tensor, weights: Weights) -> Tensor:
