@@ -30,6 +30,7 @@ SAMPLED_ROWS = 4
     replace(LONG_ROWS, values=(*MODERATE, "large")),
     requires="HED-1",
     must_reject=("mean", "zeros", "unscaled"),
+    min_rejection_rate=0.25,  # in bfloat16, where the bound of a long row is wide, a third of the cases rejects them
     max_cases=16,
 )
 def long_rows_are_within_the_bound(session: Session, case: Case) -> None:
