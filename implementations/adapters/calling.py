@@ -42,10 +42,12 @@ class Call(Protocol):
         ...
 
 
-def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) -> Signature:
+def read_signature(
+    label: str, function: Callable[..., Any], masks: MaskFormat, *, self_attention: bool = False
+) -> Signature:
     """Return what the parameters of a function mean, if it can be called by name with these masks.
 
-    label: the name in messages.
+    label: the name in messages. self_attention: as for `signature_of`.
 
     Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
     a convention is declared for which the function has no parameter.
@@ -55,7 +57,7 @@ def read_signature(label: str, function: Callable[..., Any], masks: MaskFormat) 
         parameters = inspect.signature(function).parameters
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or pass call=...") from error
-    signature = signature_of(parameters, padding=masks.padding is not None)
+    signature = signature_of(parameters, padding=masks.padding is not None, self_attention=self_attention)
     needs = {"mask": (masks.convention, signature.mask), "padding": (masks.padding, signature.padding)}
     for option, (convention, name) in needs.items():
         if convention and not name:

@@ -20,7 +20,7 @@ CONSTRUCTOR_NAMES = {
         *("hidden_units", "d_hidden", "dim_hidden", "attention_dim", "embed_dimension", "num_units", "c_q", "d_hid"),
         *("model_dimension", "dmodel", "feat_size", "d_token", "d_model_size", "depth_att", "dim_Q"),
         *("n_embed", "dim_embed", "dim_embedding", "ninp", "nhid", "units", "feature_size", "state_dim"),
-        *("c_in", "n_hid", "in_planes", "d_attn", "d_embedding", "in_feats", "q_dim"),
+        *("c_in", "in_planes", "d_embedding", "in_feats", "q_dim"),
     ),
     "n_heads": (
         *("n_heads", "num_heads", "heads", "n_head", "nhead", "num_attention_heads", "head_count", "h", "nheads"),
@@ -79,7 +79,7 @@ CONSTRUCTOR_NAMES = {
 }
 # The words of d_model and n_heads in other names, and those of other sizes.
 SIZE_WORDS = {
-    "n_heads": {"head", "heads", "h"},
+    "n_heads": {"head", "heads"},
     "d_model": {
         *("dim", "dims", "dimension", "dimensions", "emb", "embed", "embeds", "embd", "embedding"),
         *("hidden", "hid", "width", "model", "feat", "feats", "feature", "features", "channel", "channels"),

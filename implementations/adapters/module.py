@@ -145,7 +145,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     _validate(label, parameters, layout, weights, call)
     arguments = constructor_arguments(label, constructor)
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
-    signature = None if call else read_signature(label, target.forward, masks)
+    self_attention = claims is not None and not claims.cross_attention
+    signature = None if call else read_signature(label, target.forward, masks, self_attention=self_attention)
     claims = _claims(label, claims, masks, signature)
     if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
         raise ImplementationError(

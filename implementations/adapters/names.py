@@ -17,8 +17,8 @@ MEMORY_NAMES = (
     *("encoder_outputs", "enc_output", "enc_outputs", "encoder_out", "enc_out", "mem", "y", "xa", "x_kv", "kv_input"),
     *("inputs_kv", "cond", "source", "src", "ctx", "c", "to_tensor", "kv_x", "memory_antecedent", "source_states"),
     *("encoder_states", "x2", "x_2", "encoder_x", "encoder_state", "encoder_features", "encoder_input", "encoded"),
-    *("encoder_hidden", "enc", "enc_x", "x_enc", "src_seq", "kv_seq", "kv_states", "other", "support", "cond_emb"),
-    *("image_features", "context_states", "context_emb", "z", "K", "k"),
+    *("encoder_hidden", "enc_x", "x_enc", "src_seq", "kv_seq", "kv_states", "other", "cond_emb"),
+    *("image_features", "context_states", "context_emb", "K", "k"),
     *("key", "keys", "value", "values", "inputs"),
 )
 KEY_MASK_NAMES = (
@@ -26,8 +26,8 @@ KEY_MASK_NAMES = (
     *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
     *("src_padding_mask", "kv_padding_mask", "k_mask"),
 )
-# Of a mask for a memory, beside one that is for self-attention.
-MEMORY_MASK = "encoder_attention_mask"
+# The words of a mask for a memory, beside one that is for self-attention.
+MEMORY_WORDS = {"encoder", "enc", "memory", "mem", "cross", "context", "src"}
 # Of what hides heads, or queries.
 OTHER_MASKS = ("head_mask", "layer_head_mask", "cross_attn_head_mask", "q_mask", "query_mask")
 # The annotations of what is no tensor.

@@ -10,8 +10,8 @@ from itertools import chain
 from mha.implementations.adapters.names import (
     FLAGS,
     INPUT_NAMES,
-    MEMORY_MASK,
     MEMORY_NAMES,
+    MEMORY_WORDS,
     NEUTRAL_MEANING,
     NUMBERS,
     OPTION_NAMES,
@@ -51,12 +51,17 @@ class Signature:
         return self.mask is not None and self.mask not in OPTION_NAMES["mask"]
 
 
-def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool = False) -> Signature:
-    """Return what the parameters of a function mean, by their names; padding: whether one mask is of key padding."""
+def signature_of(
+    parameters: Mapping[str, inspect.Parameter], *, padding: bool = False, self_attention: bool = False
+) -> Signature:
+    """Return what the parameters of a function mean, by their names.
+
+    padding: whether one mask is of key padding. self_attention: whether a memory is never passed.
+    """
     inputs = input_names(parameters)
     memory = None if inputs else memory_name(parameters)
     one_input, others = _one_input_and_others(parameters, inputs, memory)
-    mask, of_padding = (MEMORY_MASK, None) if memory and MEMORY_MASK in parameters else _mask_names(parameters, padding)
+    mask, of_padding = _mask_names(parameters, padding, has_memory=memory is not None and not self_attention)
     is_causal, need_weights, average = (
         option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
     )
@@ -76,16 +81,25 @@ def signature_of(parameters: Mapping[str, inspect.Parameter], *, padding: bool =
     )
 
 
-def _mask_names(parameters: Mapping[str, inspect.Parameter], padding: bool) -> tuple[str | None, str | None]:
+def _mask_names(
+    parameters: Mapping[str, inspect.Parameter], padding: bool, *, has_memory: bool
+) -> tuple[str | None, str | None]:
     """Return a function's names for its mask, and for one of padding beside it.
 
-    A name that is not known, but has the word mask, is of the only mask, or of one of pairs beside one of padding.
+    A name that is not known, but has the word mask, is of the mask of a memory if it says so, as in BERT; of the only
+    mask; or of one of pairs beside one of padding.
     """
+    unknown = [name for name, parameter in parameters.items() if _is_unknown_mask(parameter)]
+    if of_memory := [*filter(_is_of_memory, unknown)] if has_memory else []:
+        return of_memory[0], None
     named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
-    of_padding = next((name for name in PADDING_NAMES if padding and name in named), None)
+    of_padding = next(filter(named.__contains__, PADDING_NAMES), None) if padding else None
     known = [name for name in OPTION_NAMES["mask"] if name in named and name != of_padding]
-    unknown = filter(lambda name: _is_unknown_mask(parameters[name]), named)
     return next(chain(known, unknown), None), of_padding
+
+
+def _is_of_memory(name: str) -> bool:
+    return not MEMORY_WORDS.isdisjoint(words_of(name))
 
 
 def _is_unknown_mask(parameter: inspect.Parameter) -> bool:

@@ -140,7 +140,11 @@ class Candidate:
     @property
     def signature(self) -> Signature:
         """What the parameters of `forward` mean."""
-        return signature_of(self.forward_parameters, padding=self.padding is not None)
+        return self.signature_with(padding=self.padding is not None)
+
+    def signature_with(self, *, padding: bool) -> Signature:
+        """What they mean if one mask is of key padding, or if none is."""
+        return signature_of(self.forward_parameters, padding=padding, self_attention=not self.cross_attention)
 
     def call(
         self,

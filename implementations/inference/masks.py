@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.adapters.names import LENGTH_NAMES
-from mha.implementations.adapters.signature import signature_of
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
@@ -76,10 +75,11 @@ def with_required_mask(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _formats(candidate: Candidate) -> list[Candidate]:
     """Return the candidate with each format of masks but their convention, the most general first."""
-    separate = signature_of(candidate.forward_parameters, padding=True)
+    separate = candidate.signature_with(padding=True)
     paddings: tuple[PaddingConvention, ...] = ("drop", "keep") if separate.padding and separate.mask else ()
     shapes = _shapes(candidate)
     shared_first = sorted(shapes, key=lambda shape: "l" not in SHAPES[shape])  # the others leave `mask` unused
+    shared_first = [shape for shape in shared_first if "l" in SHAPES[shape] or not separate.guesses_mask]
     return [
         replace(candidate, mask_shape=shape, mask_numbers=numbers, padding=padding)
         for padding, numbers in product((*paddings, None), (False, True))
@@ -152,7 +152,7 @@ def _in_part(formats: Sequence[Candidate], exact: Candidate) -> tuple[Candidate,
     if near is None or (near[0].padding and not near[0].ignored):
         return near
     if near[0].padding:
-        name = signature_of(exact.forward_parameters, padding=True).padding
+        name = exact.signature_with(padding=True).padding
         raise Unclear(f"its padding mask {name} has no effect; declare padding=None to leave it out, or padding='drop'")
     raise Unclear(
         f"masks that all items share count as mask_shape={exact.mask_shape!r}, but those of each item for some items "
@@ -178,7 +178,8 @@ def _misread(exact: Candidate, conventions: list[MaskConvention]) -> tuple[Candi
 def _find_ranks(candidate: Candidate) -> None:
     """Claim the numbers of dimensions with which masks have the same effect as with four.
 
-    Beside a padding mask, boolean ones are split and have four: only masks of numbers are handed on as they are.
+    Beside a padding mask, boolean ones are split and have four: only masks of numbers are handed on as they are. Of
+    these, other numbers are those that raise: one with another effect is judged, and fails.
     """
     if candidate.mask_shape is not None or (candidate.padding and "float" not in candidate.claims.get("masks", ())):
         return
@@ -188,9 +189,15 @@ def _find_ranks(candidate: Candidate) -> None:
         of_heads, mask = additive(of_heads), additive(mask)
     row = mask[:, :, :1]
     forms = {4: (mask, mask), 3: (of_heads[0], of_heads), 2: (mask[0, 0], mask), 1: (row[0, 0, 0], row)}
-    calls = {rank: [candidate.call(probe.inputs, mask=each) for each in masks] for rank, masks in forms.items()}
-    ranks = {rank for rank, results in calls.items() if rank == 4 or agree(*results)}
+    ranks = {rank for rank, masks in forms.items() if rank == 4 or _counts_as(candidate, *masks)}
     candidate.claims |= {} if ranks == set(forms) else {"mask_ranks": ranks}
+
+
+def _counts_as(candidate: Candidate, mask: Tensor, expanded: Tensor) -> bool:
+    """Return whether a mask has the same effect with four dimensions, or beside a padding mask, any."""
+    inputs = candidate.probes[0].inputs
+    result, expected = (candidate.call(inputs, mask=each) for each in (mask, expanded))
+    return result is not None if candidate.padding else agree(result, expected)
 
 
 def _find_integers(candidate: Candidate) -> None:

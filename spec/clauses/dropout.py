@@ -63,7 +63,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout follows the seed",
         statement=(
             "The same seed gives the same result and, for 0 < p < 1, a different seed gives a different result. p = 1 "
-            "does not give NaN; a constructor that checks the range may refuse it."
+            "does not give NaN; a constructor may refuse it."
         ),
         why=(
             "A run must be repeatable from its seed, and activation checkpointing must draw the same pattern when it "
