@@ -88,6 +88,6 @@ implementation = from_module(
         extras={"bias_kv", "zero_key", "length_first", "unbatched"},
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
-        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+        rounding=Rounding(log_normaliser=False),  # the masked softmax of the fast path stores exponentials
     ),
 )

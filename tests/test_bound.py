@@ -15,6 +15,7 @@ from random_problems import IMPLEMENTATIONS, MUST_EXCEED, built, moderate_proble
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
+from mha.implementations import resolve
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
 from mha.spec.bounds import Ball, units_of, weighted_distance
 from mha.spec.claims import EmptyRow
@@ -284,3 +285,14 @@ def test_other_casts_may_be_off_by_two_roundoffs() -> None:
     assert graphs[1].store == dropped.store > graphs[0].store
     with pytest.raises(ValueError, match="must be one of nearest, toward_zero, stochastic, but is 'up'"):
         Rounding(mode="up")  # type: ignore[arg-type]  # it must be refused
+
+
+def test_masked_softmax_of_a_fast_path_may_store_exponentials() -> None:
+    # That of torch.nn.MultiheadAttention on the CPU, unlike torch.softmax.
+    implementation = resolve("torch_mha")[0].implementation
+    problem = Case(n_heads=2, L=32, S=32, dtype="bfloat16", causal=True, inputs="self").problem()
+    attention = implementation.build(problem.config, problem.weights, dtype=torch.bfloat16, device="cpu").eval()
+    x = problem.query
+    with torch.no_grad():
+        weights = attention(x, x, x, mask=None, is_causal=True, need_weights=True).weights
+    assert ratio(weights, oracle(problem, implementation.claims).weights) <= 1
