@@ -88,7 +88,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask_shape": "b s"},
         {
             **{**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "bias": {"o"}, "own_head_dim": True, "empty_row": "uniform"},
-            "dropout": "both",
+            **{"kv_widths": True, "dropout": "both"},
         },
     ),
     "parameter_matrices": (
