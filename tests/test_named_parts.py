@@ -129,6 +129,7 @@ class DropsLessThanAll(Heads):
 
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
         super().__init__(d_model, n_heads)
+        # In one line, as it is often written: DRP-3 looks at the line that raises.
         # fmt: off
         if not 0.0 <= dropout < 1.0: raise ValueError(f"dropout must be in [0, 1), but is {dropout}")  # noqa: E701
         # fmt: on

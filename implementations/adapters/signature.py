@@ -106,8 +106,8 @@ def _is_unknown_mask(parameter: inspect.Parameter) -> bool:
     """Return whether a parameter is called a mask, and may be a tensor."""
     name, annotation = parameter.name, inspect.formatannotation(parameter.annotation).strip("'")
     is_unknown = "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
-    may_be_left_out = parameter.default is None or parameter.default is parameter.empty
-    return is_unknown and may_be_left_out and not annotation.startswith(NUMBERS)
+    has_value = parameter.default is not None and parameter.default is not parameter.empty
+    return is_unknown and not has_value and not annotation.startswith(NUMBERS)
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:

@@ -194,10 +194,10 @@ def _find_ranks(candidate: Candidate) -> None:
 
 
 def _counts_as(candidate: Candidate, mask: Tensor, expanded: Tensor) -> bool:
-    """Return whether a mask has the same effect with four dimensions, or beside a padding mask, any."""
+    """Return whether a mask has the effect of the expanded one or, beside a padding mask, is not refused."""
     inputs = candidate.probes[0].inputs
-    result, expected = (candidate.call(inputs, mask=each) for each in (mask, expanded))
-    return result is not None if candidate.padding else agree(result, expected)
+    result = candidate.call(inputs, mask=mask)
+    return result is not None if candidate.padding else agree(result, candidate.call(inputs, mask=expanded))
 
 
 def _find_integers(candidate: Candidate) -> None:

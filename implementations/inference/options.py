@@ -165,8 +165,7 @@ def _find_rounding(candidate: Candidate) -> None:
     result = candidate.call_plainly(inputs)
     formulas = candidate.formula, replace(candidate.formula, softmax=torch.float32)
     outputs = [formula(inputs, candidate.weights, None) for formula in formulas]
-    close = [result is not None and bool((result.output - x).abs().max() <= SMALL * x.abs().max()) for x in outputs]
-    if close == [False, True]:
+    if result is not None and [is_close(result.output, each, SMALL) for each in outputs] == [False, True]:
         candidate.claims["rounding"] = Rounding(softmax_in_float32=True)
 
 

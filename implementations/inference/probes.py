@@ -94,16 +94,16 @@ def formulas() -> Iterator[Formula]:
         yield Formula(scale, causal, projected)
 
 
-def is_close(output: object, expected: Tensor) -> bool:
-    """Return whether an output is what a formula gives, up to `TOLERANCE`."""
-    return share_close(output, expected) == 1.0
+def is_close(output: object, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
+    """Return whether an output is what a formula gives, up to a tolerance, relative to its largest element."""
+    return share_close(output, expected, tolerance) == 1.0
 
 
-def share_close(output: object, expected: Tensor) -> float:
-    """Return the share of the rows of an output that are what a formula gives, up to `TOLERANCE`; NaN for anything."""
+def share_close(output: object, expected: Tensor, tolerance: float = TOLERANCE) -> float:
+    """Return the share of the rows of an output that are what a formula gives, as for `is_close`; NaN for anything."""
     if not isinstance(output, Tensor) or output.shape != expected.shape:
         return 0.0
-    close = (output.detach().double() - expected).abs() <= TOLERANCE * expected.nan_to_num().abs().max()
+    close = (output.detach().double() - expected).abs() <= tolerance * expected.nan_to_num().abs().max()
     return float((close | expected.isnan()).all(-1).double().mean())
 
 
