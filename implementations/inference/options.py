@@ -26,6 +26,8 @@ from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 # Kinds of dropout, the most general first.
 KINDS = ("both", True, "output")
 PROBABILITY = 0.5
+# What the rest is multiplied by: the right factor, and two that clause DRP-2 rejects.
+FACTORS = (1 / (1 - PROBABILITY), 1.0, 1 - PROBABILITY)
 # How many results of a call are looked at for weights.
 MOST_RESULTS = 5
 # Of the largest output: far more than rounding in float64, and far less than in float32.
@@ -207,17 +209,23 @@ def _dropped(tried: Candidate) -> bool | str | None:
         result = tried.call_plainly((x, x, x), training=True)
     if result is None or not isinstance(result.output, Tensor) or result.output.shape != x.shape:
         return None
-    output, kept = result.output.detach().double()[:, 0], 1 / (1 - PROBABILITY)
+    output = result.output.detach().double()[:, 0]
+    found = (_dropped_with(factor, output, tried, x) for factor in FACTORS)
+    return next((kind for kind in found if kind), None)
+
+
+def _dropped_with(factor: float, output: Tensor, tried: Candidate, x: Tensor) -> bool | str | None:
+    """Return what is dropped, if what is kept is multiplied by a factor; output: (N, D), of inputs x (N, 1, D)."""
     every = _outputs(tried, x, torch.ones(1, CONFIG.n_heads, dtype=torch.float64))[0]
-    sums = _outputs(tried, x, kept * torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64))
+    sums = _outputs(tried, x, factor * torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64))
     scale, zero = output.abs().max(), output == 0
     if bool(_near(output, sums, scale).all(-1).any(0).all()):
         return None if bool(_near(output, sums[-1], scale).all()) else True
     if not bool(zero.any()):
         return None
-    if bool((zero | _near(output, every * kept, scale)).all()):
+    if bool((zero | _near(output, every * factor, scale)).all()):
         return "output"
-    return "both" if bool((zero | _near(output, sums * kept, scale)).all(-1).any(0).all()) else None
+    return "both" if bool((zero | _near(output, sums * factor, scale)).all(-1).any(0).all()) else None
 
 
 def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
