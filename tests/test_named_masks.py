@@ -139,6 +139,10 @@ def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str, judged: st
     expect_read(cls, row, judged)
 
 
+def test_calls_without_an_optional_memory_are_not_judged() -> None:
+    assert "not judged   calls without memory, self_mask  [unless declared]" in infer(TwoMasks).report(400)
+
+
 class SharedMaskIgnored(TargetMask):
     """Wrong: a mask that all items share counts for the first one only."""
 

@@ -290,6 +290,8 @@ def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[
     }
     used |= {signature.memory} if candidate.cross_attention else set()
     unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
+    if candidate.cross_attention and signature.memory and signature.memory not in signature.required:
+        unused = [f"calls without {signature.memory}", *unused]
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
     unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
     return unused + _defaults(candidate, {*arguments, *parameters})
