@@ -66,15 +66,6 @@ class MaskOfNoMemory(Heads):
         return self.of(hidden_states, hidden_states, hidden_states, attention_mask)
 
 
-class TwoMasks(Heads):
-    """One for each kind of call."""
-
-    def forward(
-        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
-    ) -> Tensor:
-        return self.of(x, x, x, self_mask) if memory is None else self.of(x, memory, memory, cross_mask)
-
-
 class LabelsBesidePadding(Heads):
     """What has the word mask in its name is of something else."""
 
@@ -126,21 +117,16 @@ class ThreeAxesForItems(Heads):
         (TargetMask, "trg_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
         (
             MaskOfMemory,
-            "encoder_attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]",
+            "attention_mask or encoder_attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]",
             "MSK-1",
         ),
         (MaskOfNoMemory, "attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
-        (TwoMasks, "cross_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
         (LabelsBesidePadding, "mask_labels  [unless declared]", "MSK-1"),
         (ThreeAxesForItems, "attn_mask: True = may not attend, of 1, 2 or 4 dimensions", "MSK-5"),
     ],
 )
 def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str, judged: str) -> None:
     expect_read(cls, row, judged)
-
-
-def test_calls_without_an_optional_memory_are_not_judged() -> None:
-    assert "not judged   calls without memory, self_mask  [unless declared]" in infer(TwoMasks).report(400)
 
 
 class SharedMaskIgnored(TargetMask):

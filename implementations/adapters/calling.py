@@ -43,14 +43,19 @@ class Call(Protocol):
 
 
 def read_signature(
-    label: str, function: Callable[..., Any], masks: MaskFormat, *, self_attention: bool = False
+    label: str,
+    function: Callable[..., Any],
+    masks: MaskFormat,
+    *,
+    self_attention: bool = False,
+    memory_required: bool = False,
 ) -> Signature:
     """Return what the parameters of a function mean, if it can be called by name with these masks.
 
-    label: the name in messages. self_attention: as for `signature_of`.
+    label: the name in messages. self_attention: as for `signature_of`. memory_required: as for `from_module`.
 
     Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
-    a convention is declared for which the function has no parameter.
+    a convention is declared for which the function has no parameter, or a memory required that it does not have.
     """
     masks.validate(label)
     try:
@@ -58,16 +63,28 @@ def read_signature(
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or pass call=...") from error
     signature = signature_of(parameters, padding=masks.padding is not None, self_attention=self_attention)
+    _require_masks(label, signature, masks, ", ".join(parameters))
+    if signature.has_optional_memory and not (memory_required or self_attention):
+        alone = signature_of(parameters, padding=masks.padding is not None, self_attention=True)
+        return replace(signature, alone=alone)
+    if memory_required and not signature.has_optional_memory:
+        raise ImplementationError(
+            f"{label}: memory_required=True, but its calls have no memory to leave out; leave the option out"
+        )
+    return signature
+
+
+def _require_masks(label: str, signature: Signature, masks: MaskFormat, parameters: str) -> None:
+    """Raise ImplementationError where a function has no parameter for masks of a declared convention."""
     needs = {"mask": (masks.convention, signature.mask), "padding": (masks.padding, signature.padding)}
     for option, (convention, name) in needs.items():
         if convention and not name:
             known = ", ".join(OPTION_NAMES["mask"] if option == "mask" else PADDING_NAMES)
             kind = "a padding mask" if option == "padding" else "another mask" if masks.padding else "a mask"
             raise ImplementationError(
-                f"{label}: {option}={convention!r}, but none of its parameters ({', '.join(parameters)}) has a known "
+                f"{label}: {option}={convention!r}, but none of its parameters ({parameters}) has a known "
                 f"name of {kind} ({known}); pass {option}=None or call=..."
             )
-    return signature
 
 
 def limits(signature: Signature, masks: MaskFormat, claims: Claims) -> dict[str, Any]:
@@ -116,7 +133,11 @@ def call_by_name(
     axes = layout.replace("(b h)", "b").replace("(h d)", "d").split()
     of_heads, merged = "h" in layout and "(h d)" not in layout, "(b h)" in layout
     batch, length = axes.index("b"), axes.index("l")
-    return CallByName(label, signature, claims, masks, batch, length, of_heads, merged, weights=weights)
+    call = CallByName(label, signature, claims, masks, batch, length, of_heads, merged, weights=weights)
+    if signature.alone is None:
+        return call
+    alone = call_by_name(label, signature.alone, replace(claims, cross_attention=False), layout, masks, weights)
+    return replace(call, alone=alone)
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,8 @@ class CallByName:
 
     of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the batch's axis is that
     of the heads too. same_shape: whether the output has the shape of the query. n_heads: H, to which masks are expanded
-    that the function takes for each head. weights: as for `as_output`.
+    that the function takes for each head. weights: as for `as_output`. alone: for query, key and value that are one
+    tensor, the call that leaves out a memory; None if it is always passed.
     """
 
     label: str
@@ -139,12 +161,14 @@ class CallByName:
     same_shape: bool = True
     n_heads: int = 1
     weights: int | None = None
+    alone: CallByName | None = None
 
     def built_for(self, config: Config) -> CallByName:
         """Return the call of an attention with this configuration."""
         axes = self.batch_axis, self.length_axis
         batch_axis, length_axis = reversed(axes) if config.length_first else axes
-        return replace(self, n_heads=config.n_heads, batch_axis=batch_axis, length_axis=length_axis)
+        alone = self.alone and self.alone.built_for(config)
+        return replace(self, n_heads=config.n_heads, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
 
     def __call__(  # noqa: PLR0913  the arguments of an attention
         self,
@@ -159,6 +183,9 @@ class CallByName:
         need_weights: bool,
     ) -> Output:
         """Call the target with its own names and its own format of masks."""
+        if self.alone and query is key is value:
+            given: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+            return self.alone(target, query, key, value, **given)
         names, sizes = self.signature, self._sizes(query, key)
         inputs, options = self._inputs(query, key, value)
         keys, rest = self._split(mask, sizes)

@@ -68,6 +68,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     padding: PaddingConvention | None = None,
     causal_by_default: bool = False,
     mask_required: bool = False,
+    memory_required: bool = False,
     layout: str = "b l d",
     weights: str | int | None = None,
     call: Call | None = None,
@@ -99,6 +100,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
     mask_required: whether a call without a mask raises. It gets one that allows everything.
+    memory_required: whether a call without its memory, one input for key and value that has a default, raises or is
+        not self-attention. Otherwise the memory is left out where query, key and value are one tensor.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1",
         "b l 1 d" or "b 1 l d" for an image of one column, or of one row.
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them; or their
@@ -145,8 +148,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     _validate(label, parameters, layout, weights, call)
     arguments = constructor_arguments(label, constructor)
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
-    self_attention = claims is not None and not claims.cross_attention
-    signature = None if call else read_signature(label, target.forward, masks, self_attention=self_attention)
+    options = {"self_attention": claims is not None and not claims.cross_attention, "memory_required": memory_required}
+    signature = None if call else read_signature(label, target.forward, masks, **options)
     claims = _claims(label, claims, masks, signature)
     if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
         raise ImplementationError(

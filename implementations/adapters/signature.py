@@ -32,6 +32,7 @@ class Signature:
     mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
+    alone: what they mean in self-attention, where a memory is left out; None if it is always passed.
     """
 
     inputs: tuple[str, ...]
@@ -44,6 +45,12 @@ class Signature:
     average: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
+    alone: Signature | None = None
+
+    @property
+    def has_optional_memory(self) -> bool:
+        """Whether it takes a memory, and can be called without one."""
+        return self.memory is not None and self.one_input
 
     @property
     def guesses_mask(self) -> bool:

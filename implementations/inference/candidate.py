@@ -27,8 +27,8 @@ from mha.spec.claims import Alignment, EmptyRow
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, mask_required, padding: as for `from_module`. label: the name of
-    the class.
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_required, padding: as for `from_module`.
+    label: the name of the class.
     causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
@@ -51,6 +51,7 @@ class Candidate:
     mask_shape: str | None = None
     mask_numbers: bool = False
     mask_required: bool = False
+    memory_required: bool = True
     padding: PaddingConvention | None = None
     causal_by_default: Alignment | None = None
     claims: dict[str, Any] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Candidate:
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         shape |= {"mask_required": True} if self.mask_required else {}
+        shape |= {"memory_required": True} if self.memory_required and self.may_leave_out_memory else {}
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout: dict[str, Any] = {"layout": self.layout} if self.layout != "b l d" else {}
@@ -141,6 +143,17 @@ class Candidate:
     def signature(self) -> Signature:
         """What the parameters of `forward` mean."""
         return self.signature_with(padding=self.padding is not None)
+
+    @property
+    def may_leave_out_memory(self) -> bool:
+        """Whether its calls are given a memory, and could be made without one."""
+        return self.cross_attention == "memory" and self.signature.has_optional_memory
+
+    @property
+    def mask_alone(self) -> str | None:
+        """The name of its mask in calls without a memory, if such are made."""
+        names = signature_of(self.forward_parameters, padding=self.padding is not None, self_attention=True)
+        return names.mask if self.may_leave_out_memory and not self.memory_required else None
 
     def signature_with(self, *, padding: bool) -> Signature:
         """What they mean if one mask is of key padding, or if none is."""

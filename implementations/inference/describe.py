@@ -204,7 +204,8 @@ def _inputs(candidate: Candidate) -> str:
     if not candidate.cross_attention:
         return f"one, as self-attention, of shape {axes}"
     if candidate.cross_attention == "memory" and not candidate.signature.inputs:
-        return f"query, and {candidate.signature.memory} as key and value, of shape {axes}"
+        left_out = "" if candidate.memory_required else ", left out in self-attention"
+        return f"query, and {candidate.signature.memory} as key and value{left_out}, of shape {axes}"
     return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
 
 
@@ -239,7 +240,8 @@ def _mask(candidate: Candidate) -> str:
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
     always = ", required in each call" if candidate.mask_required else ""
-    rows = [f"{candidate.signature.mask}: {meaning}, {shape}{always}"]
+    names = " or ".join(dict.fromkeys(filter(None, (candidate.mask_alone, candidate.signature.mask))))
+    rows = [f"{names}: {meaning}, {shape}{always}"]
     if candidate.padding:  # which leaves nothing to a mask that does not differ between queries
         rows = [*(rows if "l" in candidate.masks.axes else []), _padding(candidate)]
     return "; ".join(rows)
@@ -278,23 +280,28 @@ def _weights(candidate: Candidate) -> str:
 
 
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
-    """Return the options of `forward` and of the constructor that no call uses."""
-    signature, parameters = candidate.signature, candidate.forward_parameters
-    used = {
+    """Return the calls that are not made, and the options of `forward` and of the constructor that no call uses."""
+    signature, parameters, used = candidate.signature, candidate.forward_parameters, _used_options(candidate)
+    always = candidate.may_leave_out_memory and candidate.memory_required
+    unused = [f"calls without {signature.memory}"] if always else []
+    unused += [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
+    unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
+    unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
+    return unused + _defaults(candidate, {*arguments, *parameters})
+
+
+def _used_options(candidate: Candidate) -> set[str | None]:
+    signature = candidate.signature
+    return {
         *signature.inputs,
         signature.mask if candidate.mask or candidate.hides_queries else None,
+        candidate.mask_alone if candidate.mask else None,
+        signature.memory if candidate.cross_attention else None,
         signature.padding,
         signature.is_causal,
         signature.need_weights,
         signature.average,
     }
-    used |= {signature.memory} if candidate.cross_attention else set()
-    unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
-    if candidate.cross_attention and signature.memory and signature.memory not in signature.required:
-        unused = [f"calls without {signature.memory}", *unused]
-    unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
-    unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
-    return unused + _defaults(candidate, {*arguments, *parameters})
 
 
 def _defaults(candidate: Candidate, known: set[str]) -> list[str]:

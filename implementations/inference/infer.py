@@ -51,6 +51,7 @@ from mha.implementations.inference.projections import (
     reordered,
 )
 from mha.implementations.inference.scope import require_plain, without_window
+from mha.implementations.inference.self_attention import find_self_attention
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Sizes, Weights
@@ -206,6 +207,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_options(candidate, arguments)
     _find_numbers_of_heads(candidate)
     find_longest(candidate)
+    find_self_attention(candidate, module)
     return candidate
 
 

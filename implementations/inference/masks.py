@@ -218,12 +218,12 @@ def _fitting_conventions(candidate: Candidate) -> list[MaskConvention]:
     for convention in CONVENTIONS[:2] if candidate.mask_numbers else CONVENTIONS:
         tried = replace(candidate, mask=convention)
         tried.claims = candidate.claims | tried.masks.limits(Claims())
-        if all(_fits(tried, probe) for probe in candidate.probes):
+        if all(fits(tried, probe) for probe in candidate.probes):
             fitting.append(convention)
     return fitting
 
 
-def _fits(tried: Candidate, probe: Probe) -> bool:
+def fits(tried: Candidate, probe: Probe) -> bool:
     """Return whether masks that differ along the axes of its shape have their effect on a probe."""
     axes = SHAPES[tried.mask_shape]
     masks = [tried.mask_of(probe, axes)]

@@ -1,0 +1,125 @@
+"""A memory that is left out in self-attention: both kinds of call are judged, where both are attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_named_parts import Heads, expect_read
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.implementations import ImplementationError, from_module
+from mha.implementations.inference.infer import infer
+
+
+class OneMask(Heads):
+    """As in code of diffusion models."""
+
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.of(x, x, x, mask)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        return self.alone(x, mask) if context is None else self.of(x, context, context, mask)
+
+
+class TwoMasks(Heads):
+    """One for each kind of call."""
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
+    ) -> Tensor:
+        return self.of(x, x, x, self_mask) if memory is None else self.of(x, memory, memory, cross_mask)
+
+
+class CausalAlone(OneMask):
+    """As in a decoder."""
+
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.of(x, x, x, later if mask is None else mask | later)
+
+
+class PositionsAlone(OneMask):
+    """Positions count in self-attention."""
+
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        moved = x + torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        return self.of(moved, moved, x, mask)
+
+
+class NeedsMemory(OneMask):
+    """It has a default, but cannot be left out."""
+
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        raise ValueError("the memory is missing")
+
+
+class OtherMaskAlone(TwoMasks):
+    """The two masks differ in what True means, which cannot be judged as one."""
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
+    ) -> Tensor:
+        return super().forward(x, memory, None if self_mask is None else ~self_mask, cross_mask)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(
+    ("cls", "row"),
+    [
+        (OneMask, "query, and context as key and value, left out in self-attention, of shape"),
+        (TwoMasks, "self_mask or cross_mask: True = may not attend"),
+        (CausalAlone, "calls without context  [unless declared]"),
+        (PositionsAlone, "calls without context  [unless declared]"),
+        (NeedsMemory, "calls without context  [unless declared]"),
+        (OtherMaskAlone, "calls without memory, self_mask  [unless declared]"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_class_conforms_as_it_is_read(cls: type[nn.Module], row: str) -> None:
+    expect_read(cls, row, "MSK-1")
+
+
+class ScaledAlone(OneMask):
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.of(x * 1.25, x, x, mask)
+
+
+class OtherValuesAlone(OneMask):
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.of(x, x, x.roll(1, dims=-1), mask)
+
+
+class NoMaskAlone(OneMask):
+    def alone(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.of(x, x, x, None)
+
+
+class LeaksAlone(TwoMasks):
+    """Long rows read the first key even if it is masked."""
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, self_mask: Tensor | None = None, cross_mask: Tensor | None = None
+    ) -> Tensor:
+        if self_mask is not None and x.shape[1] > 8:
+            self_mask = self_mask & (torch.arange(x.shape[1]) > 0)
+        return super().forward(x, memory, self_mask, cross_mask)
+
+
+@pytest.mark.parametrize(
+    ("cls", "clause"),
+    [(ScaledAlone, "HED-1"), (OtherValuesAlone, "HED-1"), (NoMaskAlone, "MSK-1"), (LeaksAlone, "MSK-1")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_what_is_wrong_without_a_memory_alone_fails(cls: type[nn.Module], clause: str) -> None:
+    assert clause in check(cls, "quick", clauses=clause, dtypes="float32").failing
+
+
+def test_declaration_says_that_a_memory_is_always_passed() -> None:
+    assert "memory_required=True" in infer(NeedsMemory).declaration
+    assert "memory_required" not in infer(OneMask).declaration
+
+
+def test_memory_that_is_not_there_cannot_be_required() -> None:
+    with pytest.raises(ImplementationError, match="memory_required=True, but its calls have no memory"):
+        from_module(nn.MultiheadAttention, parameters={}, memory_required=True)
