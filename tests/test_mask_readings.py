@@ -1,4 +1,4 @@
-"""How the masks of raw classes are read: integers, and padding that hides its own queries."""
+"""How the masks of raw classes are read: integers, those that are changed, and padding that hides its own queries."""
 
 from __future__ import annotations
 
@@ -150,3 +150,26 @@ def test_integers_of_some_dtypes_are_not_enough() -> None:
     (verdict,) = check(result.implementation, "quick", clauses=["MSK-12"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
     assert 'claim "int" if 1 and 0 count as True and False' in verdict.message
+
+
+class CausalInPlace(Heads):
+    """Wrong: the mask of the caller, True = hidden, is joined with the causal one in place."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        if mask is not None:
+            mask |= later
+        return self.attend(x, later if mask is None else mask)
+
+
+class PaddingInPlace(Heads):
+    """Wrong: the padding mask of the caller gets other axes."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        return self.attend(x, None if key_padding_mask is None else key_padding_mask.unsqueeze_(1).unsqueeze_(1))
+
+
+@pytest.mark.parametrize("cls", [CausalInPlace, PaddingInPlace], ids=lambda cls: cls.__name__)
+def test_mask_that_is_changed_in_its_own_convention_counts_as_changed(cls: type[nn.Module]) -> None:
+    (verdict,) = check(cls, "quick", clauses="STA-2", dtypes="float32").verdicts
+    assert verdict.message == "the call changed its mask in place"

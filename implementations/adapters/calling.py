@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
@@ -190,17 +191,27 @@ class CallByName:
         inputs, options = self._inputs(query, key, value)
         keys, rest = self._split(mask, sizes)
         rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
-        options |= self._masks(keys, rest, sizes, query.dtype)
+        masks = self._masks(keys, rest, sizes, query.dtype)
+        versions, options = _versions(masks), options | masks
+        options |= self._flags(is_causal, need_weights)
+        options |= {name: self._neutral(name, query, sizes) for name in names.others}
+        returned = target(*inputs, **options)
+        if mask is not None and _versions(masks) != versions:
+            increment_version(mask)  # what was changed in place may be its translation
+        return as_output(returned, query.shape if self.same_shape else None, self.weights)
+
+    def _flags(self, is_causal: bool, need_weights: bool) -> dict[str, bool]:
+        """Return the flags by the function's own names."""
+        names, flags = self.signature, dict[str, bool]()
         if names.is_causal:
-            options[names.is_causal] = is_causal
+            flags[names.is_causal] = is_causal
         elif is_causal:
             raise UnsupportedCallError(f"{self.label} takes no causal flag")
         if names.need_weights:
-            options[names.need_weights] = need_weights
+            flags[names.need_weights] = need_weights
         if names.average and (need_weights or names.average in names.required):
-            options[names.average] = False
-        options |= {name: self._neutral(name, query, sizes) for name in names.others}
-        return as_output(target(*inputs, **options), query.shape if self.same_shape else None, self.weights)
+            flags[names.average] = False
+        return flags
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> float | SimpleNamespace | None:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
@@ -277,6 +288,13 @@ class CallByName:
         if keys is not None and names.padding:
             given[names.padding] = self.masks.translate_padding(keys, sizes, dtype)
         return given
+
+
+def _versions(masks: Mapping[str, Tensor | None]) -> list[int]:
+    """Return how often each mask was changed in place, as far as torch counts it."""
+    if torch.compiler.is_compiling():
+        return []
+    return [mask._version for mask in masks.values() if mask is not None and not mask.is_inference()]
 
 
 def _plain(value: Any) -> str:
