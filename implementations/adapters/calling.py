@@ -202,7 +202,8 @@ class CallByName:
 
     def _flags(self, is_causal: bool, need_weights: bool) -> dict[str, bool]:
         """Return the flags by the function's own names."""
-        names, flags = self.signature, dict[str, bool]()
+        names = self.signature
+        flags: dict[str, bool] = {}
         if names.is_causal:
             flags[names.is_causal] = is_causal
         elif is_causal:
