@@ -103,6 +103,50 @@ class ContextOfAWidth(Heads):
         return self.of(x, context, context, hidden)
 
 
+class InterleavedHeads(Heads):
+    """The columns of heads are interleaved on the way in and out, as in code that splits with view(b, d_k, h, l)."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.n_heads)).permute(0, 3, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        contexts = self.attend(self.w_q(x), self.w_k(x), self.w_v(x)).unflatten(-1, (self.n_heads, -1))
+        output: Tensor = self.w_o(contexts.mT.flatten(2))
+        return output
+
+
+class InterleavedQueries(Heads):
+    """Wrong: only the heads of the query are interleaved."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.w_q(x).unflatten(-1, (-1, self.n_heads)).mT.flatten(2)
+        output: Tensor = self.w_o(self.attend(query, self.w_k(x), self.w_v(x)))
+        return output
+
+
+class InterleavedStack(PackedProj):
+    """The rows of one layer are (d_k, 3, n_heads)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.packed_proj(x).unflatten(-1, (-1, 3, self.n_heads))
+        output: Tensor = self.proj(self.attend(*(each.mT.flatten(2) for each in rows.unbind(-2))))
+        return output
+
+
+class ListCalledProj(Heads):
+    """As in feature matching: three layers in a list called proj."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        self.proj, self.merge = nn.ModuleList([self.w_q, self.w_k, self.w_v]), self.w_o
+        del self.w_q, self.w_k, self.w_v, self.w_o
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = (layer(x) for layer, x in zip(self.proj, (query, key, value), strict=True))
+        output: Tensor = self.merge(self.attend(*heads))
+        return output
+
+
 class HeadsOfAWidth(Heads):
     """d_model is what its two sizes give."""
 
@@ -145,6 +189,10 @@ class DropsLessThanAll(Heads):
     ("cls", "row", "judged"),
     [
         (PackedProj, "w_qkv: packed_proj, w_o: proj  [tested]", "HED-1"),
+        (InterleavedHeads, "w_q: w_q as (h e) d -> (e h) d,", "HED-1"),
+        (InterleavedHeads, "w_o: w_o as d (h e) -> d (e h)  [tested]", "HED-1"),
+        (InterleavedStack, "w_qkv: packed_proj as (r h e) d -> (e r h) d, w_o: proj  [tested]", "HED-1"),
+        (ListCalledProj, "w_q: proj.0, w_k: proj.1, w_v: proj.2, w_o: merge  [tested]", "HED-1"),
         (ContextProj, "w_o: w_o, w_q: query_proj, w_kv: context_proj  [tested]", "HED-1"),
         (SecondInput, "query, and encoder_x as key and value", "HED-1"),
         (ContextOfAWidth, "kdim and vdim  [tested]", "XAT-1"),
@@ -268,3 +316,8 @@ class TwoWidths(OtherNumbers):
 def test_numbers_of_another_meaning_are_no_width(cls: type[nn.Module]) -> None:
     with pytest.raises(ImplementationError, match="has a known name of d_model"):
         infer(cls)
+
+
+def test_heads_of_which_only_the_query_is_interleaved_fail() -> None:
+    wrong = infer(InterleavedQueries).implementation
+    assert check(wrong, "quick", clauses="HED-1", dtypes="float32").failing == "HED-1"

@@ -21,10 +21,8 @@ from mha.implementations.adapters.construction import (
     built_for,
     construct,
     constructor_arguments,
-    parameters_of,
     read_from_module,
 )
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
 from mha.implementations.adapters.signature import Signature, input_names, required_inputs
@@ -33,7 +31,7 @@ from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.describe import WIDTH, Row, declaration_advice, declaration_of, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
-from mha.implementations.inference.masks import find_mask, with_required_mask
+from mha.implementations.inference.masks import with_masks, with_required_mask
 from mha.implementations.inference.nearest import (
     explained_cases,
     find_formula,
@@ -45,8 +43,10 @@ from mha.implementations.inference.options import find_longest, find_options, fi
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
+    ParameterMap,
     Unclear,
     Undeclarable,
+    interleaved,
     parameter_maps,
     reordered,
 )
@@ -200,7 +200,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     """Return the candidate for a module, with its claims; raises Unclear for what is left open."""
     candidate = _understand(empty, module)
     _find_own_head_dim(candidate, arguments)
-    candidate = _with_masks(candidate)
+    candidate = with_masks(candidate)
     find_causal(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
@@ -209,53 +209,6 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_longest(candidate)
     find_self_attention(candidate, module)
     return candidate
-
-
-def _with_masks(candidate: Candidate) -> Candidate:
-    """Return a candidate whose masks are known, read in another way if only that explains what they do."""
-    masked, problem = replace(candidate, claims=dict(candidate.claims)), None
-    try:
-        find_mask(masked)
-    except Unclear as unclear:
-        problem = unclear
-    if not problem and not masked.assumed:
-        return masked
-    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate) if problem else ()):
-        with suppress(Unclear):
-            find_mask(tried)
-            if not tried.assumed:
-                return tried
-    if candidate.signature.guesses_mask and (problem or masked.ignored):
-        return replace(candidate, claims=candidate.claims | {"masks": ()})
-    if problem:
-        raise problem
-    return masked
-
-
-def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield what is causal by default, as explained without a mask, built without that."""
-    parameters = parameters_of(candidate.constructor)
-    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default is True]
-    for flag in flags if candidate.explained and candidate.formula.causal else ():
-        constructor = partial(candidate.constructor, **{flag: False})
-        tried = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
-        if find_formula(tried):
-            yield tried
-
-
-def _replaced(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield what is causal without a mask, as one whose masks take the place of that."""
-    if candidate.explained and candidate.formula.causal and not candidate.signature.is_causal:
-        formula, causal = replace(candidate.formula, causal=None), candidate.formula.causal
-        yield replace(candidate, formula=formula, causal_by_default=causal, claims=dict(candidate.claims))
-
-
-def _alone(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield what can be called with or without a memory as self-attention, whose masks may be of one length."""
-    if candidate.cross_attention == "memory" and candidate.signature.one_input:
-        tried = replace(candidate, claims=candidate.claims | {"cross_attention": False})
-        if find_formula(tried):
-            yield tried
 
 
 def _unknown_inputs(empty: Candidate) -> str:
@@ -286,7 +239,8 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
     choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
-    for orders in (choices, [_with_other_orders(candidates) for candidates in choices]):
+    for change in (None, reordered, interleaved):
+        orders = [_with_other_maps(candidates, change) for candidates in choices] if change else choices
         for number, candidates in enumerate(orders):
             matching = [candidate for candidate in candidates if find_formula(candidate)]
             if matching:
@@ -323,12 +277,14 @@ def _candidates(empty: Candidate, module: nn.Module, cross_attention: bool | Lit
     ]
 
 
-def _with_other_orders(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates with their stacked projections in each other order."""
+def _with_other_maps(
+    candidates: Sequence[Candidate], change: Callable[[ParameterMap], Iterator[ParameterMap]]
+) -> list[Candidate]:
+    """Return the candidates with each map that a change makes of theirs."""
     return [
         replace(candidate, parameters=parameters, claims=dict(candidate.claims))
         for candidate in candidates
-        for parameters in reordered(candidate.parameters)
+        for parameters in change(candidate.parameters)
     ]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import product
+from functools import partial
+from itertools import chain, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mha.implementations.adapters.construction import parameters_of
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.adapters.names import LENGTH_NAMES
 from mha.implementations.inference.candidate import Candidate
@@ -19,6 +23,53 @@ from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, add
 from mha.implementations.inference.projections import Unclear
 from mha.spec import Claims, MaskConvention
 from mha.spec.masks import INTEGERS
+
+
+def with_masks(candidate: Candidate) -> Candidate:
+    """Return a candidate whose masks are known, read in another way if only that explains what they do."""
+    masked, problem = replace(candidate, claims=dict(candidate.claims)), None
+    try:
+        find_mask(masked)
+    except Unclear as unclear:
+        problem = unclear
+    if not problem and not masked.assumed:
+        return masked
+    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate) if problem else ()):
+        with suppress(Unclear):
+            find_mask(tried)
+            if not tried.assumed:
+                return tried
+    if candidate.signature.guesses_mask and (problem or masked.ignored):
+        return replace(candidate, claims=candidate.claims | {"masks": ()})
+    if problem:
+        raise problem
+    return masked
+
+
+def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield what is causal by default, as explained without a mask, built without that."""
+    parameters = parameters_of(candidate.constructor)
+    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default is True]
+    for flag in flags if candidate.explained and candidate.formula.causal else ():
+        constructor = partial(candidate.constructor, **{flag: False})
+        tried = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
+        if find_formula(tried):
+            yield tried
+
+
+def _replaced(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield what is causal without a mask, as one whose masks take the place of that."""
+    if candidate.explained and candidate.formula.causal and not candidate.signature.is_causal:
+        formula, causal = replace(candidate.formula, causal=None), candidate.formula.causal
+        yield replace(candidate, formula=formula, causal_by_default=causal, claims=dict(candidate.claims))
+
+
+def _alone(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield what can be called with or without a memory as self-attention, whose masks may be of one length."""
+    if candidate.cross_attention == "memory" and candidate.signature.one_input:
+        tried = replace(candidate, claims=candidate.claims | {"cross_attention": False})
+        if find_formula(tried):
+            yield tried
 
 
 def find_mask(candidate: Candidate) -> None:

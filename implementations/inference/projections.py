@@ -63,6 +63,8 @@ NEUTRAL_WORDS = (
 )
 # Of the rows of stacked projections, beside the contract's (r h e): by heads.
 STACKED_ORDERS = ("(h r e)", "(h e r)")
+# The same with the columns of all heads interleaved.
+INTERLEAVED_ORDERS = ("(r e h)", "(e r h)", "(e h r)")
 BIAS_WORDS = ("b", "bias", "biases")
 FEWER_KEY_HEADS = (
     "there are fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads, also "
@@ -121,7 +123,10 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
     if any(map(is_parametrized, module.modules())):
         raise Undeclarable("its weights are computed each time (a parametrization); judge it without that")
     paths: dict[str, list[ParameterPath]] = {}
-    for held, role in _with_roles([*_held(module)], config):
+    in_order = _in_order(module)
+    lists = {str(path).rpartition(".")[0] for (path,) in in_order.values()}  # which may be called proj
+    every = [held for held in _held(module) if held.path not in lists or role_of(held.path) != "o"]
+    for held, role in _with_roles(every, config):
         key = f"{held.kind}_{role}"
         patterns = _patterns(held, role, config)
         if not patterns:
@@ -130,7 +135,7 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
             raise Unclear(f"{held.path} and {_name_of(paths[key][0])} both look like {key}")
         paths[key] = [(held.path, pattern) if pattern else held.path for pattern in patterns]
     named = {role for key in paths for role in key[2:]}
-    return paths if named & INPUTS.keys() else _in_order(module) | paths
+    return paths if named & INPUTS.keys() else in_order | paths
 
 
 def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
@@ -214,6 +219,34 @@ def reordered(parameters: ParameterMap) -> Iterator[ParameterMap]:
     for order in STACKED:
         if order != stacked and sorted(order) == sorted(stacked):
             yield {key.replace(f"_{stacked}", f"_{order}"): path for key, path in parameters.items()}
+
+
+def interleaved(parameters: ParameterMap) -> Iterator[ParameterMap]:
+    """Yield the map with interleaved columns of heads: as rows of what makes the heads, as columns of W_o, or both.
+
+    Such a module computes the same with other weights. Stacked projections may be in any order.
+    """
+    for each in (parameters, *reordered(parameters)):
+        yield from _interleaved(each)
+
+
+def _interleaved(parameters: ParameterMap) -> Iterator[ParameterMap]:
+    inputs = {key: path for key, path in parameters.items() if not {"q", "k", "v"}.isdisjoint(key[2:])}
+    output = parameters.get("w_o")
+    columns: ParameterMap = {"w_o": (output, "d (h e) -> d (e h)")} if isinstance(output, str) else {}
+    if columns:
+        yield parameters | columns
+    if all(isinstance(path, str) for path in inputs.values()):
+        for order in INTERLEAVED_ORDERS if any(key[2:] in STACKED for key in inputs) else ("",):
+            rows: ParameterMap = {key: (str(path), _rows_as(order, key)) for key, path in inputs.items()}
+            yield parameters | rows
+            yield from [parameters | rows | columns] if columns else []
+
+
+def _rows_as(order: str, key: str) -> str:
+    """Return the layout of a weight or bias whose rows are in an order of `INTERLEAVED_ORDERS`, if they are stacked."""
+    inputs = " d" if key[0] == "w" else ""
+    return f"(r h e){inputs} -> {order}{inputs}" if key[2:] in STACKED else f"(h e){inputs} -> (e h){inputs}"
 
 
 def order_against_name(parameters: ParameterMap) -> str:
