@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from mha.implementations.silence import silenced
 from mha.implementations.torch_state import (
     MISSING,
     SETTINGS,
@@ -69,7 +70,13 @@ def pristine() -> Iterator[None]:
 
 @contextmanager
 def as_found() -> Iterator[None]:
-    """Let code of an implementation run in the process as it was found."""
+    """Let code of an implementation run in the process as it was found, and print nothing."""
+    with silenced(), _as_found():
+        yield
+
+
+@contextmanager
+def _as_found() -> Iterator[None]:
     if not _process.inside or _process.outside or not (_process.functions or _process.settings):
         yield
         return
