@@ -140,11 +140,22 @@ def test_what_is_wrong_in_gradients_alone_is_not_blamed_on_outputs() -> None:
     assert "B=3" not in str(gradient.case)
 
 
-def test_inputs_that_must_be_contiguous_fail_the_clause_about_it_and_block_the_others() -> None:
+def test_inputs_that_must_be_contiguous_fail_one_clause_and_are_what_others_are_judged_on() -> None:
     report = judged(Views, ["SHP-1", "SHP-7", "MSK-2", "NUM-1", "GRD-1"])
-    verdicts = {verdict.clause: (verdict.status, verdict.blocked_by) for verdict in report.verdicts}
-    assert verdicts.pop("SHP-7") == ("fail", None)
-    assert set(verdicts.values()) == {("blocked", "SHP-7")}
-    assert report.verdicts[0].message.endswith(" [it passes where the same inputs are contiguous]")
+    (layout,) = (verdict for verdict in report.verdicts if verdict.clause == "SHP-7")
+    others = [verdict for verdict in report.verdicts if verdict is not layout]
+    assert (layout.status, {verdict.status for verdict in others}) == ("fail", {"pass"})
+    assert all(verdict.message.startswith("judged on contiguous inputs alone, since others") for verdict in others)
     (alone,) = judged(Views, ["NUM-1"]).verdicts
     assert (alone.status, alone.blocked_by) == ("fail", "SHP-7")
+
+
+class ViewsAndForgetsScale(Views):
+    """Another fault shows on contiguous inputs."""
+
+    scale = 1.0
+
+
+def test_what_fails_on_contiguous_inputs_too_is_found() -> None:
+    layout, numerics = judged(ViewsAndForgetsScale, ["SHP-7", "SMX-6"]).verdicts
+    assert (layout.status, numerics.status) == ("fail", "fail")

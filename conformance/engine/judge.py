@@ -312,6 +312,9 @@ def _rejections(results: Sequence[PropertyResult]) -> dict[str, Rejections]:
 
 
 def _reasons(results: Sequence[PropertyResult]) -> str:
-    """Return why properties were not judged, each reason once."""
-    reasons = (result.not_applicable or ("" if result.cases else result.discard_reason) for result in results)
+    """Return why properties were not judged, or not on all cases, each reason once."""
+    reasons = (
+        result.not_applicable or (result.note.lstrip("; ") if result.cases else result.discard_reason)
+        for result in results
+    )
     return "; ".join(dict.fromkeys(filter(None, reasons)))
