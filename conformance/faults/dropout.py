@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,23 @@ class MaskDropped(Complete):
 
     def drop(self, weights: Tensor) -> Tensor:
         return weights
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
+class UnscaledWhereItDrops(Complete):
+    """The scores are not scaled in the path that drops weights, which a fused kernel is not used for."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        drops = self.training and self.config.dropout > 0
+        return super().weigh(scores * math.sqrt(self.config.head_dim) if drops else scores, allowed)
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
+class DropsScoresToo(Complete):
+    """Dropout is applied to the scores, too."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(F.dropout(scores, self.config.dropout, self.training), allowed)
 
 
 @fault("DRP-2", caught_by="the_share_that_is_dropped_is_p")

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import combinations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.transforms import showing_weights, with_dropout, zeroed
@@ -33,9 +34,10 @@ PROBABILITIES = (0.5, 0.1, 0.9)
 def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
 
-    problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights.
+    problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights. All allowed keys
+    weigh the same for every other pair of seeds.
     """
-    problem = with_dropout(_showing_weights(problem), dropout)
+    problem = with_dropout(_showing_weights(problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
@@ -61,7 +63,7 @@ def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropo
 
     problem: as for `expect_dropped_weights`. A weight that is dropped takes two outputs with it.
     """
-    problem = with_dropout(_showing_weights(problem), dropout)
+    problem = with_dropout(_showing_weights(problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed = problem.allowed(session.claims.causal)
@@ -141,13 +143,24 @@ def accepted_counts(trials: int, p: float) -> tuple[int, int]:
     return low, trials - int((logs.flip(0).logcumsumexp(0) <= each).sum())
 
 
-def _showing_weights(problem: Problem) -> Problem:
-    """Change a problem so that the output shows the weights twice, and these depend on the mask alone.
+def _showing_weights(problem: Problem, *, uniform: bool) -> Problem:
+    """Change a problem so that the output shows the weights twice: head h has S columns, and the same again.
 
-    Queries are projected to zero, so that all allowed keys weigh the same. In the output, head h has S columns with its
-    weight of each key, and then the same again.
+    uniform: whether all allowed keys weigh the same. Otherwise scores differ by about 1, so that what is computed from
+    queries and keys shows, and no weight is so small that half precision makes it zero, as if it were dropped.
     """
-    return zeroed(showing_weights(problem, copies=2), "w_q", "b_q")
+    problem = showing_weights(problem, copies=2)
+    if uniform:
+        return zeroed(problem, "w_q", "b_q")
+    weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
+    q, k = (
+        F.linear(x.double(), w, b).unflatten(-1, heads).transpose(1, 2)
+        for x, w, b in ((problem.query, weights.w_q, weights.b_q), (problem.key, weights.w_k, weights.b_k))
+    )
+    scores = q @ k.repeat_interleave(problem.config.n_heads // problem.config.kv_heads, 1).mT
+    factor = problem.config.head_dim**0.5 / float((scores - scores.mean(-1, keepdim=True)).std())
+    scaled = {name: x * factor for name, x in problem.weights.named() if name in ("w_q", "b_q")}
+    return problem.change(**scaled)
 
 
 def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:
