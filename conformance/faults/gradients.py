@@ -258,6 +258,16 @@ class MaskedKeysPulled(Complete):
         return super().weigh(scores, allowed) + (smooth - smooth.detach())
 
 
+@fault("GRD-5", caught_by="frozen_weights_change_no_gradient")
+class NoGraphForTheMaskAlone(Complete):
+    """Where neither inputs nor weights require a gradient, none is recorded, so that a learned bias has none."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        needed = any(x.requires_grad for x in (query, key, value, *self.parameters()))
+        with torch.set_grad_enabled(needed and torch.is_grad_enabled()):
+            return super().attend(query, key, value, *rest)
+
+
 @fault("GRD-5", dtype="bfloat16", caught_by="half_gradients_are_there_for_any_subset")
 @fault("GRD-5", caught_by="frozen_weights_change_no_gradient", trigger="frozen weights, trained keys")
 class RecordedForTheQuery(Complete):

@@ -272,7 +272,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
 
 @property_of(
     "GRD-5",
-    Domain(masks=("none", *FEW), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    Domain(masks=COMMON, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
     must_reject=("nan_gradients", "detached"),
@@ -280,7 +280,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     number=2,
 )
 def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
-    """Weights that require no gradient leave the output, and the gradients of the inputs, as they are."""
+    """Weights that require no gradient leave the output, and the gradients of inputs and mask, as they are."""
     problem = case.problem()
     assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
     upstream = session.upstream(problem)
@@ -288,6 +288,8 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     # Also of only some inputs, as in the tuning of a prompt that is key and value.
     some = _subset(INPUTS, case.seed % 7 + 1)
     wanted = {"cross": some, "memory": INPUTS[case.seed % 2 :]}.get(case.inputs, INPUTS)
+    if "mask" in _differentiable(problem):  # a learned bias, alone or beside the inputs
+        wanted = ("mask", *wanted) if case.seed % 2 else ("mask",)
     for name, gradient in session.gradients(problem, upstream, wanted, frozen=True).items():
         expect_close(gradient, expected[name], because="the gradient, with weights that require none")
     frozen = session.frozen(session.built(problem))
