@@ -1,17 +1,17 @@
 """Torch as it was at first, for our own arithmetic, and as it was found, for the code of implementations.
 
 What was replaced or set in torch before, as by the import of a package, is in place while the implementation runs, and
-at no other time within `pristine`.
+at no other time within `pristine`. What it prints would bury the report, and is dropped.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO, cast
 
-from mha.implementations.silence import silenced
 from mha.implementations.torch_state import (
     MISSING,
     SETTINGS,
@@ -27,6 +27,8 @@ from mha.implementations.torch_state import (
 OF_CALLS = ("the gradient mode", "torch's random state", "Python's random state", "the number of threads")
 # Our own settings: those of torch when this module was imported.
 OWN = {name: value for name, value in settings().items() if name not in OF_CALLS} | {"the gradient mode": True}
+# Modules whose output is shown all the same: the debugger, in code that is judged, and our progress bar, from a thread.
+SHOWN = ("bdb", "cmd", "pdb", "rich")
 
 
 @dataclass
@@ -91,6 +93,32 @@ def _as_found() -> Iterator[None]:
         # A setting that the code has changed stays so, to be noticed.
         set_to({name: OWN[name] for name, value in _process.settings.items() if SETTINGS[name].read() == value})
         _process.outside = False
+
+
+class Silenced:
+    """Standard output that drops what is written, except by `SHOWN`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Drop the text, or write it."""
+        writer = str(sys._getframe(1).f_globals.get("__name__"))
+        return self.stream.write(text) if writer.partition(".")[0] in SHOWN else len(text)
+
+    def __getattr__(self, name: str) -> object:
+        """Return what the stream has of this name."""
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what the block prints; standard error is left alone."""
+    if isinstance(sys.stdout, Silenced) or sys.stdout is None:
+        yield
+        return
+    with redirect_stdout(cast(TextIO, Silenced(sys.stdout))):
+        yield
 
 
 @contextmanager

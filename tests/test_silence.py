@@ -10,7 +10,7 @@ from test_named_parts import Heads
 from torch import Tensor
 
 from mha.conformance import check
-from mha.implementations.silence import silenced
+from mha.implementations.pristine import silenced
 
 
 class Prints(Heads):

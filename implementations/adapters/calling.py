@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -192,11 +192,11 @@ class CallByName:
         keys, rest = self._split(mask, sizes)
         rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
         masks = self._masks(keys, rest, sizes, query.dtype)
-        versions, options = _versions(masks), options | masks
+        versions, options = versions_of(masks.values()), options | masks
         options |= self._flags(is_causal, need_weights)
         options |= {name: self._neutral(name, query, sizes) for name in names.others}
         returned = target(*inputs, **options)
-        if mask is not None and _versions(masks) != versions:
+        if mask is not None and versions_of(masks.values()) != versions:
             increment_version(mask)  # what was changed in place may be its translation
         return as_output(returned, query.shape if self.same_shape else None, self.weights)
 
@@ -291,11 +291,11 @@ class CallByName:
         return given
 
 
-def _versions(masks: Mapping[str, Tensor | None]) -> list[int]:
-    """Return how often each mask was changed in place, as far as torch counts it."""
+def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
+    """Return how often each tensor was changed in place, as far as torch counts it."""
     if torch.compiler.is_compiling():
         return []
-    return [mask._version for mask in masks.values() if mask is not None and not mask.is_inference()]
+    return [x._version for x in tensors if x is not None and not x.is_inference()]
 
 
 def _plain(value: Any) -> str:

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
-from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature
+from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature, versions_of
 from mha.implementations.adapters.masks import MaskFormat
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.errors import ImplementationError
@@ -185,20 +186,32 @@ class KernelAttention(nn.Module):
     ) -> Output:
         """Project, call the kernel, and project back; see `mha.spec.Attention`."""
         validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
-        split = f"b l (h d) -> {self.axes.heads}"
-        heads = [
-            rearrange(self._project(x, role), split, d=self.config.head_dim)
-            for x, role in ((query, "q"), (key, "k"), (value, "v"))
-        ]
+        inputs = (query, key, value)
+        heads = [self._heads(x, role) for x, role in zip(inputs, "qkv", strict=True)]
+        versions = versions_of(heads)
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.axes.unpacked(self.kernel) if self.axes.packed else self.kernel
         context, weights = as_output(self.call(kernel, *heads, **options), shape)
+        for x, before, after in zip(inputs, versions, versions_of(heads), strict=False):
+            if before != after:
+                increment_version(x)  # since a caller's heads would be changed
         try:
+            if context.requires_grad and not (query.is_contiguous() or torch.compiler.is_compiling()):
+                context.register_hook(_laid_out_otherwise)
             joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
         except EinopsError:
             raise ValueError(f"its context has the shape {tuple(context.shape)}, not {self.axes.context!r}") from None
         return Output(self._project(joined, "o"), weights)
+
+    def _heads(self, x: Tensor, role: str) -> Tensor:
+        """Return the heads of an input; those of a query that is not contiguous lie otherwise than those of the key.
+
+        In a model, they may come from a rotary embedding, and those of the value from a projection. The gradient of the
+        context lies otherwise, too.
+        """
+        heads = rearrange(self._project(x, role), f"b l (h d) -> {self.axes.heads}", d=self.config.head_dim)
+        return _laid_out_otherwise(heads) if role == "q" and not x.is_contiguous() else heads
 
     def _project(self, x: Tensor, role: str) -> Tensor:
         return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
@@ -207,6 +220,13 @@ class KernelAttention(nn.Module):
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         held = [(name, getattr(self, name)) for name in PARAMETERS]
         return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in held if p is not None}
+
+
+def _laid_out_otherwise(heads: Tensor) -> Tensor:
+    """Return heads of four axes in another order in memory, with the columns still side by side."""
+    if heads.ndim < 4:
+        return heads
+    return heads.transpose(1, 2).contiguous().transpose(1, 2) if heads.is_contiguous() else heads.contiguous()
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:

@@ -124,9 +124,7 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
         raise Undeclarable("its weights are computed each time (a parametrization); judge it without that")
     paths: dict[str, list[ParameterPath]] = {}
     in_order = _in_order(module)
-    lists = {str(path).rpartition(".")[0] for (path,) in in_order.values()}  # which may be called proj
-    every = [held for held in _held(module) if held.path not in lists or role_of(held.path) != "o"]
-    for held, role in _with_roles(every, config):
+    for held, role in _with_roles([*_but_output_lists(_held(module), in_order)], config):
         key = f"{held.kind}_{role}"
         patterns = _patterns(held, role, config)
         if not patterns:
@@ -136,6 +134,12 @@ def possible_paths(module: nn.Module, config: Config) -> dict[str, list[Paramete
         paths[key] = [(held.path, pattern) if pattern else held.path for pattern in patterns]
     named = {role for key in paths for role in key[2:]}
     return paths if named & INPUTS.keys() else in_order | paths
+
+
+def _but_output_lists(every: Iterator[Held], in_order: Mapping[str, list[ParameterPath]]) -> Iterator[Held]:
+    """Yield all but a list of the layers in order that is called like an output projection, as proj is."""
+    lists = {str(path).rpartition(".")[0] for (path,) in in_order.values()}
+    yield from (held for held in every if held.path not in lists or role_of(held.path) != "o")
 
 
 def _with_roles(every: list[Held], config: Config) -> Iterator[tuple[Held, str]]:
