@@ -66,7 +66,7 @@ def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume
     Raises ImplementationError if no name is known for d_model or n_heads, or a required parameter is unknown.
     """
     parameters = parameters_of(constructor)
-    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
+    required = required_of(parameters)
     arguments = _known(parameters, set_by=getattr(constructor, "keywords", {}))
     arguments |= _assumed(constructor, required, arguments) if assume else {}
     product = {"n_heads", "head_dim"} <= {*arguments.values()}  # which is d_model
@@ -76,11 +76,18 @@ def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume
             f"{field}; {building_advice(label, constructor, arguments)}"
         )
     if unknown := [name for name in required if name not in arguments]:
+        of_no_name = "which has no known name; supply it" if len(unknown) == 1 else "of no known names; supply them"
+        supplied = ", ".join(f"{name}=..." for name in unknown)
         raise ImplementationError(
-            f"{label}: its constructor requires {', '.join(unknown)}, which has no known name; supply it with "
-            f"functools.partial({label}, {unknown[0]}=...), or {building_advice(label, constructor, arguments)}"
+            f"{label}: its constructor requires {', '.join(unknown)}, {of_no_name} with "
+            f"functools.partial({label}, {supplied}), or {building_advice(label, constructor, arguments)}"
         )
     return {name: arguments[name] for name in parameters if name in arguments}
+
+
+def required_of(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the names of the parameters without a default."""
+    return [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
 
 
 def parameters_of(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -99,9 +106,9 @@ def parameters_of(constructor: Callable[..., Any]) -> dict[str, inspect.Paramete
 
 
 def assumed_arguments(constructor: Callable[..., Any], arguments: Mapping[str, str]) -> list[str]:
-    """Return the parameters of a constructor that are d_model or n_heads for want of a known name."""
+    """Return the parameters of a constructor that are given something for want of a known name."""
     known = fields_of(parameters_of(constructor))
-    return [name for name in arguments if name not in known]
+    return [*getattr(constructor, "widths", {}), *(name for name in arguments if name not in known)]
 
 
 def _assumed(constructor: Callable[..., Any], required: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
@@ -168,7 +175,7 @@ def read_from_module(constructor: Callable[..., Any]) -> dict[str, str]:
 def building_advice(label: str, constructor: Callable[..., Any], arguments: Mapping[str, str]) -> str:
     """Return the advice to write a function that builds the module."""
     parameters, variables = parameters_of(constructor), read_from_module(constructor)
-    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind not in VARIADIC]
+    required = required_of(parameters)
     given = [f"{name}={SIZES[field]}" for name, field in arguments.items() if field in SIZES]
     given += [f"{name}=..." for name in required if name not in arguments]
     given += [] if {"d_model", "n_heads"} <= {*arguments.values(), *variables.values()} else ["..."]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from mha.implementations.adapters.construction import assumed_arguments, fixed_dropout, parameters_of
+from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout, parameters_of
 from mha.implementations.adapters.constructor_names import BIAS_ROLES, CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
@@ -67,6 +67,7 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
     kept = {name: x for name, x in getattr(candidate.constructor, "keywords", {}).items() if name not in arguments}
     assumed = ", ".join(assumed_arguments(candidate.constructor, arguments))
+    kept |= {name: SIZES[field] for name, field in getattr(candidate.constructor, "widths", {}).items()}
     built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))
     return [
         Row("built as", f"{candidate.label}({built})", f"assumed, not by name: {assumed}" if assumed else "by name"),

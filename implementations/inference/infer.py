@@ -26,6 +26,7 @@ from mha.implementations.adapters.construction import (
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
 from mha.implementations.adapters.signature import Signature, input_names, required_inputs
+from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -90,20 +91,53 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     made = constructor.func if isinstance(constructor, partial) else constructor
     if getattr(made, "__init__", None) is nn.Module.__init__:  # whose parameters would mislead
         _require_forward(label, made)
-    try:
-        arguments = constructor_arguments(label, constructor)
-        is_assumed = bool(assumed_arguments(constructor, arguments))
-        read = _explained(label, constructor, arguments) if is_assumed else None
-        if is_assumed and read is None:
-            constructor_arguments(label, constructor, assume=False)  # raises
-    except ImplementationError as error:
-        raise ImplementationError(f"{error}{_kernel_advice(label, made)}") from None
-    module, candidate = read or _read(label, constructor, arguments)
+    arguments, module, candidate = _built_and_read(label, constructor)
     rows = rows_of(candidate, module, arguments)
-    given = getattr(candidate.constructor, "keywords", {}) if candidate.constructor is not constructor else {}
-    written = f"partial({label}, {', '.join(f'{name}={value}' for name, value in given.items())})" if given else label
-    declaration = declaration_of(written, candidate.options(), candidate.claims)
+    written, name = _written(label, constructor, candidate.constructor)
+    declaration = declaration_of(written, candidate.options() | name, candidate.claims)
     return Inference(candidate.implementation(), tuple(rows), declaration)
+
+
+def _written(
+    label: str, given: Callable[..., nn.Module], found: Callable[..., nn.Module]
+) -> tuple[str, dict[str, Any]]:
+    """Return the code of the constructor that was found for a given one, and what names it where that does not."""
+    options = getattr(found, "keywords", {}) if found is not given else {}
+    code = getattr(getattr(found, "func", found) if options else found, "code", label)
+    set_to = "".join(f", {name}={value}" for name, value in options.items())
+    return f"partial({code}{set_to})" if options else code, {"name": label} if code != label else {}
+
+
+def _built_and_read(
+    label: str, constructor: Callable[..., nn.Module]
+) -> tuple[Mapping[str, str], nn.Module, Candidate]:
+    """Return the arguments of a constructor, a module that is built with them, and how it was understood.
+
+    Raises ImplementationError for what is left open, or cannot be built.
+    """
+    try:
+        arguments = _arguments(label, constructor)
+        if not assumed_arguments(constructor, arguments):
+            return arguments, *_read(label, constructor, arguments)
+        if read := _explained(label, constructor, arguments):
+            return arguments, *read
+        arguments = _arguments(label, constructor, assume=False)
+        return arguments, *_read(label, constructor, arguments)
+    except ImplementationError:
+        for build in with_other_widths(label, constructor):
+            arguments = _arguments(label, build)
+            if read := _explained(label, build, arguments):
+                return arguments, *read
+        raise
+
+
+def _arguments(label: str, constructor: Callable[..., nn.Module], *, assume: bool = True) -> Mapping[str, str]:
+    """Return the arguments of a constructor; raises ImplementationError, with advice for a kernel."""
+    try:
+        return constructor_arguments(label, constructor, assume=assume)
+    except ImplementationError as error:
+        made = constructor.func if isinstance(constructor, partial) else constructor
+        raise ImplementationError(f"{error}{_kernel_advice(label, made)}") from None
 
 
 def _explained(
