@@ -349,6 +349,7 @@ def test_number_of_keys_that_is_read_wrong_fails() -> None:
     ("options", "message"),
     [
         ({"weights": True}, "weights must be the name of an attribute or, without call=, a place from 0, but is True"),
+        ({"call": lambda *_, **options: None, "mask_shape": "b s"}, "call=... is given masks as the contract has them"),
         ({"mask": "drop", "mask_shape": "b"}, "without s, is for the number of the keys that are kept"),
         (
             {"mask": "additive", "claims": Claims(masks={"bool", "int"})},

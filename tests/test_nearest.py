@@ -61,7 +61,11 @@ class Opposite(Plain):
 # The words of the row about the mask, and a clause that fails.
 MASKS: dict[type[nn.Module], tuple[str, str, str]] = {
     FaintMask: ("mask: True = may attend, ", "assumed: ", "MSK-1"),
-    Unmasked: ("mask: True = may attend, ", "assumed: masks have no effect", "MSK-1"),
+    Unmasked: (
+        "mask: True = may attend, ",
+        "assumed: masks have no effect; if that is meant, declare mask=None",
+        "MSK-1",
+    ),
 }
 
 

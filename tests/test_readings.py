@@ -58,42 +58,6 @@ class DropsWeights(Plain):
         return self.drop(weights)  # type: ignore[no-any-return]  # of nn.Module
 
 
-class DropsOutput(Plain):
-    def finish(self, output: Tensor) -> Tensor:
-        return self.drop(output)  # type: ignore[no-any-return]  # of nn.Module
-
-
-class DropsBoth(DropsWeights, DropsOutput):
-    pass
-
-
-class ForgetsToRescale(Plain):
-    def weigh(self, weights: Tensor) -> Tensor:
-        return weights * (torch.rand_like(weights) >= self.drop.p) if self.training else weights
-
-
-class DividesInsteadOfMultiplying(Plain):
-    def finish(self, output: Tensor) -> Tensor:
-        return self.drop(output) * (1 - self.drop.p) ** 2 if self.training else output
-
-
-WRONG_SCALES: dict[type[nn.Module], bool | str] = {ForgetsToRescale: True, DividesInsteadOfMultiplying: "output"}
-DROPOUTS = {Plain: False, DropsWeights: True, DropsOutput: "output", DropsBoth: "both", **WRONG_SCALES}
-
-
-@pytest.mark.parametrize("cls", DROPOUTS, ids=lambda cls: cls.__name__)
-def test_dropout_is_claimed_as_trial_runs_show_it(cls: type[nn.Module]) -> None:
-    result = infer(cls)
-    assert result.implementation.claims.dropout == DROPOUTS[cls]
-    assert ("dropout" in findings(result)) == bool(DROPOUTS[cls])
-    assert ("dropout" in findings(result).get("not judged", "")) == (not DROPOUTS[cls])
-
-
-@pytest.mark.parametrize("cls", WRONG_SCALES, ids=lambda cls: cls.__name__)
-def test_dropout_of_a_wrong_scale_fails(cls: type[nn.Module]) -> None:
-    assert check(cls, "quick", clauses="DRP", dtypes="float32").failing == "DRP-2"
-
-
 class Stacked(Plain):
     """Its projections are one layer, in this order."""
 
@@ -366,6 +330,21 @@ def test_refusal_names_what_was_given_none_and_the_parameters() -> None:
     assert "AttributeError: 'NoneType' object has no attribute 'sum'" in str(raised.value)
     assert "forward also requires positions, of no known meaning, and was given None" in str(raised.value)
     assert '"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}' in str(raised.value)
+
+
+class OfManyOptions(Plain):
+    """It reads from its config what no other class does."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads)
+        self.kept = config.window_pattern
+
+
+def test_refusal_says_what_is_read_from_a_config() -> None:
+    with pytest.raises(ImplementationError, match="its config has no window_pattern") as raised:
+        infer(OfManyOptions)
+    config = "hidden_size=d_model, num_attention_heads=n_heads, window_pattern=..."
+    assert f"return OfManyOptions(types.SimpleNamespace({config}))" in str(raised.value)
 
 
 def test_other_frameworks_are_named() -> None:

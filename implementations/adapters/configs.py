@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -17,6 +19,13 @@ OTHERS = {
     "layer_norm_eps": 1e-5,
     "position_embedding_type": "absolute",
     "use_cache": False,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "new_decoder_architecture": False,
+    "parallel_attn": False,
+    "alibi": False,
+    "rotary": False,
 }
 
 
@@ -37,6 +46,23 @@ class AnyConfig(SimpleNamespace):
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value, or the default."""
         return vars(self).get(name, default)
+
+
+def config_code(constructor: Callable[..., Any], sizes: Mapping[str, str], error: AttributeError) -> str:
+    """Return the code of a config that has what a constructor reads from `AnyConfig`, which lacked some of it.
+
+    sizes: the code of the values that are known, by their names.
+    """
+    target: Any = constructor.func if isinstance(constructor, partial) else constructor
+    code = getattr(getattr(target, "__init__", target), "__code__", target)
+    read = [
+        after.argval
+        for before, after in pairwise(dis.get_instructions(code))
+        if before.opname.startswith("LOAD_FAST") and after.opname == "LOAD_ATTR" and before.argval != "self"
+    ]
+    names = [name for name in dict.fromkeys(read) if name in vars(error.obj)]
+    values = [f"{name}={sizes.get(name, '...')}" for name in (*names, error.name)]
+    return f"types.SimpleNamespace({', '.join(values)})"
 
 
 def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:

@@ -145,9 +145,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
-    _validate(label, parameters, layout, weights, call)
-    arguments = constructor_arguments(label, constructor)
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
+    own_format = memory_required or masks != MaskFormat(mask)
+    _validate(label, parameters, layout, weights, call, own_format=own_format)
+    arguments = constructor_arguments(label, constructor)
     options = {"self_attention": claims is not None and not claims.cross_attention, "memory_required": memory_required}
     signature = None if call else read_signature(label, target.forward, masks, **options)
     claims = _claims(label, claims, masks, signature)
@@ -162,8 +163,18 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, attribute)
 
 
-def _validate(label: str, parameters: object, layout: str, weights: object, call: Call | None) -> None:
-    """Raise ImplementationError, with the label, for an argument that is not what `from_module` takes."""
+def _validate(
+    label: str, parameters: object, layout: str, weights: object, call: Call | None, *, own_format: bool
+) -> None:
+    """Raise ImplementationError, with the label, for an argument that is not what `from_module` takes.
+
+    own_format: whether a format of masks is given, or a memory required.
+    """
+    if call is not None and own_format:
+        raise ImplementationError(
+            f"{label}: call=... is given masks as the contract has them, and makes the call itself, so mask_shape, "
+            "mask_numbers, padding, causal_by_default, mask_required and memory_required have no effect; leave them out"
+        )
     place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None
     if not (weights is None or isinstance(weights, str) or place):
         raise ImplementationError(

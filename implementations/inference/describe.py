@@ -103,7 +103,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     return [
         *formula,
         *_masks(candidate),
-        Row("causal", _causal(candidate), tested),
+        Row("causal", _causal(candidate), "assumed, as the mask is" if _is_causal_as_assumed(candidate) else tested),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
@@ -264,6 +264,11 @@ def _causal(candidate: Candidate) -> str:
     if candidate.causal_by_default:
         return f"unless there is a mask, or through the mask, aligned {alignment}"
     return f"through the mask, aligned {alignment}" if alignment else _never_causal(candidate)
+
+
+def _is_causal_as_assumed(candidate: Candidate) -> bool:
+    """Return whether only a mask makes it causal, whose format is assumed."""
+    return bool(candidate.assumed) and _causal(candidate).startswith("through the mask")
 
 
 def _never_causal(candidate: Candidate) -> str:

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from mha.implementations.adapters.configs import AnyConfig, config_code
 from mha.implementations.adapters.construction import (
     SHORT,
+    SIZES,
     assumed_arguments,
     building_advice,
     built_for,
@@ -23,6 +25,7 @@ from mha.implementations.adapters.construction import (
     constructor_arguments,
     read_from_module,
 )
+from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
 from mha.implementations.adapters.signature import Signature, input_names, required_inputs
@@ -167,7 +170,11 @@ def _built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping
             module = construct(constructor, arguments, CONFIG)
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {one_line(error)}"
-        hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}(...)"
+        given = "..."
+        if isinstance(error, AttributeError) and isinstance(error.obj, AnyConfig):
+            sizes = {name: code for field, code in SIZES.items() for name in CONSTRUCTOR_NAMES[field]}
+            message, given = f"AttributeError: its config has no {error.name}", config_code(constructor, sizes, error)
+        hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}({given})"
         raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
     _require_forward(label, module)
     _require_named_inputs(label, module)

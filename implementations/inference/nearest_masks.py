@@ -67,7 +67,8 @@ def _level(masked: Candidate, effect: Effect) -> tuple[bool, float]:
 
 def _evidence(masked: Candidate, effect: Effect) -> str:
     if effect.ignored:
-        return f"assumed: {'the padding mask has' if masked.padding else 'masks have'} no effect"
+        meant = "" if masked.padding else "; if that is meant, declare mask=None"
+        return f"assumed: {'the padding mask has' if masked.padding else 'masks have'} no effect{meant}"
     if effect.explained:
         return f"assumed: it explains {effect.explained:.0%} of the queries under masks"
     return f"assumed: {effect.read:.0%} of what the output depends on is allowed by the mask"
