@@ -240,6 +240,7 @@ class GradientOfScoresNotDropped(Complete):
         return super().drop(weights).detach() + weights - weights.detach()
 
 
+@fault("GRD-1", caught_by="gradients_of_scores_drop_what_the_outputs_dropped", script_shows=False)
 @fault("GRD-2", dtype="float64", script_shows=False, trigger="dropout, S > 15")
 class BackwardForgetsDropout(Complete):
     """The backward pass of long rows ignores dropout."""

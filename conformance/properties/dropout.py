@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mha.conformance.cases.case import Case
-from mha.conformance.cases.domain import BOTH, MODERATE, Domain
+from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
 from mha.conformance.cases.transforms import passing_heads, with_dropout, zeroed
@@ -26,6 +26,7 @@ from mha.conformance.properties.dropout_statistics import (
     expect_dropped_weights_and_outputs,
     expect_share,
     expect_zero_or_rescaled,
+    showing_dropped_weights,
 )
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import assume_unquantised, weights_of
@@ -192,6 +193,42 @@ def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> Non
     if session.claims.weight_gradients and session.claims.dropout is True:  # of the weights, so before W_o
         error = 2 * (slack @ values).transpose(1, 2).flatten(2)
         _expect_dropped_contexts(session, problem, Ball(output.detach().double(), error), upstream)
+
+
+@property_of(
+    "GRD-1",
+    replace(DROPOUT_PATTERNS, modes=TRAINING, dtypes=BOUNDED, need_weights=(False,)),
+    needs=("dropout=True", "gradients"),
+    requires="HED-1",
+    must_reject=("noise",),
+    max_cases=6,
+    number=12,
+)
+def gradients_of_scores_drop_what_the_outputs_dropped(session: Session, case: Case) -> None:
+    """In training, query and key have gradients of the weights that the outputs kept.
+
+    Where an output is a weight, dropping that weight is dropping the gradient of that output.
+    """
+    length, p = 17, 0.5  # twice a number is exact
+    case = replace(case, L=length if case.inputs == "self" else length - 1, S=length, head_dim=2 * length)
+    problem = showing_dropped_weights(with_dropout(case.problem(), p), uniform=False).map_inputs(leaf_of)
+    upstream = session.upstream(problem)
+    instance = session.built(problem)  # now, since a construction may draw random numbers
+    with torch.random.fork_rng():
+        torch.manual_seed(case.seed)
+        output = session.forward(problem)
+    with guarded("backward()"):
+        differentiate(output, upstream)
+    kept = upstream * (output.detach() != 0) / (1 - p)
+    expected = session.expected_gradients(problem, kept)
+    found = {name: leaf.grad for name, leaf in problem.distinct().items() if leaf is not problem.value}
+    if session.claims.weight_gradients:
+        gradients = session.weight_gradients(instance, problem.weights)
+        found |= {name: x.tensor for name, x in gradients.items() if name[2:] in ("q", "k")}
+    assume(bool(found), "all inputs are one tensor, and the gradients of weights are not reported")
+    for name, gradient in found.items():
+        result = session.unscripted(torch.zeros(()) if gradient is None else gradient, f"{name}.grad")
+        expect_close(result, expected[name], because="the gradient of the weights that were kept, with p = 0.5")
 
 
 def _slack(session: Session, problem: Problem) -> Tensor:
