@@ -211,7 +211,7 @@ def gradients_of_scores_drop_what_the_outputs_dropped(session: Session, case: Ca
     """
     length, p = 17, 0.5  # twice a number is exact
     case = replace(case, L=length if case.inputs == "self" else length - 1, S=length, head_dim=2 * length)
-    problem = showing_dropped_weights(with_dropout(case.problem(), p), uniform=False).map_inputs(leaf_of)
+    problem = showing_dropped_weights(session, with_dropout(case.problem(), p), uniform=False).map_inputs(leaf_of)
     upstream = session.upstream(problem)
     instance = session.built(problem)  # now, since a construction may draw random numbers
     with torch.random.fork_rng():

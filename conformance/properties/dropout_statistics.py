@@ -37,7 +37,7 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
     problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights. All allowed keys
     weigh the same for every other pair of seeds.
     """
-    problem = with_dropout(showing_dropped_weights(problem, uniform=seed // 2 % 2 == 0), dropout)
+    problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
@@ -63,7 +63,7 @@ def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropo
 
     problem: as for `expect_dropped_weights`. A weight that is dropped takes two outputs with it.
     """
-    problem = with_dropout(showing_dropped_weights(problem, uniform=seed // 2 % 2 == 0), dropout)
+    problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed = problem.allowed(session.claims.causal)
@@ -143,7 +143,7 @@ def accepted_counts(trials: int, p: float) -> tuple[int, int]:
     return low, trials - int((logs.flip(0).logcumsumexp(0) <= each).sum())
 
 
-def showing_dropped_weights(problem: Problem, *, uniform: bool) -> Problem:
+def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool) -> Problem:
     """Change a problem so that the output shows the weights twice: head h has S columns, and the same again.
 
     uniform: whether all allowed keys weigh the same. Otherwise scores differ by about 1, so that what is computed from
@@ -158,7 +158,8 @@ def showing_dropped_weights(problem: Problem, *, uniform: bool) -> Problem:
         for x, w, b in ((problem.query, weights.w_q, weights.b_q), (problem.key, weights.w_k, weights.b_k))
     )
     scores = q @ k.repeat_interleave(problem.config.n_heads // problem.config.kv_heads, 1).mT
-    factor = problem.config.head_dim**0.5 / float((scores - scores.mean(-1, keepdim=True)).std())
+    scores = scores * session.claims.scale_for(problem.config.head_dim)
+    factor = 1 / float((scores - scores.mean(-1, keepdim=True)).std())
     scaled = {name: x * factor for name, x in problem.weights.named() if name in ("w_q", "b_q")}
     return problem.change(**scaled)
 
