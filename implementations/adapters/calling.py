@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature, signature_of
+from mha.implementations.adapters.signature import Signature, signature_of, takes_two
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -50,10 +50,12 @@ def read_signature(
     *,
     self_attention: bool = False,
     memory_required: bool = False,
+    query_last: bool | None = None,
 ) -> Signature:
     """Return what the parameters of a function mean, if it can be called by name with these masks.
 
-    label: the name in messages. self_attention: as for `signature_of`. memory_required: as for `from_module`.
+    label: the name in messages. self_attention: as for `signature_of`. memory_required, query_last: as for
+    `from_module`.
 
     Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
     a convention is declared for which the function has no parameter, or a memory required that it does not have.
@@ -63,11 +65,13 @@ def read_signature(
         parameters = inspect.signature(function).parameters
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or pass call=...") from error
-    signature = signature_of(parameters, padding=masks.padding is not None, self_attention=self_attention)
+    options: dict[str, Any] = {"padding": masks.padding is not None, "query_last": query_last}
+    signature = signature_of(parameters, **options, self_attention=self_attention)
     _require_masks(label, signature, masks, ", ".join(parameters))
     if signature.has_optional_memory and not (memory_required or self_attention):
-        alone = signature_of(parameters, padding=masks.padding is not None, self_attention=True)
-        return replace(signature, alone=alone)
+        return replace(signature, alone=signature_of(parameters, **options, self_attention=True))
+    if query_last is not None and not takes_two(parameters):
+        raise ImplementationError(f"{label}: query_last={query_last}, but it does not take two inputs; leave that out")
     if memory_required and not signature.has_optional_memory:
         raise ImplementationError(
             f"{label}: memory_required=True, but its calls have no memory to leave out; leave the option out"
@@ -243,7 +247,7 @@ class CallByName:
         if names.memory and (self.claims.cross_attention or names.memory in names.required):
             if key is not value:
                 raise UnsupportedCallError(f"{self.label} takes key and value as one input, {names.memory}")
-            return (query,), {names.memory: key}
+            return ((), {names.memory: key, names.query: query}) if names.query else ((query,), {names.memory: key})
         if not names.one_input:
             return (query, key, value), {}
         if not (query is key is value):

@@ -69,6 +69,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: bool = False,
     mask_required: bool = False,
     memory_required: bool = False,
+    query_last: bool | None = None,
     layout: str = "b l d",
     weights: str | int | None = None,
     call: Call | None = None,
@@ -102,6 +103,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_required: whether a call without a mask raises. It gets one that allows everything.
     memory_required: whether a call without its memory, one input for key and value that has a default, raises or is
         not self-attention. Otherwise the memory is left out where query, key and value are one tensor.
+    query_last: of two inputs, whether the first one is key and value, and the second one the query, or the other way
+        round; by default, their names say it.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1",
         "b l 1 d" or "b 1 l d" for an image of one column, or of one row.
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them; or their
@@ -146,17 +149,14 @@ def from_module(  # noqa: PLR0913  the public options, each by name
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
-    own_format = memory_required or masks != MaskFormat(mask)
+    own_format = memory_required or query_last is not None or masks != MaskFormat(mask)
     _validate(label, parameters, layout, weights, call, own_format=own_format)
     arguments = constructor_arguments(label, constructor)
-    options = {"self_attention": claims is not None and not claims.cross_attention, "memory_required": memory_required}
-    signature = None if call else read_signature(label, target.forward, masks, **options)
+    options: dict[str, Any] = {"memory_required": memory_required, "query_last": query_last}
+    never = claims is not None and not claims.cross_attention
+    signature = None if call else read_signature(label, target.forward, masks, self_attention=never, **options)
     claims = _claims(label, claims, masks, signature)
-    if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
-        raise ImplementationError(
-            f"{label}: claims own_head_dim, but none of the parameters of its constructor has a known name of head_dim "
-            f"({', '.join(CONSTRUCTOR_NAMES['head_dim'])})"
-        )
+    _require_head_dim(label, claims, arguments)
     place, attribute = (weights, None) if isinstance(weights, int) else (None, weights)
     call = call if signature is None else call_by_name(label, signature, claims, layout, masks, place)
     assert call
@@ -168,12 +168,13 @@ def _validate(
 ) -> None:
     """Raise ImplementationError, with the label, for an argument that is not what `from_module` takes.
 
-    own_format: whether a format of masks is given, or a memory required.
+    own_format: whether a format of masks is given, or what a memory is.
     """
     if call is not None and own_format:
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, and makes the call itself, so mask_shape, "
-            "mask_numbers, padding, causal_by_default, mask_required and memory_required have no effect; leave them out"
+            "mask_numbers, padding, causal_by_default, mask_required, memory_required and query_last have no effect; "
+            "leave them out"
         )
     place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None
     if not (weights is None or isinstance(weights, str) or place):
@@ -200,6 +201,15 @@ def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Sig
             "claim masks=() or declare the convention"
         )
     return claims
+
+
+def _require_head_dim(label: str, claims: Claims, arguments: Mapping[str, str]) -> None:
+    """Raise ImplementationError if a width of heads is claimed that no parameter of the constructor sets."""
+    if claims.own_head_dim and not {"head_dim", "config"} & set(arguments.values()):
+        raise ImplementationError(
+            f"{label}: claims own_head_dim, but none of the parameters of its constructor has a known name of head_dim "
+            f"({', '.join(CONSTRUCTOR_NAMES['head_dim'])})"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,8 +26,9 @@ KEY_MASK_NAMES = (
     *("context_mask", "memory_mask", "encoder_padding_mask", "kv_mask", "y_mask", "valid_mask", "key_pad_mask"),
     *("src_padding_mask", "kv_padding_mask", "k_mask"),
 )
-# The words of a mask for a memory, beside one that is for self-attention.
-MEMORY_WORDS = {"encoder", "enc", "memory", "mem", "cross", "context", "src"}
+# The words of a memory, and of a mask for one beside another that is for self-attention.
+MEMORY_WORDS = {"encoder", "enc", "memory", "mem", "cross", "context", "src", "source", "kv"}
+QUERY_WORDS = {"query", "queries", "q", "decoder", "dec", "tgt", "trg", "target"}
 # Of what hides heads, or queries.
 OTHER_MASKS = ("head_mask", "layer_head_mask", "cross_attn_head_mask", "q_mask", "query_mask")
 # The annotations of what is no tensor.

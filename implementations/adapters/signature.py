@@ -17,6 +17,7 @@ from mha.implementations.adapters.names import (
     OPTION_NAMES,
     OTHER_MASKS,
     PADDING_NAMES,
+    QUERY_WORDS,
     is_option,
     words_of,
 )
@@ -29,6 +30,7 @@ class Signature:
     inputs: its names for query, key and value; empty if they are passed by position.
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
+    query: its name for the query, if the memory comes first.
     mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
@@ -45,6 +47,7 @@ class Signature:
     average: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
+    query: str | None = None
     alone: Signature | None = None
 
     @property
@@ -59,14 +62,19 @@ class Signature:
 
 
 def signature_of(
-    parameters: Mapping[str, inspect.Parameter], *, padding: bool = False, self_attention: bool = False
+    parameters: Mapping[str, inspect.Parameter],
+    *,
+    padding: bool = False,
+    self_attention: bool = False,
+    query_last: bool | None = None,
 ) -> Signature:
     """Return what the parameters of a function mean, by their names.
 
-    padding: whether one mask is of key padding. self_attention: whether a memory is never passed.
+    padding: whether one mask is of key padding. self_attention: whether a memory is never passed. query_last: of two
+    inputs, whether the first one is a memory, or the second one; None if their names say it.
     """
     inputs = input_names(parameters)
-    memory = None if inputs else memory_name(parameters)
+    memory, query = _memory_and_query(parameters, query_last)
     one_input, others = _one_input_and_others(parameters, inputs, memory)
     mask, of_padding = _mask_names(parameters, padding, has_memory=memory is not None and not self_attention)
     is_causal, need_weights, average = (
@@ -84,8 +92,19 @@ def signature_of(
         need_weights=need_weights,
         average=average,
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
-        others=tuple(others),
+        others=tuple(name for name in others if name != query),
+        query=query,
     )
+
+
+def _memory_and_query(
+    parameters: Mapping[str, inspect.Parameter], query_last: bool | None
+) -> tuple[str | None, str | None]:
+    """Return a function's names for a memory, if it takes one, and for the query, if that is not passed first."""
+    if query_last is None or not takes_two(parameters):
+        return None if input_names(parameters) else memory_name(parameters), None
+    first, second = (parameter.name for parameter in required_inputs(parameters))
+    return (first, second) if query_last else (second, None)
 
 
 def _mask_names(
@@ -150,6 +169,27 @@ def memory_name(parameters: Mapping[str, inspect.Parameter]) -> str | None:
     by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     query_first = first is not None and first.kind in by_position and first.name != name
     return name if name is not None and query_first and parameters[name].kind is not by_position[0] else None
+
+
+def takes_two(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether a function requires two inputs, by any names, one of which may be a memory."""
+    return len(required_inputs(parameters)) == 2 and not input_names(parameters)
+
+
+def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
+    """Return what `query_last` may be for two inputs whose names do not say which one is the memory.
+
+    >>> possible_orders(inspect.signature(lambda x, z: x).parameters)
+    [False, True]
+    >>> possible_orders(inspect.signature(lambda src, tgt: src).parameters)
+    [True]
+    """
+    if not takes_two(parameters):
+        return []
+    first, second = ({*words_of(parameter.name)} for parameter in required_inputs(parameters))
+    query_first = not (memory_name(parameters) or first & MEMORY_WORDS or second & QUERY_WORDS)
+    query_last = not (second & MEMORY_WORDS or first & QUERY_WORDS)
+    return [last for last, fits in ((False, query_first), (True, query_last)) if fits]
 
 
 def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

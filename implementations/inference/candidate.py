@@ -27,8 +27,8 @@ from mha.spec.claims import Alignment, EmptyRow
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_required, padding: as for `from_module`.
-    label: the name of the class.
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_required, query_last, padding: as for
+    `from_module`. label: the name of the class.
     causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
@@ -52,6 +52,7 @@ class Candidate:
     mask_numbers: bool = False
     mask_required: bool = False
     memory_required: bool = True
+    query_last: bool | None = None
     padding: PaddingConvention | None = None
     causal_by_default: Alignment | None = None
     claims: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Candidate:
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         shape |= {"mask_required": True} if self.mask_required else {}
         shape |= {"memory_required": True} if self.memory_required and self.may_leave_out_memory else {}
+        shape |= {} if self.query_last is None else {"query_last": self.query_last}
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout: dict[str, Any] = {"layout": self.layout} if self.layout != "b l d" else {}
@@ -157,7 +159,8 @@ class Candidate:
 
     def signature_with(self, *, padding: bool) -> Signature:
         """What they mean if one mask is of key padding, or if none is."""
-        return signature_of(self.forward_parameters, padding=padding, self_attention=not self.cross_attention)
+        options: dict[str, Any] = {"padding": padding, "query_last": self.query_last}
+        return signature_of(self.forward_parameters, **options, self_attention=not self.cross_attention)
 
     def call(
         self,

@@ -206,7 +206,8 @@ def _inputs(candidate: Candidate) -> str:
         return f"one, as self-attention, of shape {axes}"
     if candidate.cross_attention == "memory" and not candidate.signature.inputs:
         left_out = "" if candidate.memory_required else ", left out in self-attention"
-        return f"query, and {candidate.signature.memory} as key and value{left_out}, of shape {axes}"
+        query = f"{candidate.signature.query} as query" if candidate.signature.query else "query"
+        return f"{query}, and {candidate.signature.memory} as key and value{left_out}, of shape {axes}"
     return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
 
 

@@ -24,7 +24,7 @@ from mha.implementations.adapters.construction import (
 )
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
-from mha.implementations.adapters.signature import Signature, required_inputs
+from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
@@ -223,7 +223,7 @@ def _key_heads(module: nn.Module) -> dict[str, Any]:
 def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     """Return the candidate whose projections and layout give what the module computes, or else the nearest one."""
     _require_inputs(empty)
-    choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
+    choices = _choices(empty, module)
     for change in (None, reordered, interleaved):
         orders = [_with_other_maps(candidates, change) for candidates in choices] if change else choices
         for number, candidates in enumerate(orders):
@@ -238,6 +238,13 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
     candidates = [*chain.from_iterable(choices)]
     require_plain(candidates, module)
     return nearest(candidates)
+
+
+def _choices(empty: Candidate, module: nn.Module) -> list[list[Candidate]]:
+    """Return the candidates for each choice of what the inputs may be, the most general and usual first."""
+    choices = [_candidates(empty, module, cross_attention) for cross_attention in _possible_inputs(empty.signature)]
+    orders = possible_orders(empty.forward_parameters)
+    return choices + [_candidates(replace(empty, query_last=order), module, "memory") for order in orders]
 
 
 def _more_general(choices: Sequence[Sequence[Candidate]]) -> Candidate | None:
