@@ -1,13 +1,13 @@
 """Torch as it was at first, for our own arithmetic, and as it was found, for the code of implementations.
 
 What was replaced or set in torch before, as by the import of a package, is in place while the implementation runs, and
-at no other time within `pristine`. What it prints would bury the report, and is dropped.
+at no other time within `pristine`. What the implementation prints would bury the report, and is dropped.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
@@ -28,7 +28,7 @@ OF_CALLS = ("the gradient mode", "torch's random state", "Python's random state"
 # Our own settings: those of torch when this module was imported.
 OWN = {name: value for name, value in settings().items() if name not in OF_CALLS} | {"the gradient mode": True}
 # Modules whose output is shown all the same: the debugger, in code that is judged, and our progress bar, from a thread.
-SHOWN = ("bdb", "cmd", "pdb", "rich")
+SHOWN = ("IPython", "bdb", "cmd", "ipdb", "pdb", "prompt_toolkit", "pudb", "rich")
 
 
 @dataclass
@@ -105,6 +105,9 @@ class Silenced:
         """Drop the text, or write it."""
         writer = str(sys._getframe(1).f_globals.get("__name__"))
         return self.stream.write(text) if writer.partition(".")[0] in SHOWN else len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Drop the lines."""
 
     def __getattr__(self, name: str) -> object:
         """Return what the stream has of this name."""

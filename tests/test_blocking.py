@@ -159,3 +159,17 @@ class ViewsAndForgetsScale(Views):
 def test_what_fails_on_contiguous_inputs_too_is_found() -> None:
     layout, numerics = judged(ViewsAndForgetsScale, ["SHP-7", "SMX-6"]).verdicts
     assert (layout.status, numerics.status) == ("fail", "fail")
+
+
+class WideReadsOtherwise(faults.Complete):
+    """Wide inputs alone are read wrongly if they are not contiguous, which SHP-7 does not try."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        wrong = query.shape[-1] > 150 and not query.is_contiguous()
+        return super().attend(query * 1.5 if wrong else query, *rest)
+
+
+def test_what_fails_by_its_layout_fails_where_the_clause_about_that_passes() -> None:
+    layout, numerics = judged(WideReadsOtherwise, ["SHP-7", "NUM-1"]).verdicts
+    assert (layout.clause, layout.status) == ("SHP-7", "pass")
+    assert numerics.status == "fail"

@@ -83,3 +83,27 @@ class AnotherWidth(Heads):
 def test_other_widths_are_asked_for() -> None:
     with pytest.raises(ImplementationError, match=r"requires d_ff, which has no known name; supply it with functools"):
         infer(AnotherWidth)
+
+
+class Radius(Heads):
+    """What it requires is no width, though that would give the formula for short inputs."""
+
+    def __init__(self, d_model: int, num_heads: int, radius: int) -> None:
+        super().__init__(d_model, num_heads)
+        self.radius = radius
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(x, x, x)
+
+
+class SequenceLength(Radius):
+    """Nor is this."""
+
+    def __init__(self, d_model: int, num_heads: int, sequence_length: int) -> None:
+        super().__init__(d_model, num_heads, sequence_length)
+
+
+@pytest.mark.parametrize("cls", [Radius, SequenceLength], ids=lambda cls: cls.__name__)
+def test_other_numbers_are_asked_for(cls: type[nn.Module]) -> None:
+    with pytest.raises(ImplementationError, match="which has no known name; supply it with functools"):
+        infer(cls)

@@ -30,7 +30,7 @@ from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.isolation import gpu_is_lost
 from mha.conformance.harness.session import Session
-from mha.conformance.properties.registry import Property
+from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections
 from mha.conformance.settings import Profile, Settings
 from mha.conformance.sharding.group import RankError
@@ -128,12 +128,28 @@ def _searched(
     with threads(1), judging(implementation):
         observe_first_call(implementation, plain_cases(implementation.claims, space.dtype, space.device)[0])
         search.run()
-        if search.needs_contiguous_inputs and "SHP-7" in settings.judged_clauses:
+        if search.needs_contiguous_inputs and _layouts_fail(implementation, space.dtype, space.device, settings):
             dense = replace(space, domain=replace(space.domain, layouts=DENSE))
             search = Search(implementation, prop, dense, budget, seed=settings.seed, waivers=waivers)
             search.note = CONTIGUOUS_ONLY
             search.run()
     return search
+
+
+# Whether SHP-7 fails, by what is judged; implementations are kept alive, so that no id is used again.
+_failing_layouts: dict[tuple[int, str, str, str, int], tuple[Implementation, bool]] = {}
+
+
+def _layouts_fail(implementation: Implementation, dtype: str, device: str, settings: Settings) -> bool:
+    """Return whether SHP-7 is judged in the same run, and fails."""
+    if "SHP-7" not in settings.judged_clauses:
+        return False
+    key = id(implementation), dtype, device, settings.profile, settings.seed
+    if key not in _failing_layouts:
+        results = (run_property(implementation, prop, dtype, device, settings) for prop in properties()["SHP-7"])
+        failing = any(result.failure and not result.blocked_by for result in results)
+        _failing_layouts[key] = implementation, failing
+    return _failing_layouts[key][1]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ ONE_MASKED = replace(ONE_UNMASKED, masks=("items", "bias"), inputs=("self",))
 # The first of its cases has a mask, unless none is claimed.
 ONE_OF_ANY = replace(ONE_MASKED, masks=(*ONE_MASKED.masks, "none"))
 
-# It captures the graph of both passes, as "aot_eager" does, which imports parts of Inductor for half a second.
+# Like "aot_eager", but without Inductor's partitioner, whose import takes half a second.
 CAPTURE = "aot_eager_default_partitioner"
 
 

@@ -34,8 +34,8 @@ PROBABILITIES = (0.5, 0.1, 0.9)
 def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
 
-    problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights. All allowed keys
-    weigh the same for every other pair of seeds.
+    problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights. For every other
+    pair of seeds, queries are projected to zero.
     """
     problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
@@ -146,8 +146,9 @@ def accepted_counts(trials: int, p: float) -> tuple[int, int]:
 def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool) -> Problem:
     """Change a problem so that the output shows the weights twice: head h has S columns, and the same again.
 
-    uniform: whether all allowed keys weigh the same. Otherwise scores differ by about 1, so that what is computed from
-    queries and keys shows, and no weight is so small that half precision makes it zero, as if it were dropped.
+    uniform: whether queries are projected to zero, so that the weights depend on the mask alone. Otherwise scores
+    differ by about 1, so that what is computed from queries and keys shows, and no weight is so small that half
+    precision makes it zero, as if it were dropped.
     """
     problem = showing_weights(problem, copies=2)
     if uniform:

@@ -49,12 +49,12 @@ def read_signature(
     masks: MaskFormat,
     *,
     self_attention: bool = False,
-    memory_required: bool = False,
+    memory_optional: bool = False,
     query_last: bool | None = None,
 ) -> Signature:
     """Return what the parameters of a function mean, if it can be called by name with these masks.
 
-    label: the name in messages. self_attention: as for `signature_of`. memory_required, query_last: as for
+    label: the name in messages. self_attention: as for `signature_of`. memory_optional, query_last: as for
     `from_module`.
 
     Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
@@ -68,13 +68,13 @@ def read_signature(
     options: dict[str, Any] = {"padding": masks.padding is not None, "query_last": query_last}
     signature = signature_of(parameters, **options, self_attention=self_attention)
     _require_masks(label, signature, masks, ", ".join(parameters))
-    if signature.has_optional_memory and not (memory_required or self_attention):
+    if memory_optional and signature.has_optional_memory:
         return replace(signature, alone=signature_of(parameters, **options, self_attention=True))
     if query_last is not None and not takes_two(parameters):
         raise ImplementationError(f"{label}: query_last={query_last}, but it does not take two inputs; leave that out")
-    if memory_required and not signature.has_optional_memory:
+    if memory_optional:
         raise ImplementationError(
-            f"{label}: memory_required=True, but its calls have no memory to leave out; leave the option out"
+            f"{label}: memory_optional=True, but its calls have no memory that has a default; leave that out"
         )
     return signature
 

@@ -22,10 +22,6 @@ OTHERS = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
-    "new_decoder_architecture": False,
-    "parallel_attn": False,
-    "alibi": False,
-    "rotary": False,
 }
 
 

@@ -42,7 +42,9 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
 
     kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It scales the scores by
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
-        (B, H, L, S). H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with `Claims.multi_query`.
+        (B, H, L, S). It must take heads however they lie in memory: those of a query that is not contiguous lie
+        otherwise than those of the key. H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with
+        `Claims.multi_query`.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
         "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself. An axis 3, as in
         "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value are. If the context
@@ -69,6 +71,11 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(
             f"{label}: claims has the extras {sorted(claims.extras)}, but the projections around a kernel have none; "
             "adapt a module instead"
+        )
+    if call is not None and (mask_shape or mask_numbers):
+        raise ImplementationError(
+            f"{label}: call=... is given masks as the contract has them, so mask_shape and mask_numbers have no "
+            "effect; leave them out"
         )
     if call is None:
         masks = MaskFormat(mask, mask_shape, mask_numbers)
@@ -223,7 +230,7 @@ class KernelAttention(nn.Module):
 
 
 def _laid_out_otherwise(heads: Tensor) -> Tensor:
-    """Return heads of four axes in another order in memory, with the columns still side by side."""
+    """Return heads of four axes in another order in memory."""
     if heads.ndim < 4:
         return heads
     return heads.transpose(1, 2).contiguous().transpose(1, 2) if heads.is_contiguous() else heads.contiguous()

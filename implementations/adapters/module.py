@@ -68,7 +68,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     padding: PaddingConvention | None = None,
     causal_by_default: bool = False,
     mask_required: bool = False,
-    memory_required: bool = False,
+    memory_optional: bool = False,
     query_last: bool | None = None,
     layout: str = "b l d",
     weights: str | int | None = None,
@@ -101,8 +101,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
     mask_required: whether a call without a mask raises. It gets one that allows everything.
-    memory_required: whether a call without its memory, one input for key and value that has a default, raises or is
-        not self-attention. Otherwise the memory is left out where query, key and value are one tensor.
+    memory_optional: whether a call without its memory, one input for key and value that has a default, is the same
+        self-attention with the same masks. The memory is then left out where query, key and value are one tensor.
     query_last: of two inputs, whether the first one is key and value, and the second one the query, or the other way
         round; by default, their names say it.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1",
@@ -149,10 +149,10 @@ def from_module(  # noqa: PLR0913  the public options, each by name
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
-    own_format = memory_required or query_last is not None or masks != MaskFormat(mask)
+    own_format = memory_optional or query_last is not None or masks != MaskFormat(mask)
     _validate(label, parameters, layout, weights, call, own_format=own_format)
     arguments = constructor_arguments(label, constructor)
-    options: dict[str, Any] = {"memory_required": memory_required, "query_last": query_last}
+    options: dict[str, Any] = {"memory_optional": memory_optional, "query_last": query_last}
     never = claims is not None and not claims.cross_attention
     signature = None if call else read_signature(label, target.forward, masks, self_attention=never, **options)
     claims = _claims(label, claims, masks, signature)
@@ -173,7 +173,7 @@ def _validate(
     if call is not None and own_format:
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, and makes the call itself, so mask_shape, "
-            "mask_numbers, padding, causal_by_default, mask_required, memory_required and query_last have no effect; "
+            "mask_numbers, padding, causal_by_default, mask_required, memory_optional and query_last have no effect; "
             "leave them out"
         )
     place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None

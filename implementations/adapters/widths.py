@@ -11,10 +11,17 @@ from torch import nn
 
 from mha.implementations.adapters.construction import parameters_of, required_of
 from mha.implementations.adapters.constructor_names import VARIADIC, fields_of, missing_of
+from mha.implementations.adapters.names import words_of
 from mha.implementations.errors import UnsupportedCallError
 
-# More of them are not tried in every way.
+# With more of them, none is tried.
 MOST_WIDTHS = 3
+# The words of a width in names that are not known, and those of other numbers.
+WIDTH_WORDS = {"dim", "dims", "d", "size", "width", "features", "channels", "hidden", "in", "out", "k", "v"}
+OTHER_WORDS = {
+    *("len", "length", "seq", "sequence", "max", "min", "num", "n", "window", "block", "patch", "kernel", "vocab"),
+    *("ff", "ffn", "feedforward", "mlp", "inner", "context", "batch", "image", "chunk", "bucket", "buckets", "group"),
+}
 
 
 def with_other_widths(label: str, cls: Callable[..., nn.Module]) -> Iterator[Callable[..., nn.Module]]:
@@ -27,13 +34,17 @@ def with_other_widths(label: str, cls: Callable[..., nn.Module]) -> Iterator[Cal
     known = fields_of(parameters)
     names = {known[name]: name for name in reversed(parameters) if name in known}  # the first one of each
     open_widths = [
-        name
-        for name in required_of(parameters)
-        if known.get(name) in (None, "d_model", "kdim", "vdim") and name != names.get("d_model")
+        name for name in required_of(parameters) if name != names.get("d_model") and _is_width(name, known.get(name))
     ]
     if not missing_of(known) and "config" not in names and 0 < len(open_widths) <= MOST_WIDTHS:
         for fields in product(("d_model", "head_dim"), repeat=len(open_widths)):
             yield _with_widths(label, cls, names, dict(zip(open_widths, fields, strict=True)))
+
+
+def _is_width(name: str, field: str | None) -> bool:
+    words = {*words_of(name)}
+    is_called_so = bool(words & WIDTH_WORDS) and not words & OTHER_WORDS
+    return is_called_so if field is None else field in ("d_model", "kdim", "vdim")
 
 
 def _with_widths(

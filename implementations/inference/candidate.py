@@ -27,7 +27,7 @@ from mha.spec.claims import Alignment, EmptyRow
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_required, query_last, padding: as for
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_optional, query_last, padding: as for
     `from_module`. label: the name of the class.
     causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
@@ -51,7 +51,7 @@ class Candidate:
     mask_shape: str | None = None
     mask_numbers: bool = False
     mask_required: bool = False
-    memory_required: bool = True
+    memory_optional: bool = False
     query_last: bool | None = None
     padding: PaddingConvention | None = None
     causal_by_default: Alignment | None = None
@@ -78,7 +78,7 @@ class Candidate:
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         shape |= {"mask_required": True} if self.mask_required else {}
-        shape |= {"memory_required": True} if self.memory_required and self.may_leave_out_memory else {}
+        shape |= {"memory_optional": True} if self.memory_optional else {}
         shape |= {} if self.query_last is None else {"query_last": self.query_last}
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
@@ -155,7 +155,7 @@ class Candidate:
     def mask_alone(self) -> str | None:
         """The name of its mask in calls without a memory, if such are made."""
         names = signature_of(self.forward_parameters, padding=self.padding is not None, self_attention=True)
-        return names.mask if self.may_leave_out_memory and not self.memory_required else None
+        return names.mask if self.memory_optional else None
 
     def signature_with(self, *, padding: bool) -> Signature:
         """What they mean if one mask is of key padding, or if none is."""

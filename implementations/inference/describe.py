@@ -103,7 +103,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     return [
         *formula,
         *_masks(candidate),
-        Row("causal", _causal(candidate), "assumed, as the mask is" if _is_causal_as_assumed(candidate) else tested),
+        Row("causal", _causal(candidate), _evidence_of_causal(candidate)),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
@@ -205,7 +205,7 @@ def _inputs(candidate: Candidate) -> str:
     if not candidate.cross_attention:
         return f"one, as self-attention, of shape {axes}"
     if candidate.cross_attention == "memory" and not candidate.signature.inputs:
-        left_out = "" if candidate.memory_required else ", left out in self-attention"
+        left_out = ", left out in self-attention" if candidate.memory_optional else ""
         query = f"{candidate.signature.query} as query" if candidate.signature.query else "query"
         return f"{query}, and {candidate.signature.memory} as key and value{left_out}, of shape {axes}"
     return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
@@ -267,9 +267,9 @@ def _causal(candidate: Candidate) -> str:
     return f"through the mask, aligned {alignment}" if alignment else _never_causal(candidate)
 
 
-def _is_causal_as_assumed(candidate: Candidate) -> bool:
-    """Return whether only a mask makes it causal, whose format is assumed."""
-    return bool(candidate.assumed) and _causal(candidate).startswith("through the mask")
+def _evidence_of_causal(candidate: Candidate) -> str:
+    through_mask = candidate.assumed and not candidate.signature.is_causal
+    return "assumed, as the mask is" if through_mask else candidate.evidence
 
 
 def _never_causal(candidate: Candidate) -> str:
@@ -289,7 +289,7 @@ def _weights(candidate: Candidate) -> str:
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
     """Return the calls that are not made, and the options of `forward` and of the constructor that no call uses."""
     signature, parameters, used = candidate.signature, candidate.forward_parameters, _used_options(candidate)
-    always = candidate.may_leave_out_memory and candidate.memory_required
+    always = candidate.may_leave_out_memory and not candidate.memory_optional
     unused = [f"calls without {signature.memory}"] if always else []
     unused += [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]

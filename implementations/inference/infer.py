@@ -192,7 +192,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_options(candidate, arguments)
     _find_numbers_of_heads(candidate)
     find_longest(candidate)
-    find_self_attention(candidate, module)
+    find_self_attention(candidate)
     return candidate
 
 

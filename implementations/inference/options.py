@@ -175,7 +175,7 @@ def _find_dropout(candidate: Candidate) -> None:
     """Claim the kind of dropout that the outputs in training show; some kind, if it drops in evaluation too."""
     changes = candidate.changes | {"dropout": PROBABILITY}
     tried = [replace(candidate, claims=candidate.claims | {"dropout": kind}, changes=changes) for kind in KINDS]
-    shown = [each for each in tried if _dropped(each) == each.claims["dropout"]]
+    shown = [each for each in tried if dropped(each) == each.claims["dropout"]]
     for each in shown[:1] or filter(_drops_in_evaluation, tried[:1]):
         candidate.claims["dropout"] = each.claims["dropout"]
 
@@ -196,7 +196,7 @@ def _is_random_in_training(candidate: Candidate) -> bool:
     return len(results) == 2 and None not in results and not agree(*results)
 
 
-def _dropped(tried: Candidate) -> bool | str | None:
+def dropped(tried: Candidate) -> bool | str | None:
     """Return what is dropped in training: True for weights, "output" or "both", None for anything else.
 
     With one key, a head's context is its value, or zero where the weight is dropped: an output is one of the sums over
@@ -242,11 +242,12 @@ def _near(output: Tensor, expected: Tensor, scale: Tensor) -> Tensor:
 
 def _only_place(candidate: Candidate, places: Iterable[str | int], shape: tuple[int, ...]) -> str | int | None:
     """Return the one of several places at which a call has tensors of the shape of weights, with rows of sum 1."""
-    found = [place for place in places if _holds_weights(replace(candidate, weights_at=place), shape)]
+    found = [place for place in places if holds_weights(replace(candidate, weights_at=place), shape)]
     return found[0] if len(found) == 1 else None
 
 
-def _holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
+def holds_weights(tried: Candidate, shape: tuple[int, ...]) -> bool:
+    """Return whether a call returns weights of a shape, with rows of sum 1."""
     result = tried.call_plainly(tried.probes[0].inputs, need_weights=True)
     return _are_weights(result.weights if result else None, shape)
 

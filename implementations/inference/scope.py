@@ -116,7 +116,7 @@ def _positions(candidate: Candidate, module: nn.Module) -> str:
     tensors = [*dict(module.named_parameters()), *dict(module.named_buffers())]
     used = [name for name in tensors if _has_word(name, POSITION_WORDS) and _differs(candidate, _shifted(name))]
     functions = {name for name in _called(type(module)) if _has_word(name, ROTARY_WORDS)}
-    if not used and functions and depends_on_order(candidate):
+    if not used and functions and _depends_on_order(candidate):
         used = sorted(functions)
     return f"it depends on positions ({', '.join(f'`{name}`' for name in used)}); {LEAVE_OUT}" if used else ""
 
@@ -162,7 +162,7 @@ def _does_more(candidate: Candidate) -> str:
     with _Functions() as functions:  # called to build it and to call it
         outputs = outputs_of(candidate)
     turning = sorted(TURNING & functions.names)
-    if turning and depends_on_order(candidate):
+    if turning and _depends_on_order(candidate):
         return f"it depends on positions ({', '.join(f'`torch.{name}`' for name in turning)}); {LEAVE_OUT}"
     if normalising := sorted(NORMALISING & functions.names):
         with _Functions(left_out=NORMALISING):
@@ -211,7 +211,7 @@ def _called(cls: type) -> set[str]:
     return {name for code in methods if code is not None for name in code.co_names}
 
 
-def depends_on_order(candidate: Candidate) -> bool:
+def _depends_on_order(candidate: Candidate) -> bool:
     """Return whether the output of an item changes, but for its order, when its positions are reversed."""
     inputs = candidate.probes[0].inputs
     flipped = {id(x): x.flip(1) for x in inputs}  # one tensor stays one tensor

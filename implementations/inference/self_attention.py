@@ -1,47 +1,59 @@
-"""Whether a module that takes an optional memory computes self-attention without it."""
+"""Whether a module that takes an optional memory computes the same self-attention without it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.masks import fits
-from mha.implementations.inference.nearest import find_formula, outputs_of
-from mha.implementations.inference.probes import is_close
-from mha.implementations.inference.projections import not_loaded
-from mha.implementations.inference.scope import depends_on_order
+from mha.implementations.inference.options import dropped, holds_weights
+from mha.implementations.inference.probes import CONFIG, is_close
+from mha.spec import causal_mask
 
 
-def find_self_attention(candidate: Candidate, module: nn.Module) -> None:
-    """Leave the memory out of self-attention, unless calls without it may be meant to compute something else."""
-    if not candidate.may_leave_out_memory or not candidate.explained:
-        return
-    alone = replace(candidate, claims=candidate.claims | {"cross_attention": False})
-    candidate.memory_required = _is_something_else(alone, module) or not _takes_its_masks(candidate, alone)
+def find_self_attention(candidate: Candidate) -> None:
+    """Leave the memory out of self-attention, if calls without it give the same, with the same masks and claims."""
+    if candidate.may_leave_out_memory and candidate.explained and not candidate.assumed:
+        alone = replace(candidate, claims=candidate.claims | {"cross_attention": False})
+        checks = (_computes_formula, _takes_masks, _is_causal, _keeps_claims)
+        candidate.memory_optional = all(check(candidate, alone) for check in checks)
 
 
-def _is_something_else(alone: Candidate, module: nn.Module) -> bool:
-    """Return whether calls without a memory raise, or seem to compute something else, such as causal attention.
-
-    Where they only differ from the formula, they are judged, and fail.
-    """
-    outputs = outputs_of(alone, is_causal=bool(alone.formula.causal))
-    if len(outputs) < len(alone.probes):
-        return True
-    expected = [alone.formula(probe.inputs, alone.weights, None) for probe in alone.probes]
-    if all(map(is_close, outputs, expected)):
-        return False
-    other = replace(alone)
-    is_causal = find_formula(other, outputs) and bool(other.formula.causal)
-    return is_causal or bool(not_loaded(module, alone.parameters)) or depends_on_order(alone)
+def _computes_formula(candidate: Candidate, alone: Candidate) -> bool:
+    return all(_gives(alone, causal=bool(alone.formula.causal), place=place) for place in range(len(alone.probes)))
 
 
-def _takes_its_masks(candidate: Candidate, alone: Candidate) -> bool:
-    """Return whether masks count without a memory as they do with it, or have a name that says that they should."""
+def _takes_masks(candidate: Candidate, alone: Candidate) -> bool:
+    """Return whether masks count as they do with a memory, and rows without a key get the same."""
     if candidate.mask is None:
         return True
-    name, same_name = candidate.signature.mask, alone.signature.mask
-    is_one = name == same_name and not (candidate.signature.guesses_mask or candidate.padding or candidate.assumed)
-    return is_one or all(fits(alone, probe) for probe in alone.probes)
+    return all(fits(alone, probe) for probe in alone.probes) and policy_of(alone) == candidate.empty_row
+
+
+def _is_causal(candidate: Candidate, alone: Candidate) -> bool:
+    """Return whether the causal flag counts, if there is one that is claimed."""
+    is_claimed = alone.claims.get("causal", "top_left") is not None and not alone.formula.causal
+    return not (is_claimed and alone.signature.is_causal) or _gives(alone, causal=True)
+
+
+def _gives(alone: Candidate, *, causal: bool, place: int = 0) -> bool:
+    """Return whether a call gives the formula's output on a probe."""
+    inputs = alone.probes[place].inputs
+    result = alone.call(inputs, is_causal=causal)
+    hidden = causal and not alone.formula.causal
+    mask = causal_mask(inputs[0].shape[1], inputs[0].shape[1], "top_left")[None, None] if hidden else None
+    return result is not None and is_close(result.output, alone.formula(inputs, alone.weights, mask))
+
+
+def _keeps_claims(candidate: Candidate, alone: Candidate) -> bool:
+    """Return whether weights are returned, and dropped, as they are with a memory."""
+    kind = candidate.claims.get("dropout", False)
+    changes = alone.changes | {"dropout": 0.5}
+    if kind and dropped(replace(alone, changes=changes)) != kind:
+        return False
+    query: Tensor = alone.probes[0].inputs[0]
+    shape = (len(query), CONFIG.n_heads, query.shape[1], query.shape[1])
+    return not candidate.claims.get("returns_weights", True) or holds_weights(alone, shape)
