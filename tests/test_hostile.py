@@ -51,7 +51,7 @@ def test_replaced_functions_are_restored_and_reported() -> None:
 
 def test_output_to_the_terminal_changes_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(hostile.shouts, "quick", clauses=["SHP-4"], dtypes=["float32"]).conforms
-    assert len(capsys.readouterr().out) >= 1 << 20
+    assert capsys.readouterr().out == ""
 
 
 def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() -> None:

@@ -210,7 +210,8 @@ def dying(folder: Path, code: str) -> Resolved:
 
 def test_implementation_may_start_processes_of_its_own_and_print(tmp_path: Path) -> None:
     file = tmp_path / "noisy.py"
-    code = "print('noise'); import multiprocessing as m; p = m.get_context('fork').Process(); p.start(); p.join()"
+    code = "print('hidden'); os.write(1, b'noise'); "
+    code += "import multiprocessing as m; p = m.get_context('fork').Process(); p.start(); p.join()"
     file.write_text(DYING.format(end=code))
     command = ["check", f"{file}:implementation", "--jobs", "2"]
     command += ["--clause", "SHP-5,SHP-1", "--dtype", "float32", "--json", "-"]
@@ -218,6 +219,7 @@ def test_implementation_may_start_processes_of_its_own_and_print(tmp_path: Path)
     assert done.returncode == 0
     assert Report.from_json(done.stdout).conforms
     assert "noise" in done.stderr
+    assert "hidden" not in done.stderr
 
 
 # Writes to a pipe that nobody reads, and reads from standard input.
@@ -228,7 +230,7 @@ CLOSED = """
             os.write(writing, b"x")
         except BrokenPipeError:
             assert os.read(0, 1) == b""
-            print("as usual")
+            os.write(2, b"as usual")
 """
 
 

@@ -130,8 +130,9 @@ def _searched(
         search.run()
         if search.needs_contiguous_inputs and _layouts_fail(implementation, space.dtype, space.device, settings):
             dense = replace(space, domain=replace(space.domain, layouts=DENSE))
+            waived = search.waived
             search = Search(implementation, prop, dense, budget, seed=settings.seed, waivers=waivers)
-            search.note = CONTIGUOUS_ONLY
+            search.note, search.waived = CONTIGUOUS_ONLY, waived
             search.run()
     return search
 

@@ -235,7 +235,7 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
         if matching := with_required_mask(candidates):
             _require_one_map(matching)
             return matching[0]
-    candidates = [*chain.from_iterable(choices)]
+    candidates = [each for each in chain.from_iterable(choices) if each.query_last is None]
     require_plain(candidates, module)
     return nearest(candidates)
 
