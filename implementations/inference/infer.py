@@ -235,7 +235,8 @@ def _understand(empty: Candidate, module: nn.Module) -> Candidate:
         if matching := with_required_mask(candidates):
             _require_one_map(matching)
             return matching[0]
-    candidates = [each for each in chain.from_iterable(choices) if each.query_last is None]
+    named = choices[: len(_possible_inputs(empty.signature))]  # others are not assumed
+    candidates = [*chain.from_iterable(named)]
     require_plain(candidates, module)
     return nearest(candidates)
 
