@@ -285,7 +285,7 @@ def test_no_cases_are_not_claimed() -> None:
 
 
 def test_a_failure_is_reported_with_its_case_and_property() -> None:
-    results = [passed(), failed(Violation("off by one", ("assert False",)), note="; and so on")]
+    results = [passed(), failed(Violation("off by one", ("assert False",)), note="and so on")]
     verdict = verdict_of(untested(), results, [], target="somewhere.py:thing")
     assert (verdict.status, verdict.violated) == ("fail", "empty_rows_follow_the_declared_policy")
     assert (verdict.case, verdict.message) == ("Case(L=2)", "off by one; and so on")

@@ -229,7 +229,7 @@ def _failed(
         required=strict or prop.level != "SHOULD",
         case=repr(session.case),
         violated=prop.name,
-        message=f"{violation.message}{result.note}",
+        message="; ".join(filter(None, (violation.message, result.note))),
         script=script(session, prop.clause, violation, target=target),
     )
     if waivers:
@@ -313,8 +313,5 @@ def _rejections(results: Sequence[PropertyResult]) -> dict[str, Rejections]:
 
 def _reasons(results: Sequence[PropertyResult]) -> str:
     """Return why properties were not judged, or not on all cases, each reason once."""
-    reasons = (
-        result.not_applicable or (result.note.lstrip("; ") if result.cases else result.discard_reason)
-        for result in results
-    )
+    reasons = (result.not_applicable or (result.note if result.cases else result.discard_reason) for result in results)
     return "; ".join(dict.fromkeys(filter(None, reasons)))

@@ -39,9 +39,9 @@ from mha.implementations import UnsupportedCallError
 from mha.implementations.torch_state import preserved, threads
 from mha.spec import Implementation
 
-FLAKY = "; the same case did not fail every time, so a call depends on earlier calls"
+FLAKY = "the same case did not fail every time, so a call depends on earlier calls"
 MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
-CONTIGUOUS_ONLY = "; judged on contiguous inputs alone, since others fail SHP-7"
+CONTIGUOUS_ONLY = "judged on contiguous inputs alone, since others fail SHP-7"
 # Cases between a failing boundary case and the simplest one: about one in six is the failing case itself.
 SHRINKING = 100
 

@@ -175,12 +175,7 @@ def gradients_drop_what_the_outputs_dropped(session: Session, case: Case) -> Non
     eye = torch.eye(problem.config.d_model, dtype=problem.query.dtype, device=case.device)
     problem = zeroed(problem, "w_q", "b_q", "b_v").change(w_v=eye).map_inputs(leaf_of)
     upstream = session.upstream(problem)
-    session.built(problem)  # now, since a construction may draw random numbers
-    with torch.random.fork_rng():
-        torch.manual_seed(case.seed)
-        output = session.forward(problem)
-    with guarded("backward()"):
-        differentiate(output, upstream)
+    output = _forward_and_backward(session, problem, upstream)
     gradient = problem.value.grad
     assert gradient is not None
     sums = [
@@ -213,22 +208,28 @@ def gradients_of_scores_drop_what_the_outputs_dropped(session: Session, case: Ca
     case = replace(case, L=length if case.inputs == "self" else length - 1, S=length, head_dim=2 * length)
     problem = showing_dropped_weights(session, with_dropout(case.problem(), p), uniform=False).map_inputs(leaf_of)
     upstream = session.upstream(problem)
-    instance = session.built(problem)  # now, since a construction may draw random numbers
-    with torch.random.fork_rng():
-        torch.manual_seed(case.seed)
-        output = session.forward(problem)
-    with guarded("backward()"):
-        differentiate(output, upstream)
+    output = _forward_and_backward(session, problem, upstream)
     kept = upstream * (output.detach() != 0) / (1 - p)
     expected = session.expected_gradients(problem, kept)
     found = {name: leaf.grad for name, leaf in problem.distinct().items() if leaf is not problem.value}
     if session.claims.weight_gradients:
-        gradients = session.weight_gradients(instance, problem.weights)
+        gradients = session.weight_gradients(session.built(problem), problem.weights)
         found |= {name: x.tensor for name, x in gradients.items() if name[2:] in ("q", "k")}
     assume(bool(found), "all inputs are one tensor, and the gradients of weights are not reported")
     for name, gradient in found.items():
         result = session.unscripted(torch.zeros(()) if gradient is None else gradient, f"{name}.grad")
         expect_close(result, expected[name], because="the gradient of the weights that were kept, with p = 0.5")
+
+
+def _forward_and_backward(session: Session, problem: Problem, upstream: Tensor) -> Tensor:
+    """Return the output of a call with the seed of the case, after its backward pass."""
+    session.built(problem)  # now, since a construction may draw random numbers
+    with torch.random.fork_rng():
+        torch.manual_seed(session.case.seed)
+        output = session.forward(problem)
+    with guarded("backward()"):
+        differentiate(output, upstream)
+    return output
 
 
 def _slack(session: Session, problem: Problem) -> Tensor:

@@ -58,7 +58,7 @@ def read_signature(
     `from_module`.
 
     Raises ImplementationError for a signature that cannot be read, an unknown convention or shape of masks, and where
-    a convention is declared for which the function has no parameter, or a memory required that it does not have.
+    a convention is declared for which the function has no parameter, or inputs that it does not take.
     """
     masks.validate(label)
     try:
@@ -68,10 +68,10 @@ def read_signature(
     options: dict[str, Any] = {"padding": masks.padding is not None, "query_last": query_last}
     signature = signature_of(parameters, **options, self_attention=self_attention)
     _require_masks(label, signature, masks, ", ".join(parameters))
-    if memory_optional and signature.has_optional_memory:
-        return replace(signature, alone=signature_of(parameters, **options, self_attention=True))
     if query_last is not None and not takes_two(parameters):
         raise ImplementationError(f"{label}: query_last={query_last}, but it does not take two inputs; leave that out")
+    if memory_optional and signature.has_optional_memory:
+        return replace(signature, alone=signature_of(parameters, **options, self_attention=True))
     if memory_optional:
         raise ImplementationError(
             f"{label}: memory_optional=True, but its calls have no memory that has a default; leave that out"

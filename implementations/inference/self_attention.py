@@ -9,7 +9,7 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.masks import fits
-from mha.implementations.inference.options import dropped, holds_weights
+from mha.implementations.inference.options import PROBABILITY, dropped, holds_weights
 from mha.implementations.inference.probes import CONFIG, is_close
 from mha.spec import causal_mask
 
@@ -51,7 +51,7 @@ def _gives(alone: Candidate, *, causal: bool, place: int = 0) -> bool:
 def _keeps_claims(candidate: Candidate, alone: Candidate) -> bool:
     """Return whether weights are returned, and dropped, as they are with a memory."""
     kind = candidate.claims.get("dropout", False)
-    changes = alone.changes | {"dropout": 0.5}
+    changes = alone.changes | {"dropout": PROBABILITY}
     if kind and dropped(replace(alone, changes=changes)) != kind:
         return False
     query: Tensor = alone.probes[0].inputs[0]
