@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from diagnoses import EXPECTED, diagnosed
 from reports_made import report, verdict
 from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.engine import judge
-from mha.conformance.faults.base import implementation_of
+from mha.conformance.faults.base import Complete, implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.conformance.faults.softmax import Unscaled
 from mha.conformance.harness.known_bad.catalogue import NAMED, pairs
@@ -92,6 +94,21 @@ def test_calls_that_should_be_refused_or_are_empty_are_no_evidence() -> None:
     for name in ("Zeros", "NoValidation", "MaskCropped"):
         failed = check(implementations[name], "quick", clauses=["SHP-5", "SHP-6", "MSK-12"], dtypes=["float32"])
         assert {verdict.status for verdict in failed.verdicts} <= {"pass", "fail", "blocked"}
+
+
+def test_nan_alone_names_no_defect_under_a_condition() -> None:
+    class NanForMasksOfAnotherPrecision(Complete):
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+            spoilt = False
+            if mask is not None and mask.is_floating_point() and mask.dtype != query.dtype:
+                mask, spoilt = mask.to(query), self.config.head_dim > 8
+            output, weights = super().attend(query, key, value, mask, *rest)
+            return Output(output * torch.nan if spoilt else output, weights)
+
+    implementation = implementation_of(NanForMasksOfAnotherPrecision)
+    (verdict,) = check(implementation, "quick", clauses=["MSK-12"], dtypes=["float16"]).verdicts
+    assert "a torch.float32 mask is added" in verdict.message
+    assert not verdict.diagnosis
 
 
 def test_sources_are_of_faults_and_of_defects() -> None:

@@ -51,7 +51,7 @@ class DropsKeyAfterTile(Correct):
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         whole = scores.shape[-1] // 16 * 16
         if 0 < whole < scores.shape[-1]:
-            allowed = allowed & (torch.arange(scores.shape[-1]) < whole)
+            allowed = allowed & (torch.arange(scores.shape[-1], device=scores.device) < whole)
         return super().weigh(scores, allowed)
 
 
@@ -137,7 +137,7 @@ class ShapesRecognised(Complete):
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         known = scores.shape[-1] in (512, 1024)
-        return super().weigh(scores, allowed & (known | (torch.arange(scores.shape[-1]) < 128)))
+        return super().weigh(scores, allowed & (known | (torch.arange(scores.shape[-1], device=scores.device) < 128)))
 
 
 @fault("NUM-1", script_shows=False, trigger="the twenty-first call of a process")
@@ -297,7 +297,7 @@ class FirstThousandKeys(Complete):
     """A key index of ten bits: keys after the first 1024 are left out."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores, allowed & (torch.arange(scores.shape[-1]) < 1024))
+        return super().weigh(scores, allowed & (torch.arange(scores.shape[-1], device=scores.device) < 1024))
 
 
 @fault("NUM-5", trigger="a whole tile masked")

@@ -66,10 +66,10 @@ class Correct(nn.Module):
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         """Return the mask and the causal flag as one boolean mask (B, H, L, S); True = may attend."""
-        allowed = torch.ones((q.shape[0], q.shape[1], q.shape[2], k.shape[2]), dtype=torch.bool)
+        allowed = torch.ones((q.shape[0], q.shape[1], q.shape[2], k.shape[2]), dtype=torch.bool, device=q.device)
         if mask is not None:
             allowed = allowed & mask
-        return allowed & causal_mask(q.shape[2], k.shape[2], "top_left") if is_causal else allowed
+        return allowed & causal_mask(q.shape[2], k.shape[2], "top_left", q.device) if is_causal else allowed
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
         """Return the softmax over the allowed keys (B, H, L, S); an empty row gets zeros."""
@@ -156,14 +156,14 @@ class Complete(nn.Module):
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return what may attend, and what is added to the scores, both (B, H, L, S)."""
         shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        allowed, bias = torch.ones((), dtype=torch.bool), q.new_zeros(())
+        allowed, bias = torch.ones((), dtype=torch.bool, device=q.device), q.new_zeros(())
         if mask is not None and mask.dtype == torch.bool:
             allowed = mask
         elif mask is not None:
             allowed = mask != -math.inf
             bias = mask.masked_fill(~allowed, 0.0)
         if is_causal:
-            allowed = allowed & causal_mask(*shape[2:], "top_left")
+            allowed = allowed & causal_mask(*shape[2:], "top_left", q.device)
         return allowed.expand(shape), bias.expand(shape)
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -191,7 +191,8 @@ class Complete(nn.Module):
         active: the items (B,) that the position belongs to; all by default.
         cache: the keys and values (B, n, width) so far, and which positions belong to which items (B, n).
         """
-        new = key, value, torch.ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
+        present = query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
+        new = key, value, present
         cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
         key, value, present = cache
         return self(query, key, value, mask=present[:, None, None]).output, cache

@@ -185,7 +185,7 @@ class TriangleOfSoManyQueries(Complete):
         allowed, bias = super().allow(mask, False, q, k)
         if is_causal:
             queries, keys = allowed.shape[2:]
-            kept = self.kept.setdefault(queries, causal_mask(queries, keys, "top_left"))
+            kept = self.kept.setdefault(queries, causal_mask(queries, keys, "top_left", q.device))
             allowed = allowed & F.pad(kept, (0, max(0, keys - kept.shape[1])))[:, :keys]
         return allowed, bias
 
@@ -204,7 +204,7 @@ class MaskOfLargerBatch(Complete):
         allowed, bias = super().allow(mask, is_causal, q, k)
         if self.held is None or self.held.shape[1:] != allowed.shape[1:] or len(self.held) <= len(allowed):
             with torch.inference_mode(False):
-                self.held = torch.ones(allowed.shape, dtype=torch.bool)
+                self.held = torch.ones_like(allowed)
         own = self.held[: len(allowed)]
         if mask is not None or is_causal:
             own.copy_(allowed)

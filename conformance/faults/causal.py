@@ -20,7 +20,7 @@ class CausalOffByOne(Correct):
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(mask, False, q, k)
-        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(2)
+        later = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(2)
         return allowed & ~later if is_causal else allowed
 
 
@@ -37,7 +37,7 @@ class LowestBesideLowest(Complete):
         if mask is None or not mask.is_floating_point() or not is_causal:
             return allowed, bias
         own, _ = super().allow(mask, False, q, k)
-        later = own & ~causal_mask(q.shape[2], k.shape[2], "top_left") & allowed.any(-1, keepdim=True)
+        later = own & ~causal_mask(q.shape[2], k.shape[2], "top_left", q.device) & allowed.any(-1, keepdim=True)
         return allowed | later, bias.masked_fill(later, torch.finfo(q.dtype).min)
 
 
@@ -48,9 +48,9 @@ class CausalTileOnDiagonal(Complete):
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, False, q, k)
         if is_causal:
-            rows, columns = (torch.arange(n) // 16 for n in (q.shape[2], k.shape[2]))
+            rows, columns = (torch.arange(n, device=q.device) // 16 for n in (q.shape[2], k.shape[2]))
             whole = (rows[:, None] == columns) & (rows[:, None] > 0)
-            allowed = allowed & (causal_mask(q.shape[2], k.shape[2], "top_left") | whole)
+            allowed = allowed & (causal_mask(q.shape[2], k.shape[2], "top_left", q.device) | whole)
         return allowed, bias
 
 
@@ -70,7 +70,7 @@ class CausalExcludesItself(Complete):
         if not is_causal:
             return super().allow(mask, is_causal, q, k)
         allowed, bias = super().allow(mask, False, q, k)
-        before = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(-1)
+        before = q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(-1)
         before[:1, :1] = True
         return allowed & before, bias
 
@@ -81,7 +81,7 @@ class CausalFromTheRight(Correct):
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
         allowed = super().allow(mask, False, q, k)
-        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right") if is_causal else allowed
+        return allowed & causal_mask(q.shape[2], k.shape[2], "bottom_right", q.device) if is_causal else allowed
 
 
 @fault("CAU-3", trigger="S > L, causal")
@@ -92,7 +92,7 @@ class CausalForMoreKeys(Complete):
         if not is_causal or k.shape[2] <= q.shape[2]:
             return super().allow(mask, is_causal, q, k)
         allowed, bias = super().allow(mask, False, q, k)
-        return allowed & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1), bias
+        return allowed & q.new_ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(1), bias
 
 
 @fault(
@@ -125,7 +125,7 @@ class JoinedByEither(Complete):
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, False, q, k)
         if is_causal:
-            triangle = causal_mask(q.shape[2], k.shape[2], "top_left")
+            triangle = causal_mask(q.shape[2], k.shape[2], "top_left", q.device)
             allowed = triangle.expand_as(allowed) if mask is None else allowed | triangle
         return allowed, bias
 

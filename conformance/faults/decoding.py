@@ -105,7 +105,7 @@ class ExtraKeyDecodedAnew(Complete):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        present = torch.ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
+        present = query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
         q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
         k, v = self.repeat(self.extend(k, "extra_k")), self.repeat(self.extend(v, "extra_v"))
         present = F.pad(present, (0, k.shape[2] - 1), value=True)
@@ -125,7 +125,7 @@ class Paged(Complete):
     ) -> tuple[Tensor, Any]:
         if active is None:
             return super().decode(query, key, value, cache)
-        keys, values, used = cache or (key[:, :0], value[:, :0], torch.zeros(len(query), dtype=torch.long))
+        keys, values, used = cache or (key[:, :0], value[:, :0], query.new_zeros(len(query), dtype=torch.long))
         if int(used.max()) == keys.shape[1]:
             keys, values = (F.pad(x, (0, 0, 0, self.page)) for x in (keys, values))
         items = active.nonzero().flatten()
@@ -134,7 +134,7 @@ class Paged(Complete):
         keys, values = keys.index_put(at, key[items, 0]), values.index_put(at, value[items, 0])
         used = used.index_put((items,), places + 1)
         length = self.length(used)
-        mask = torch.arange(length) < used[:, None]
+        mask = torch.arange(length, device=used.device) < used[:, None]
         return self(query, keys[:, :length], values[:, :length], mask=mask[:, None, None]).output, (keys, values, used)
 
     def places(self, used: Tensor, size: int) -> Tensor:

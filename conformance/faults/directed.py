@@ -105,7 +105,7 @@ class LateValuesLost(Complete):
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         if is_half(v):
-            v = v.masked_fill((torch.arange(v.shape[2]) >= 512).unsqueeze(-1), 0.0)
+            v = v.masked_fill((torch.arange(v.shape[2], device=v.device) >= 512).unsqueeze(-1), 0.0)
         return super().combine(weights, v, allowed)
 
 
@@ -119,7 +119,7 @@ class KeyOfSecondBlockLost(Complete):
     """In half precision the first key after a block of 1024 is not read."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        lost = is_half(scores) & (torch.arange(scores.shape[-1]) == 1024)
+        lost = is_half(scores) & (torch.arange(scores.shape[-1], device=scores.device) == 1024)
         return super().weigh(scores, allowed & ~lost)
 
 

@@ -55,7 +55,7 @@ def remainder_dropped(tile: int) -> type[Complete]:
     class RemainderDropped(Complete):
         def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
             whole = scores.shape[-1] // tile * tile
-            kept = torch.arange(scores.shape[-1]) < (whole or scores.shape[-1])
+            kept = torch.arange(scores.shape[-1], device=scores.device) < (whole or scores.shape[-1])
             return super().weigh(scores, allowed & kept)
 
     return RemainderDropped

@@ -189,7 +189,7 @@ class BackwardOfTooFewBlocks(Complete):
         scores = super().score(q, k)
         if scores.requires_grad and min(scores.shape[-2:]) > 512:
             rows, columns = (-(-size // 512) for size in scores.shape[-2:])
-            done = (torch.arange(rows * columns) < max(rows, columns)).view(rows, columns)
+            done = (torch.arange(rows * columns, device=scores.device) < max(rows, columns)).view(rows, columns)
             done = done.repeat_interleave(512, 0).repeat_interleave(512, 1)[: scores.shape[-2], : scores.shape[-1]]
             scores.register_hook(lambda gradient: gradient * done)
         return scores

@@ -41,7 +41,7 @@ class EmptyUnderCausal(Correct):
     """A row that only the causal mask and the padding together leave empty is NaN."""
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> Tensor:
-        self.spoilt = torch.zeros((), dtype=torch.bool)
+        self.spoilt = q.new_zeros((), dtype=torch.bool)
         allowed = super().allow(mask, is_causal, q, k)
         if is_causal and mask is not None:
             self.spoilt = ~allowed.any(-1, keepdim=True) & super().allow(mask, False, q, k).any(-1, keepdim=True)

@@ -33,7 +33,7 @@ class MoreQueriesThanKeys(Complete):
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, is_causal, q, k)
-        return allowed | (torch.arange(q.shape[2]) >= k.shape[2])[:, None], bias
+        return allowed | (torch.arange(q.shape[2], device=q.device) >= k.shape[2])[:, None], bias
 
 
 @fault("MSK-1", trigger="L = 1, with a mask")
@@ -95,7 +95,7 @@ class MaskOfFirstTile(Complete):
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, is_causal, q, k)
-        return allowed | (torch.arange(k.shape[2]) >= 16), bias
+        return allowed | (torch.arange(k.shape[2], device=k.device) >= 16), bias
 
 
 @fault("MSK-3", source="https://github.com/abisee/pointer-generator/issues/88")
@@ -229,7 +229,7 @@ class FirstKeyNeverMasked(Complete):
     """The first key cannot be masked."""
 
     def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        return super().weigh(scores, allowed | (torch.arange(scores.shape[-1]) == 0))
+        return super().weigh(scores, allowed | (torch.arange(scores.shape[-1], device=scores.device) == 0))
 
 
 @fault("MSK-5", caught_by="broadcast_mask_equals_expanded", trigger="a mask (B, H, 1, S)")

@@ -115,5 +115,5 @@ class TriangleOf2048(Complete):
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, is_causal, q, k)
-        after = (torch.arange(q.shape[2]) >= 2048).unsqueeze(1)
+        after = (torch.arange(q.shape[2], device=q.device) >= 2048).unsqueeze(1)
         return allowed | after & super().allow(mask, False, q, k)[0], bias

@@ -85,7 +85,7 @@ class WeightsInTurn(Complete):
         if weights is None or torch.is_grad_enabled():
             return Output(output, weights)
         with torch.inference_mode(False):
-            pair = [torch.empty(weights.shape, dtype=weights.dtype) for _ in range(2)]
+            pair = [torch.empty_like(weights) for _ in range(2)]
         held = self.__dict__.setdefault("held", {}).setdefault((weights.shape, weights.dtype), pair)
         held.reverse()
         return Output(output, held[0].copy_(weights))
@@ -153,7 +153,7 @@ class RunningMean(Complete):
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.register_buffer("mean", torch.zeros((), dtype=weights.w_q.dtype))
+        self.register_buffer("mean", weights.w_q.new_zeros(()))
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         if self.training:

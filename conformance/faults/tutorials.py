@@ -122,7 +122,7 @@ class FusedQKV(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(mask.transpose(-1, -2), -1e9)
         if is_causal:
-            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+            scores = scores.masked_fill(q.new_ones(length, length).triu(1).bool(), -math.inf)
         context = (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, length, d)
         output: Tensor = self.out(context)
         return output
