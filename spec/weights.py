@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -44,33 +45,8 @@ class Weights:
         so that a seed gives the same numbers in every dtype. An invalid configuration gets weights too, so that the
         CFG clauses can try to build it.
         """
-        generator = torch.Generator().manual_seed(seed)
-        width = max(config.d_model, 0)
-        inner_width = max(config.inner_width, 0)
-        kv_width = inner_width
-        if config.n_kv_heads is not None and config.n_heads:
-            kv_width = max(config.n_kv_heads * config.head_dim, 0)
-
-        def matrix(rows: int, columns: int) -> Tensor:
-            drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-            return drawn.div(max(columns, 1) ** 0.5).to(dtype)
-
-        def vector(rows: int, present: bool) -> Tensor | None:
-            drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2
-            return drawn.to(dtype) if present else None
-
-        return Weights(
-            w_q=matrix(inner_width, width),
-            w_k=matrix(kv_width, max(config.key_width, 0)),
-            w_v=matrix(kv_width, max(config.value_width, 0)),
-            w_o=matrix(width, inner_width),
-            b_q=vector(inner_width, config.has_bias("q")),
-            b_k=vector(kv_width, config.has_bias("k")),
-            b_v=vector(kv_width, config.has_bias("v")),
-            b_o=vector(width, config.has_bias("o")),
-            extra_k=vector(kv_width, config.bias_kv),
-            extra_v=vector(kv_width, config.bias_kv),
-        )
+        # Copies, so that no caller changes what others get.
+        return Weights(**{name: tensor.to(dtype, copy=True) for name, tensor in _drawn(config, seed).named()})
 
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> Weights:
         """Return the weights in `dtype`, on `device`, by default where they are."""
@@ -81,3 +57,34 @@ class Weights:
         """Return (name, tensor) for each tensor that is not None, in the order of the fields."""
         pairs = ((field.name, getattr(self, field.name)) for field in fields(self))
         return [(name, tensor) for name, tensor in pairs if tensor is not None]
+
+
+@lru_cache(maxsize=16)
+def _drawn(config: Config, seed: int) -> Weights:
+    """Draw the weights of `Weights.random`; the last ones are kept, since the properties of a clause share cases."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(config.d_model, 0)
+    inner_width = max(config.inner_width, 0)
+    kv_width = inner_width
+    if config.n_kv_heads is not None and config.n_heads:
+        kv_width = max(config.n_kv_heads * config.head_dim, 0)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float64).div(max(columns, 1) ** 0.5)
+
+    def vector(rows: int, present: bool) -> Tensor | None:
+        drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2
+        return drawn if present else None
+
+    return Weights(
+        w_q=matrix(inner_width, width),
+        w_k=matrix(kv_width, max(config.key_width, 0)),
+        w_v=matrix(kv_width, max(config.value_width, 0)),
+        w_o=matrix(width, inner_width),
+        b_q=vector(inner_width, config.has_bias("q")),
+        b_k=vector(kv_width, config.has_bias("k")),
+        b_v=vector(kv_width, config.has_bias("v")),
+        b_o=vector(width, config.has_bias("o")),
+        extra_k=vector(kv_width, config.bias_kv),
+        extra_v=vector(kv_width, config.bias_kv),
+    )
