@@ -66,6 +66,23 @@ class MaskOfNoMemory(Heads):
         return self.of(hidden_states, hidden_states, hidden_states, attention_mask)
 
 
+class MaskOfAnotherMemory(Heads):
+    """As in x-transformers: `mem_mask` is of `mem`, and not of the context."""
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        mem: Tensor | None = None,
+        mem_mask: Tensor | None = None,
+    ) -> Tensor:
+        if mem is not None:
+            raise NotImplementedError
+        memory = x if context is None else context
+        return self.of(x, memory, memory, attn_mask)
+
+
 class LabelsBesidePadding(Heads):
     """What has the word mask in its name is of something else."""
 
@@ -121,6 +138,7 @@ class ThreeAxesForItems(Heads):
             "MSK-1",
         ),
         (MaskOfNoMemory, "attention_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
+        (MaskOfAnotherMemory, "attn_mask: True = may not attend, broadcastable to (b, h, l, s)  [tested]", "MSK-1"),
         (LabelsBesidePadding, "mask_labels  [unless declared]", "MSK-1"),
         (ThreeAxesForItems, "attn_mask: True = may not attend, of 1, 2 or 4 dimensions", "MSK-5"),
     ],

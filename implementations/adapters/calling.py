@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -218,7 +217,7 @@ class CallByName:
             flags[names.average] = False
         return flags
 
-    def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> float | SimpleNamespace | None:
+    def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
         values = {
@@ -227,6 +226,7 @@ class CallByName:
             "scale": scale,
             "module": MODULE,
             "start": 0,
+            "rotation": (query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)),
             "rows": sizes[2],
             "columns": 1,
         }

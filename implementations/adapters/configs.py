@@ -61,11 +61,13 @@ def config_code(constructor: Callable[..., Any], sizes: Mapping[str, str], error
     return f"types.SimpleNamespace({', '.join(values)})"
 
 
-def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:
+def config_object(
+    constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str], *, valid: bool
+) -> Any:
     """Return an object with these values by name, or one of the constructor's own config class that holds those it has.
 
     name: of the parameter. every: the values. kept: the names that a config class decides itself, as where a value is
-    None.
+    None. valid: whether the sizes are; a class that refuses them, such as heads of an odd width, is not asked.
     """
     cls = _config_class(constructor, name)
     own = {known: value for known, value in every.items() if value is not None and known not in kept}
@@ -73,14 +75,23 @@ def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str
         return AnyConfig(**every) if cls is None else _filled(cls, own)
     except (TypeError, AttributeError):  # it requires more, or lets nothing be set
         return AnyConfig(**every)
+    except Exception:
+        if cls is None or not valid:
+            raise
+        return _set(cls(), own)
 
 
 def _filled(cls: type, values: Mapping[str, Any]) -> Any:
-    """Return an object of a class, with those of the values that its constructor takes, or that it has."""
+    """Return an object of a class, with those of the values that its constructor takes, or that it has as a number."""
     accepted = inspect.signature(cls).parameters
     made = cls(**{name: value for name, value in values.items() if name in accepted})
+    return _set(made, {name: value for name, value in values.items() if name not in accepted})
+
+
+def _set(made: Any, values: Mapping[str, Any]) -> Any:
+    """Set those of the values that an object has as a number, and return it."""
     for name, value in values.items():
-        if name not in accepted and hasattr(made, name):
+        if not isinstance(getattr(made, name, []), list):
             setattr(made, name, value)
     return made
 

@@ -221,7 +221,7 @@ def construct(
     given = {}
     for name, field in arguments.items():
         if field == "config":
-            given[name] = config_object(constructor, name, _every(values), KEPT)
+            given[name] = config_object(constructor, name, _every(values), KEPT, valid=_is_valid(config))
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
         else:
@@ -237,6 +237,14 @@ def construct(
             with suppress(Exception):  # or else the first error is raised
                 return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
         raise
+
+
+def _is_valid(config: Config) -> bool:
+    try:
+        config.validate()
+    except ValueError:
+        return False
+    return True
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:

@@ -65,6 +65,8 @@ NEUTRAL_NAMES = {
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),
     "positions": ("freqs_cis", "freqs", "input_pos", "cos", "sin", "rotary_emb"),
+    # Cosines and sines, as a pair.
+    "rotation": ("position_embeddings",),
     # An image of one column has as many rows as there are positions.
     "rows": ("H", "h", "height"),
     "columns": ("W", "w", "width"),

@@ -33,7 +33,8 @@ class Signature:
     query: its name for the query, if the memory comes first.
     mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
     required: those of its options, and its memory, that have no default.
-    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
+    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None; and
+        rotations, which functions need though they have a default.
     alone: what they mean in self-attention, where a memory is left out; None if it is always passed.
     """
 
@@ -82,6 +83,7 @@ def signature_of(
     )
     given = (mask, of_padding, is_causal, need_weights, average)
     others += [name for name in _required_options(parameters) if name not in given]
+    others += [name for name in _optional_rotations(parameters) if name not in others]
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -116,7 +118,7 @@ def _mask_names(
     mask; or of one of pairs beside one of padding.
     """
     unknown = [name for name, parameter in parameters.items() if _is_unknown_mask(parameter)]
-    if of_memory := [*filter(_is_of_memory, unknown)] if has_memory else []:
+    if of_memory := [name for name in unknown if _is_of_memory(name, parameters)] if has_memory else []:
         return of_memory[0], None
     named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
     of_padding = next(filter(named.__contains__, PADDING_NAMES), None) if padding else None
@@ -124,8 +126,11 @@ def _mask_names(
     return next(chain(known, unknown), None), of_padding
 
 
-def _is_of_memory(name: str) -> bool:
-    return not MEMORY_WORDS.isdisjoint(words_of(name))
+def _is_of_memory(name: str, parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether the name of a mask says that it is of the memory, and of no other one that can be passed."""
+    other_memories = parameters.keys() & {*MEMORY_NAMES} - {memory_name(parameters)}
+    other_words = {word for other in other_memories for word in words_of(other)}
+    return not MEMORY_WORDS.isdisjoint({*words_of(name)} - other_words)
 
 
 def _is_unknown_mask(parameter: inspect.Parameter) -> bool:
@@ -197,6 +202,13 @@ def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     return [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
 
 
+def _optional_rotations(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the parameters that are a pair of cosines and sines, and have a default."""
+    rotations = [p for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "rotation"]
+    pairs = [p for p in rotations if "tuple" in inspect.formatannotation(p.annotation).lower()]
+    return [p.name for p in pairs if p.default is not p.empty]
+
+
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that may be inputs: the first one, and others of no other meaning."""
     required = _required(parameters)
@@ -204,9 +216,13 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that are not `self`, `**kwargs` or an option."""
-    required = [p for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return [p for p in required if p.name != "self" and not is_option(p.name)]
+    """Return the parameters without a default that are not `self`, `**kwargs` or an option; or a first one of None.
+
+    >>> _required(inspect.signature(lambda hidden_states=None, mask=None: hidden_states).parameters)
+    [<Parameter "hidden_states=None">]
+    """
+    own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
+    return [p for p in own if p.default is p.empty] or [p for p in own[:1] if p.default is None]
 
 
 def _one_input_and_others(

@@ -14,6 +14,7 @@ from mha.implementations.adapters.construction import SIZES, assumed_arguments, 
 from mha.implementations.adapters.constructor_names import BIAS_ROLES, CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
+from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
@@ -130,6 +131,7 @@ def _given(name: str) -> str:
         "module": "an object in evaluation, without groups of heads",
         "start": "0",
         "positions": "None",
+        "rotation": "cosines of 1 and sines of 0",
         "rows": "L",
         "columns": "1",
     }
@@ -289,6 +291,7 @@ def _weights(candidate: Candidate) -> str:
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
     """Return the calls that are not made, and the options of `forward` and of the constructor that no call uses."""
     signature, parameters, used = candidate.signature, candidate.forward_parameters, _used_options(candidate)
+    used |= {*signature.others, *(parameter.name for parameter in required_inputs(parameters))}
     always = candidate.may_leave_out_memory and not candidate.memory_optional
     unused = [f"calls without {signature.memory}"] if always else []
     unused += [name for name, p in parameters.items() if p.default is not p.empty and name not in used]

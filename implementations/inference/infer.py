@@ -24,6 +24,7 @@ from mha.implementations.adapters.construction import (
 )
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
+from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.errors import ImplementationError
@@ -198,8 +199,8 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
 
 def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
-    others = empty.signature.others
-    return f"; forward also requires {', '.join(others)}, of no known meaning, and was given None" if others else ""
+    unknown = [name for name in empty.signature.others if name not in NEUTRAL_MEANING]
+    return f"; forward also requires {', '.join(unknown)}, of no known meaning, and was given None" if unknown else ""
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:

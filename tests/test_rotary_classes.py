@@ -1,0 +1,96 @@
+"""Classes of transformers that rotate queries and keys, and what their configs and signatures have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from test_named_parts import Heads, expect_read
+from torch import Tensor, nn
+
+from mha.implementations.inference.infer import infer
+
+
+@dataclass
+class StrictConfig:
+    """It refuses heads of an odd width, and one of its fields has the name of a width."""
+
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    out_features: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"{self.hidden_size} is not divisible by {self.num_attention_heads}")
+        if self.hidden_size // self.num_attention_heads % 2:
+            raise ValueError("heads must have an even width")
+
+
+def rotated(x: Tensor, pair: tuple[Tensor, Tensor], n_heads: int) -> Tensor:
+    """Rotate the halves of each head of (B, N, D), as in Llama."""
+    cos, sin = (part.unsqueeze(2) for part in pair)
+    heads = x.unflatten(-1, (n_heads, -1))
+    first, second = heads[..., : heads.shape[-1] // 2], heads[..., heads.shape[-1] // 2 :]
+    return (heads * cos + torch.cat((-second, first), -1) * sin).flatten(2)
+
+
+class Rotary(Heads):
+    """As in Llama: what sizes are valid is left to the config."""
+
+    def __init__(self, config: StrictConfig) -> None:
+        super().__init__(config.hidden_size, 1)
+        self.n_heads = config.num_attention_heads
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None
+    ) -> Tensor:
+        q, k = (rotated(layer(hidden_states), position_embeddings, self.n_heads) for layer in (self.w_q, self.w_k))
+        output: Tensor = self.w_o(self.attend(q, k, self.w_v(hidden_states), attention_mask))
+        return output
+
+
+class OptionalRotary(Rotary):
+    """As in GPT-NeoX: the rotation has a default, but cannot be left out."""
+
+    def forward(  # type: ignore[override]  # it is called by name
+        self,
+        hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        assert hidden_states is not None
+        assert position_embeddings is not None
+        return super().forward(hidden_states, position_embeddings, attention_mask)
+
+
+class OptionalPositions(Heads):
+    """As in DETR: what is added to queries and keys has the same name, but is one tensor."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, position_embeddings: Tensor | None = None
+    ) -> Tensor:
+        x = hidden_states if position_embeddings is None else hidden_states + position_embeddings
+        return self.of(x, x, hidden_states, attention_mask)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(
+    ("cls", "row"),
+    [
+        (Rotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
+        (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
+        (OptionalPositions, "not judged   position_embeddings  [unless declared]"),
+    ],
+)
+def test_class_conforms_without_rotation(cls: type[nn.Module], row: str) -> None:
+    expect_read(cls, row, "MSK-1")
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_config_that_refuses_valid_sizes_still_refuses_others() -> None:
+    expect_read(Rotary, "built as     Rotary(config=config)", "CFG-1")
+
+
+def test_inputs_are_not_listed_as_options() -> None:
+    assert "hidden_states" not in infer(OptionalRotary).report(400).partition("built as")[2].partition("same as")[0]
