@@ -64,6 +64,17 @@ class OptionalRotary(Rotary):
         return super().forward(hidden_states, position_embeddings, attention_mask)
 
 
+class CosinesAndSines(Rotary):
+    """As in LitGPT: two inputs, and a layer that knows its index."""
+
+    def __init__(self, config: StrictConfig, block_idx: int) -> None:
+        super().__init__(config)
+        self.block_idx = block_idx
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # by name
+        return super().forward(x, (cos, sin), mask)
+
+
 class OptionalPositions(Heads):
     """As in DETR: what is added to queries and keys has the same name, but is one tensor."""
 
@@ -80,6 +91,7 @@ class OptionalPositions(Heads):
     [
         (Rotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
         (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
+        (CosinesAndSines, "given        cos=1, sin=0  [by name]"),
         (OptionalPositions, "not judged   position_embeddings  [unless declared]"),
     ],
 )

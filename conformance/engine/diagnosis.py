@@ -94,12 +94,6 @@ class Fit:
         """Whether the answer is right, where the defect has another one."""
         return not self.fits and not bool(self.call.wrong.any())
 
-    @property
-    def is_telling(self) -> bool:
-        """Whether it explains more than rows of NaN with an allowed key, which unlike defects have in common."""
-        call = self.call
-        return bool((call.wrong & ~(call.output.isnan().all(-1) & call.filled.all(1))).any())
-
 
 def explain(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> list[Cause]:
     """Return the simplest causes that the evidence shows, of which none is simpler than the others."""
@@ -128,10 +122,16 @@ def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]]
             continue
         showing = [fit.call.step for fit in fits if fit.explains]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
-        if where == "" or (where and any(fit.is_telling for fit in fits if fit.explains)):
+        if where == "" or (where and _is_telling(fits)):
             text = ", ".join(filter(None, (defect.text, where)))
             found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, defect, where == ""))
     return found[max(found)] if found else []
+
+
+def _is_telling(fits: Sequence[Fit]) -> bool:
+    """Return whether more is explained than rows of NaN with an allowed key, which unlike defects have in common."""
+    calls = [fit.call for fit in fits if fit.explains]
+    return any(bool((call.wrong & ~(call.output.isnan().all(-1) & call.filled.all(1))).any()) for call in calls)
 
 
 def _is_whole(fits: Sequence[Fit]) -> bool:

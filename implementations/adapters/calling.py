@@ -220,13 +220,16 @@ class CallByName:
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
+        cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,
             "scale": scale,
             "module": MODULE,
             "start": 0,
-            "rotation": (query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)),
+            "cosines": cosines,
+            "sines": sines,
+            "rotation": (cosines, sines),
             "rows": sizes[2],
             "columns": 1,
         }

@@ -68,7 +68,7 @@ CONSTRUCTOR_NAMES = {
     "zero_key": ("zero_key", "add_zero_attn"),
     "batch_first": ("batch_first",),
     "causal": ("causal", "is_causal", "use_causal", "use_causal_mask", "masked", "autoregressive"),
-    "layer_index": ("layer_idx", "layer_id", "layer_index"),
+    "layer_index": ("layer_idx", "layer_id", "layer_index", "block_idx", "block_index"),
     "layer_number": ("layer_number",),
     "q_layer": ("q_proj", "query_proj", "to_q"),
     "k_layer": ("k_proj", "key_proj", "to_k"),

@@ -64,8 +64,10 @@ NEUTRAL_NAMES = {
     "module": ("module",),
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),
-    "positions": ("freqs_cis", "freqs", "input_pos", "cos", "sin", "rotary_emb"),
-    # Cosines and sines, as a pair.
+    "positions": ("freqs_cis", "freqs", "input_pos", "rotary_emb"),
+    # Of a rotation, which may be given as a pair.
+    "cosines": ("cos",),
+    "sines": ("sin",),
     "rotation": ("position_embeddings",),
     # An image of one column has as many rows as there are positions.
     "rows": ("H", "h", "height"),

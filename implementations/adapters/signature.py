@@ -118,7 +118,7 @@ def _mask_names(
     mask; or of one of pairs beside one of padding.
     """
     unknown = [name for name, parameter in parameters.items() if _is_unknown_mask(parameter)]
-    if of_memory := [name for name in unknown if _is_of_memory(name, parameters)] if has_memory else []:
+    if of_memory := _masks_of_memory(unknown, parameters) if has_memory else []:
         return of_memory[0], None
     named = [name for name in parameters if not isinstance(parameters[name].default, bool)]
     of_padding = next(filter(named.__contains__, PADDING_NAMES), None) if padding else None
@@ -126,11 +126,11 @@ def _mask_names(
     return next(chain(known, unknown), None), of_padding
 
 
-def _is_of_memory(name: str, parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Return whether the name of a mask says that it is of the memory, and of no other one that can be passed."""
+def _masks_of_memory(masks: list[str], parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the masks whose names say that they are of the memory, and of no other one that can be passed."""
     other_memories = parameters.keys() & {*MEMORY_NAMES} - {memory_name(parameters)}
     other_words = {word for other in other_memories for word in words_of(other)}
-    return not MEMORY_WORDS.isdisjoint({*words_of(name)} - other_words)
+    return [name for name in masks if not MEMORY_WORDS.isdisjoint({*words_of(name)} - other_words)]
 
 
 def _is_unknown_mask(parameter: inspect.Parameter) -> bool:

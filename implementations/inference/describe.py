@@ -131,6 +131,8 @@ def _given(name: str) -> str:
         "module": "an object in evaluation, without groups of heads",
         "start": "0",
         "positions": "None",
+        "cosines": "1",
+        "sines": "0",
         "rotation": "cosines of 1 and sines of 0",
         "rows": "L",
         "columns": "1",
