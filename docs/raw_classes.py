@@ -37,7 +37,7 @@ PACKAGES = {
         "transformers.models.bert.modeling_bert:BertSelfAttention": "",
         "transformers.models.bert.modeling_bert:BertAttention": "bert",
         "transformers.models.gpt2.modeling_gpt2:GPT2Attention": "",
-        "transformers.models.llama.modeling_llama:LlamaAttention": "llama",
+        "transformers.models.llama.modeling_llama:LlamaAttention": "",
         "transformers.models.vit.modeling_vit:ViTAttention": "",
         "transformers.models.whisper.modeling_whisper:WhisperAttention": "",
         "transformers.models.t5.modeling_t5:T5Attention": "",

@@ -65,21 +65,6 @@ def bert(d_model, n_heads, dropout):
     return Attention(BertConfig(**sizes))
 
 
-def llama(d_model, n_heads, n_kv_heads, bias, dropout):
-    """With its rotary embedding switched off (cos = 1, sin = 0)."""
-    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
-
-    class Attention(LlamaAttention):
-        def forward(self, hidden_states, attention_mask=None):
-            cos = hidden_states.new_ones(*hidden_states.shape[:2], self.head_dim)
-            return super().forward(hidden_states, (cos, 0 * cos), attention_mask)
-
-    sizes = {"hidden_size": d_model, "num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads}
-    rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}  # an odd d_k is rejected otherwise
-    options = {"attention_bias": bias, "attention_dropout": dropout, "rope_parameters": rope}
-    return Attention(LlamaConfig(**sizes, **options), layer_idx=0)
-
-
 def keras_attention(d_model, n_heads, bias, dropout):
     """On the torch backend, with the order of its arguments and its own names of options."""
     os.environ["KERAS_BACKEND"] = "torch"

@@ -31,7 +31,7 @@ CONSTRUCTOR_NAMES = {
     ),
     "head_dim": (
         *("head_dim", "d_head", "dim_head", "d_k", "d_v", "head_size", "attn_head_dim", "attention_head_size", "d_kv"),
-        *("head_dims", "dim_heads", "dim_per_head", "head_width", "c_hidden"),
+        *("attention_head_dim", "head_dims", "dim_heads", "dim_per_head", "head_width", "c_hidden"),
     ),
     "bias": ("bias", "use_bias", "attention_bias", "add_bias", "with_bias"),
     "qkv_bias": ("qkv_bias", "attn_qkv_bias", "in_proj_bias", "qkv_proj_bias"),
