@@ -69,11 +69,14 @@ def _drawn(config: Config, seed: int) -> Weights:
     if config.n_kv_heads is not None and config.n_heads:
         kv_width = max(config.n_kv_heads * config.head_dim, 0)
 
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64, device="cpu")
+
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float64).div(max(columns, 1) ** 0.5)
+        return normal(rows, columns).div(max(columns, 1) ** 0.5)
 
     def vector(rows: int, present: bool) -> Tensor | None:
-        drawn = torch.randn(rows, generator=generator, dtype=torch.float64) / 2
+        drawn = normal(rows) / 2
         return drawn if present else None
 
     return Weights(

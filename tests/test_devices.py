@@ -20,11 +20,11 @@ MIXED = re.compile("same device|expected device")
 
 
 def inputs(implementation: Implementation, *, training: bool) -> tuple[Any, Tensor]:
-    """Return attention and an input of five positions, both on the meta device."""
+    """Return attention and an input of 20 positions, both on the meta device."""
     config = Config(8, 2, dropout=0.5 if implementation.claims.dropout and training else 0.0)
     weights = Weights.random(config, 0).to(torch.float32, "meta")
     attention: Any = implementation.build(config, weights, dtype=torch.float32, device="meta")
-    return attention.train(training), torch.ones(2, 5, 8, device="meta")
+    return attention.train(training), torch.ones(2, 20, 8, device="meta")
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def test_tensors_are_made_on_the_device_of_the_inputs() -> None:
         for dtype, training in product(masks, (False, True)) if "cuda" in claims.devices else ():
             with unmixed(name), torch.no_grad():
                 attention, x = inputs(implementation, training=training)
-                mask = None if dtype is None else torch.ones(2, 1, 5, 5, device="meta", dtype=dtype)
+                mask = None if dtype is None else torch.ones(2, 1, 20, 20, device="meta", dtype=dtype)
                 causal = training and claims.causal is not None
                 output = attention(x, x, x, mask=mask, is_causal=causal, need_weights=False).output
                 assert output.device.type == "meta", name

@@ -45,6 +45,7 @@ class MaskOfMemory(Heads):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
+        encoder_states: Tensor | None = None,
     ) -> Tensor:
         if encoder_hidden_states is None:
             return self.of(hidden_states, hidden_states, hidden_states, attention_mask)

@@ -9,6 +9,7 @@ import torch
 from test_named_parts import Heads, expect_read
 from torch import Tensor, nn
 
+from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
 
 
@@ -61,7 +62,8 @@ class OptionalRotary(Rotary):
     ) -> Tensor:
         assert hidden_states is not None
         assert position_embeddings is not None
-        return super().forward(hidden_states, position_embeddings, attention_mask)
+        cos, sin = position_embeddings
+        return super().forward(hidden_states, (cos, sin), attention_mask)
 
 
 class CosinesAndSines(Rotary):
@@ -73,6 +75,19 @@ class CosinesAndSines(Rotary):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # by name
         return super().forward(x, (cos, sin), mask)
+
+
+class OptionalPair(Heads):
+    """A pair of the same name is added to queries and keys."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        own, other = position_embeddings or (0.0, 0.0)
+        return self.of(hidden_states + own, hidden_states + other, hidden_states, attention_mask)
 
 
 class OptionalPositions(Heads):
@@ -92,6 +107,7 @@ class OptionalPositions(Heads):
         (Rotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
         (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
         (CosinesAndSines, "given        cos=1, sin=0  [by name]"),
+        (OptionalPair, "not judged   position_embeddings  [unless declared]"),
         (OptionalPositions, "not judged   position_embeddings  [unless declared]"),
     ],
 )
@@ -102,6 +118,42 @@ def test_class_conforms_without_rotation(cls: type[nn.Module], row: str) -> None
 @pytest.mark.usefixtures("fewer_cases")
 def test_config_that_refuses_valid_sizes_still_refuses_others() -> None:
     expect_read(Rotary, "built as     Rotary(config=config)", "CFG-1")
+
+
+@dataclass
+class ConfigWithScale(StrictConfig):
+    """It keeps what it computes from the sizes."""
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scale = (self.hidden_size // self.num_attention_heads) ** -0.5
+
+
+@dataclass
+class ConfigOfFourHeads(StrictConfig):
+    """It refuses any other number."""
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads != 4:
+            raise ValueError("there must be four heads")
+
+
+class WithScale(Rotary):
+    def __init__(self, config: ConfigWithScale) -> None:
+        super().__init__(config)
+
+
+class OfFourHeads(Rotary):
+    def __init__(self, config: ConfigOfFourHeads) -> None:
+        super().__init__(config)
+
+
+@pytest.mark.parametrize(("cls", "refusal"), [(WithScale, "an even width"), (OfFourHeads, "there must be four heads")])
+def test_config_is_set_only_where_that_is_what_it_does(cls: type[nn.Module], refusal: str) -> None:
+    with pytest.raises(ImplementationError, match=refusal):
+        infer(cls)
 
 
 def test_inputs_are_not_listed_as_options() -> None:

@@ -122,14 +122,14 @@ def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]]
             continue
         showing = [fit.call.step for fit in fits if fit.explains]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
-        if where == "" or (where and _is_telling(fits)):
+        if where == "" or (where and _explains_more_than_nan(fits)):
             text = ", ".join(filter(None, (defect.text, where)))
             found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, defect, where == ""))
     return found[max(found)] if found else []
 
 
-def _is_telling(fits: Sequence[Fit]) -> bool:
-    """Return whether more is explained than rows of NaN with an allowed key, which unlike defects have in common."""
+def _explains_more_than_nan(fits: Sequence[Fit]) -> bool:
+    """Return whether more is explained than NaN in rows with an allowed key, which defects of any kind can give."""
     calls = [fit.call for fit in fits if fit.explains]
     return any(bool((call.wrong & ~(call.output.isnan().all(-1) & call.filled.all(1))).any()) for call in calls)
 

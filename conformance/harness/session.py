@@ -86,7 +86,7 @@ class Session:
         self.margin, self.scripted = 0.0, True
         torch.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
         if case.device != "cpu":
-            torch.cuda.manual_seed(case.seed)
+            torch.cuda.manual_seed(case.seed)  # as above; the only other device is CUDA
 
     @property
     def steps(self) -> list[Step]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from torch.autograd.graph import increment_version
 from mha.implementations.adapters.masks import MaskFormat, Sizes, allow_all, shape_mask
 from mha.implementations.adapters.names import MODULE, NEUTRAL_MEANING, OPTION_NAMES, PADDING_NAMES
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature, signature_of, takes_two
+from mha.implementations.adapters.signature import Signature, call_parameters, signature_of, takes_two
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Claims, Config, Output, causal_mask, join_causal
 from mha.spec.masks import form_of
@@ -61,7 +60,7 @@ def read_signature(
     """
     masks.validate(label)
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = call_parameters(function)
     except ValueError as error:
         raise ImplementationError(f"{label}: {error}; wrap it in a Python function or pass call=...") from error
     options: dict[str, Any] = {"padding": masks.padding is not None, "query_last": query_last}
@@ -219,17 +218,15 @@ class CallByName:
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
+        if name in self.signature.rotations:
+            return _no_rotation(name, query)
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
-        cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
         values = {
             "dropout": 0.0,
             "n_heads": self.n_heads,
             "scale": scale,
             "module": MODULE,
             "start": 0,
-            "cosines": cosines,
-            "sines": sines,
-            "rotation": (cosines, sines),
             "rows": sizes[2],
             "columns": 1,
         }
@@ -307,3 +304,9 @@ def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
 
 def _plain(value: Any) -> str:
     return repr(set(value)) if isinstance(value, frozenset) else repr(value)
+
+
+def _no_rotation(name: str, query: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """Return cosines of 1 or sines of 0, or both, for any number of positions and any width."""
+    cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
+    return {"cosines": cosines, "sines": sines}.get(NEUTRAL_MEANING[name], (cosines, sines))

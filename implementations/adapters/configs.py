@@ -24,6 +24,9 @@ OTHERS = {
     "reorder_and_upcast_attn": False,
 }
 
+# Of what holds a number, or will.
+NUMBER = (int, float, type(None))
+
 
 class AnyConfig(SimpleNamespace):
     """A config whose values are attributes, and items as in a dictionary."""
@@ -62,36 +65,59 @@ def config_code(constructor: Callable[..., Any], sizes: Mapping[str, str], error
 
 
 def config_object(
-    constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str], *, valid: bool
+    constructor: Callable[..., Any],
+    name: str,
+    every: Mapping[str, Any],
+    kept: Collection[str],
+    with_wider_heads: Mapping[str, Any],
 ) -> Any:
     """Return an object with these values by name, or one of the constructor's own config class that holds those it has.
 
     name: of the parameter. every: the values. kept: the names that a config class decides itself, as where a value is
-    None. valid: whether the sizes are; a class that refuses them, such as heads of an odd width, is not asked.
+    None. with_wider_heads: the values where heads are twice as wide, if the sizes are valid, or else nothing. A class
+    that takes those, but refuses `every`, only refuses heads of an odd width, as for rotary positions; it is made with
+    its defaults, and the values are set.
+
+    Raises what the class raises for other values.
     """
     cls = _config_class(constructor, name)
-    own = {known: value for known, value in every.items() if value is not None and known not in kept}
+    if cls is None:
+        return AnyConfig(**every)
+    own, wider = (
+        {known: value for known, value in values.items() if value is not None and known not in kept}
+        for values in (every, with_wider_heads)
+    )
     try:
-        return AnyConfig(**every) if cls is None else _filled(cls, own)
+        return _filled(cls, own)
     except (TypeError, AttributeError):  # it requires more, or lets nothing be set
         return AnyConfig(**every)
-    except Exception:
-        if cls is None or not valid:
-            raise
-        return _set(cls(), own)
+    except Exception as error:
+        made = _set_by_default(cls, own, wider) if wider else None
+        if made is None:
+            raise error from None
+        return made
 
 
 def _filled(cls: type, values: Mapping[str, Any]) -> Any:
     """Return an object of a class, with those of the values that its constructor takes, or that it has as a number."""
     accepted = inspect.signature(cls).parameters
-    made = cls(**{name: value for name, value in values.items() if name in accepted})
+    taken = {name: p for name, p in accepted.items() if p.default is p.empty or isinstance(p.default, NUMBER)}
+    made = cls(**{name: value for name, value in values.items() if name in taken})
     return _set(made, {name: value for name, value in values.items() if name not in accepted})
 
 
+def _set_by_default(cls: type, values: Mapping[str, Any], taken: Mapping[str, Any]) -> Any:
+    """Set values of an object with its defaults; None if that does not give the same as for values that it takes."""
+    try:
+        return _set(cls(), values) if vars(_set(cls(), taken)) == vars(_filled(cls, taken)) else None
+    except Exception:
+        return None
+
+
 def _set(made: Any, values: Mapping[str, Any]) -> Any:
-    """Set those of the values that an object has as a number, and return it."""
+    """Set those of the values that an object has as a number, or as None, and return it."""
     for name, value in values.items():
-        if not isinstance(getattr(made, name, []), list):
+        if isinstance(getattr(made, name, ""), NUMBER):
             setattr(made, name, value)
     return made
 

@@ -65,7 +65,7 @@ NEUTRAL_NAMES = {
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),
     "positions": ("freqs_cis", "freqs", "input_pos", "rotary_emb"),
-    # Of a rotation, which may be given as a pair.
+    # Of a rotation, which may be a pair.
     "cosines": ("cos",),
     "sines": ("sin",),
     "rotation": ("position_embeddings",),

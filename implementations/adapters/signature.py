@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from mha.implementations.adapters.names import (
     FLAGS,
@@ -33,8 +34,8 @@ class Signature:
     query: its name for the query, if the memory comes first.
     mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
     required: those of its options, and its memory, that have no default.
-    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None; and
-        rotations, which functions need though they have a default.
+    others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
+    rotations: those of them that are given cosines of 1 and sines of 0.
     alone: what they mean in self-attention, where a memory is left out; None if it is always passed.
     """
 
@@ -48,6 +49,7 @@ class Signature:
     average: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
+    rotations: frozenset[str] = frozenset()
     query: str | None = None
     alone: Signature | None = None
 
@@ -83,7 +85,6 @@ def signature_of(
     )
     given = (mask, of_padding, is_causal, need_weights, average)
     others += [name for name in _required_options(parameters) if name not in given]
-    others += [name for name in _optional_rotations(parameters) if name not in others]
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -95,6 +96,7 @@ def signature_of(
         average=average,
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(name for name in others if name != query),
+        rotations=frozenset(name for name in others if _is_rotation(parameters[name])),
         query=query,
     )
 
@@ -128,8 +130,9 @@ def _mask_names(
 
 def _masks_of_memory(masks: list[str], parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     """Return the masks whose names say that they are of the memory, and of no other one that can be passed."""
-    other_memories = parameters.keys() & {*MEMORY_NAMES} - {memory_name(parameters)}
-    other_words = {word for other in other_memories for word in words_of(other)}
+    memory = memory_name(parameters) or ""
+    other_memories = parameters.keys() & {*MEMORY_NAMES} - {memory}
+    other_words = {word for other in other_memories for word in words_of(other)}.difference(words_of(memory))
     return [name for name in masks if not MEMORY_WORDS.isdisjoint({*words_of(name)} - other_words)]
 
 
@@ -202,11 +205,31 @@ def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     return [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
 
 
-def _optional_rotations(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the parameters that are a pair of cosines and sines, and have a default."""
-    rotations = [p for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "rotation"]
-    pairs = [p for p in rotations if "tuple" in inspect.formatannotation(p.annotation).lower()]
-    return [p.name for p in pairs if p.default is not p.empty]
+def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function; a pair that it takes apart into cosines and sines has no default.
+
+    >>> def forward(x, position_embeddings=None):
+    ...     cos, sin = position_embeddings
+    >>> call_parameters(forward)["position_embeddings"]
+    <Parameter "position_embeddings: tuple">
+
+    Raises ValueError for a function whose signature cannot be read.
+    """
+    parameters = dict(inspect.signature(function).parameters)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code and {"cos", "sin"} <= {*code.co_varnames}:
+        pairs = [p for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "rotation"]
+        parameters |= {p.name: p.replace(default=p.empty, annotation=tuple) for p in pairs}
+    return parameters
+
+
+def _is_rotation(parameter: inspect.Parameter) -> bool:
+    """Return whether a required parameter is of a rotation, and cannot be None."""
+    meaning = NEUTRAL_MEANING.get(parameter.name)
+    annotation = inspect.formatannotation(parameter.annotation).strip("'")
+    if meaning not in ("cosines", "sines", "rotation") or "None" in annotation or "Optional" in annotation:
+        return False
+    return "tuple" in annotation.lower() if meaning == "rotation" else not annotation.startswith(NUMBERS)
 
 
 def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
@@ -216,13 +239,17 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that are not `self`, `**kwargs` or an option; or a first one of None.
+    """Return the parameters without a default that are not `self`, `**kwargs` or an option.
+
+    Where none of them can be an input, the first parameter is one, if its default is None.
 
     >>> _required(inspect.signature(lambda hidden_states=None, mask=None: hidden_states).parameters)
     [<Parameter "hidden_states=None">]
     """
     own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
-    return [p for p in own if p.default is p.empty] or [p for p in own[:1] if p.default is None]
+    required = [p for p in own if p.default is p.empty]
+    has_input = any(p.name not in NEUTRAL_MEANING for p in required)
+    return required if has_input else [p for p in own[:1] if p.default is None] + required
 
 
 def _one_input_and_others(

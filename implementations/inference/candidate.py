@@ -14,7 +14,7 @@ from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import module_class
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.adapters.signature import Signature, signature_of
+from mha.implementations.adapters.signature import Signature, call_parameters, signature_of
 from mha.implementations.errors import one_line
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
@@ -139,7 +139,7 @@ class Candidate:
         """The parameters of `forward`."""
         cls = module_class(self.constructor)
         assert cls is not None
-        return inspect.signature(cls.forward).parameters
+        return call_parameters(cls.forward)
 
     @property
     def signature(self) -> Signature:

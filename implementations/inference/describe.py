@@ -110,7 +110,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
         *([Row("rounding", SINGLE_SOFTMAX, "tested")] if "rounding" in candidate.claims else []),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
-        *([Row("given", ", ".join(map(_given, neutral)), "by name")] if neutral else []),
+        *([Row("given", ", ".join(_given(name, candidate) for name in neutral), "by name")] if neutral else []),
         *([Row("given None", ", ".join(unknown), "of no known meaning")] if unknown else []),
     ]
 
@@ -122,18 +122,21 @@ def _masks(candidate: Candidate) -> list[Row]:
     return [Row("mask", _mask(candidate), evidence), *_empty_rows(candidate)]
 
 
-def _given(name: str) -> str:
+ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines of 0"}
+
+
+def _given(name: str, candidate: Candidate) -> str:
     """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
     meaning = NEUTRAL_MEANING[name]
+    if meaning in ROTATIONS and name not in candidate.signature.rotations:
+        return f"{name}=None"
     given = {
         "scale": "1/sqrt(d_k)",
         "dropout": "0.0",
         "module": "an object in evaluation, without groups of heads",
         "start": "0",
         "positions": "None",
-        "cosines": "1",
-        "sines": "0",
-        "rotation": "cosines of 1 and sines of 0",
+        **ROTATIONS,
         "rows": "L",
         "columns": "1",
     }
