@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mha.conformance.faults.registry import implementations as faults
 from mha.implementations.discovery import available, discover
+from mha.implementations.torch_state import preserved
 from mha.spec import Config, Implementation, Weights
 
 DTYPES = {"bool": torch.bool, "float": torch.float32}
@@ -44,7 +45,7 @@ def test_tensors_are_made_on_the_device_of_the_inputs() -> None:
         claims = implementation.claims
         masks = [None, *(DTYPES[mask] for mask in sorted(claims.masks) if mask in DTYPES)]
         for dtype, training in product(masks, (False, True)) if "cuda" in claims.devices else ():
-            with unmixed(name), torch.no_grad():
+            with preserved(), unmixed(name), torch.no_grad():
                 attention, x = inputs(implementation, training=training)
                 mask = None if dtype is None else torch.ones(2, 1, 20, 20, device="meta", dtype=dtype)
                 causal = training and claims.causal is not None

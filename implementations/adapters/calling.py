@@ -93,7 +93,7 @@ def _require_masks(label: str, signature: Signature, masks: MaskFormat, paramete
 def limits(signature: Signature, masks: MaskFormat, claims: Claims) -> dict[str, Any]:
     """Return the claims that no call of a function can express, each with the most that one can.
 
-    >>> parameters = inspect.signature(lambda x, mask=None: x).parameters
+    >>> parameters = call_parameters(lambda x, mask=None: x)
     >>> limits(signature_of(parameters), MaskFormat(shape="b s"), Claims(per_head_mask=False))
     {'cross_attention': False, 'per_query_mask': False, 'causal': None}
     """
