@@ -175,7 +175,7 @@ class DropsLessThanAll(Heads):
         super().__init__(d_model, n_heads)
         # In one line, as it is often written: DRP-3 looks at the line that raises.
         # fmt: off
-        if not 0.0 <= dropout < 1.0: raise ValueError(f"dropout must be in [0, 1), but is {dropout}")  # noqa: E701  as above
+        if not 0.0 <= dropout < 1.0: raise ValueError(f"dropout must be in [0, 1), but is {dropout}")  # noqa: E701  one line, as above
         # fmt: on
         self.dropout = nn.Dropout(dropout)
 

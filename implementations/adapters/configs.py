@@ -69,33 +69,33 @@ def config_object(
     name: str,
     every: Mapping[str, Any],
     kept: Collection[str],
-    with_wider_heads: Mapping[str, Any],
+    with_wider_heads: Callable[[], Mapping[str, Any]],
 ) -> Any:
     """Return an object with these values by name, or one of the constructor's own config class that holds those it has.
 
     name: of the parameter. every: the values. kept: the names that a config class decides itself, as where a value is
-    None. with_wider_heads: the values where heads are twice as wide, if the sizes are valid, or else nothing. A class
-    that takes those, but refuses `every`, only refuses heads of an odd width, as for rotary positions; it is made with
-    its defaults, and the values are set.
+    None. with_wider_heads: makes the values where heads are twice as wide, and raises ValueError for invalid sizes. A
+    class that takes those, but refuses `every`, only refuses heads of an odd width, as for rotary positions; it is made
+    with its defaults, and the values are set.
 
     Raises what the class raises for other values.
     """
     cls = _config_class(constructor, name)
     if cls is None:
         return AnyConfig(**every)
-    own, wider = (
-        {known: value for known, value in values.items() if value is not None and known not in kept}
-        for values in (every, with_wider_heads)
-    )
+    own = _without(kept, every)
     try:
         return _filled(cls, own)
     except (TypeError, AttributeError):  # it requires more, or lets nothing be set
         return AnyConfig(**every)
-    except Exception as error:
-        made = _set_by_default(cls, own, wider) if wider else None
-        if made is None:
-            raise error from None
-        return made
+    except Exception:
+        if _is_what_its_defaults_give(cls, lambda: _without(kept, with_wider_heads())):
+            return _set(cls(), own)
+        raise
+
+
+def _without(kept: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and name not in kept}
 
 
 def _filled(cls: type, values: Mapping[str, Any]) -> Any:
@@ -106,12 +106,13 @@ def _filled(cls: type, values: Mapping[str, Any]) -> Any:
     return _set(made, {name: value for name, value in values.items() if name not in accepted})
 
 
-def _set_by_default(cls: type, values: Mapping[str, Any], taken: Mapping[str, Any]) -> Any:
-    """Set values of an object with its defaults; None if that does not give the same as for values that it takes."""
+def _is_what_its_defaults_give(cls: type, make_values: Callable[[], Mapping[str, Any]]) -> bool:
+    """Return whether an object of a class with these values is one with its defaults on which they are set."""
     try:
-        return _set(cls(), values) if vars(_set(cls(), taken)) == vars(_filled(cls, taken)) else None
-    except Exception:
-        return None
+        values = make_values()
+        return bool(vars(_set(cls(), values)) == vars(_filled(cls, values)))
+    except Exception:  # of any kind: the class is a user's
+        return False
 
 
 def _set(made: Any, values: Mapping[str, Any]) -> Any:

@@ -218,11 +218,11 @@ def construct(
     values = _values(config, dropout, has_output_dropout="output_dropout" in arguments.values()) | {"device": device}
     if _is_widened(constructor):
         values["max_length"] = MAX_LENGTH
-    wider = _with_wider_heads(values, config)
     given = {}
     for name, field in arguments.items():
         if field == "config":
-            given[name] = config_object(constructor, name, _every(values), KEPT, _every(wider))
+            wider = partial(_with_wider_heads, values, config)
+            given[name] = config_object(constructor, name, _every(values), KEPT, wider)
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
         else:
@@ -241,12 +241,9 @@ def construct(
 
 
 def _with_wider_heads(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return the values of heads that are twice as wide; nothing for an invalid configuration."""
-    try:
-        config.validate()
-    except ValueError:
-        return {}
-    return {**values, "d_model": 2 * config.d_model, "head_dim": 2 * config.head_dim}
+    """Return by all names the values of heads that are twice as wide; raise ValueError for an invalid configuration."""
+    config.validate()
+    return _every({**values, "d_model": 2 * config.d_model, "head_dim": 2 * config.head_dim})
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:

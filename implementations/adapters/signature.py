@@ -138,10 +138,14 @@ def _masks_of_memory(masks: list[str], parameters: Mapping[str, inspect.Paramete
 
 def _is_unknown_mask(parameter: inspect.Parameter) -> bool:
     """Return whether a parameter is called a mask, and may be a tensor."""
-    name, annotation = parameter.name, inspect.formatannotation(parameter.annotation).strip("'")
+    name, annotation = parameter.name, _annotation(parameter)
     is_unknown = "mask" in words_of(name) and name not in (*OTHER_MASKS, *OPTION_NAMES["mask"])
     has_value = parameter.default is not None and parameter.default is not parameter.empty
     return is_unknown and not has_value and not annotation.startswith(NUMBERS)
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    return inspect.formatannotation(parameter.annotation).strip("'")
 
 
 def input_names(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
@@ -225,8 +229,7 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
 
 def _is_rotation(parameter: inspect.Parameter) -> bool:
     """Return whether a required parameter is of a rotation, and cannot be None."""
-    meaning = NEUTRAL_MEANING.get(parameter.name)
-    annotation = inspect.formatannotation(parameter.annotation).strip("'")
+    meaning, annotation = NEUTRAL_MEANING.get(parameter.name), _annotation(parameter)
     if meaning not in ("cosines", "sines", "rotation") or "None" in annotation or "Optional" in annotation:
         return False
     return "tuple" in annotation.lower() if meaning == "rotation" else not annotation.startswith(NUMBERS)
