@@ -152,12 +152,12 @@ class _Pairs:
 
         Where they are as many, it is the one that fewer rows have, so that few rows are all simplest levels.
         """
+        bits = _bits(chosen.values())
         for field, nodes in enumerate(self.of_field):
             if field not in chosen:
-                bits = _bits(chosen.values())
                 possible = [n for n in nodes if field not in self.least or self.fits(chosen | {field: n})]
                 best = max(possible, key=lambda n: ((self.missing[n] & bits).bit_count(), -self.used[n]))
-                chosen = chosen | {field: best}
+                chosen, bits = chosen | {field: best}, bits | 1 << best
         self._strike_out(chosen.values())
         for node in chosen.values():
             self.used[node] += 1
@@ -167,8 +167,9 @@ class _Pairs:
         return self.missing[node].bit_count()
 
     def _strike_out(self, nodes: Collection[int]) -> None:
+        others = ~_bits(nodes)
         for node in nodes:
-            self.missing[node] &= ~_bits(nodes)
+            self.missing[node] &= others
 
 
 def _bits(numbers: Iterable[int]) -> int:

@@ -141,6 +141,7 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
     a target, a waiver file or a report file that cannot be used.
     """
+    workers.find(targets)
     chosen = chosen_by(targets, options)
     if options.waivers:
         settings = replace(settings, waivers=tuple(read_waivers(options.waivers, chosen)))
@@ -148,7 +149,6 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     run, interrupted, changes = Run(printer, settings, options, workers), False, torch_changes()
     if changes:
         printer.folded(f"Note: {describe_changes(changes)}.")
-    workers.find(resolved.target for resolved in chosen.values())
     try:
         with heeding_interrupts():
             run.judge_all(chosen.values())

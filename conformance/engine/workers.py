@@ -168,7 +168,7 @@ class Workers:
             worker.end()
 
     def find(self, targets: Iterable[str]) -> None:
-        """Let the processes import all that is judged, in order, as the command has done."""
+        """Let the processes import all that is judged, in order, as the command does meanwhile."""
         self.targets = list(targets)
         for worker in self.members:
             worker.send(self.targets)
@@ -333,7 +333,7 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
 
     with suppress(BrokenPipeError):
         try:
-            known = {target: resolve(target)[0] for target in tasks.get()}
+            known = {each.target: each for target in tasks.get() for each in resolve(target)}
         except ValueError:
             return
         say("ready")

@@ -337,10 +337,10 @@ class CastKept(Complete):
     cast: Tensor | None = None
 
     def project(self, x: Tensor, role: str) -> Tensor:
-        if role != "o" or not torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
+        if role != "o" or not torch.is_autocast_enabled(x.device.type) or torch.is_grad_enabled():
             return super().project(x, role)
         if self.cast is None:
-            self.cast = self.w_o.to(torch.get_autocast_dtype("cpu"))
+            self.cast = self.w_o.to(torch.get_autocast_dtype(x.device.type))
         return F.linear(x, self.cast, getattr(self, "b_o", None))
 
 

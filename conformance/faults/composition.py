@@ -129,7 +129,9 @@ class CausalFlagForgottenExported(Complete):
 
 
 @fault("CMP-4", caught_by="autocast_is_within_the_low_precision_bound", trigger="autocast")
-class AnotherScaleUnderAutocast(scores_scaled(1.5, when=lambda module: torch.is_autocast_enabled("cpu"))):
+class AnotherScaleUnderAutocast(
+    scores_scaled(1.5, when=lambda module: torch.is_autocast_enabled(module.w_o.device.type))
+):
     """The scale is different under autocast."""
 
 
@@ -161,6 +163,6 @@ class AutocastForwardAlone(Complete):
     """The product with the values has a custom backward pass that fails on the dtypes of autocast."""
 
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled("cpu"):
+        if not torch.is_autocast_enabled(v.device.type):
             return super().combine(weights, v, allowed)
         return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own

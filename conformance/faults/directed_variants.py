@@ -193,5 +193,5 @@ class RaggedDecodingOffInHalf(Complete):
 
 
 @fault("CMP-4", caught_by="errors_under_autocast_do_not_add_up_to_a_defect", trigger="autocast")
-class AutocastOff(scores_off(when=lambda module, q: torch.is_autocast_enabled("cpu"))):
+class AutocastOff(scores_off(when=lambda module, q: torch.is_autocast_enabled(q.device.type))):
     """Under autocast the scores are 2% too large."""
