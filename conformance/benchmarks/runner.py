@@ -25,8 +25,9 @@ from mha.spec.problem import INPUTS
 Results = dict[str, Tensor]
 # The most scores that the plain formula holds at once.
 CHUNK = 1 << 24
-# How many times the error of the plain formula gradients of weights may have on a GPU; a correct kernel had 4.6 times.
-GRADIENT_TIMES = 10
+# How many times the error of the plain formula may be on a GPU, in float32 and in gradients of weights: correct kernels
+# had 2.5 and 4.6 times.
+GPU_TIMES = 10
 # L * S from which on memory may run out, and the share of the memory that a call may take.
 LARGE, SHARE = 1 << 24, 0.8
 
@@ -122,8 +123,8 @@ class Reference:
     def expect(self, results: Results, seed: int) -> None:
         """Raise a Violation unless the root mean square error is at most twice that of the plain formula (NUM-3).
 
-        On a GPU, gradients of weights may have `GRADIENT_TIMES` as much: errors that all queries share add up in them.
-        They are compared only if the results have them.
+        On a GPU it may be `GPU_TIMES` as much in float32, and in gradients of weights, in which errors that all queries
+        share add up. Those are compared only if the results have them.
         """
         output = self.expected[seed]["output"][1]
         require_plain("output", results["output"], [output.dtype], output.device, output.shape)
@@ -132,7 +133,8 @@ class Reference:
                 try:
                     with pristine():
                         result = results.get(name, torch.full_like(plain, torch.nan))
-                        times = GRADIENT_TIMES if plain.is_cuda and name.startswith("w_") else 2
+                        coarse = plain.is_cuda and (plain.dtype == torch.float32 or name.startswith("w_"))
+                        times = GPU_TIMES if coarse else 2
                         expect_no_worse(name, result, plain, exact, times)
                 except Violation as violation:
                     raise Violation(f"its result is incorrect: {violation.message}") from None
