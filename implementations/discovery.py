@@ -243,7 +243,7 @@ def preflight(implementation: Implementation) -> None:
         )
     if claims.world_sizes:
         pickled(original_of(implementation))
-    n_heads, head_dim = min(claims.sizes.n_heads or {2}), min(claims.sizes.head_dims or {2})
+    n_heads, head_dim = min(claims.sizes.n_heads or {2}), claims.sizes.fit_head_dim(2)
     key_heads = 1 if claims.multi_query else None
     config = Config(n_heads * head_dim, n_heads, n_kv_heads=key_heads, bias=most_biases(claims.bias))
     try:

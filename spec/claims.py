@@ -108,10 +108,11 @@ class Rounding:
 class Sizes:
     """The sizes that an implementation takes, such as those of a kernel. It is not called with others.
 
-    n_heads, head_dims: the numbers of heads and the widths of a head; None for any.
-    length_multiple: L and S are multiples of this. max_length: the longest L and S; None for any.
+    n_heads, head_dims: the numbers of heads and the widths of a head; None for any. head_dim_multiple: of those widths,
+        only multiples of this. length_multiple: L and S are multiples of this. max_length: the longest L and S; None
+        for any.
 
-    Raises ValueError for a size that is not positive, and if no length is left.
+    Raises ValueError for a size that is not positive, and if no width or length is left.
 
     >>> kernel = Sizes(head_dims={64, 128}, length_multiple=16, max_length=2048)
     >>> kernel.refused(n_heads=4, head_dim=32, lengths=(16, 32))
@@ -122,6 +123,7 @@ class Sizes:
     head_dims: Collection[int] | None = None
     length_multiple: int = 1
     max_length: int | None = None
+    head_dim_multiple: int = 1
 
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
@@ -132,8 +134,11 @@ class Sizes:
                 if not sizes or not positive:
                     raise ValueError(f"Sizes.{name} must be a set of positive integers, but is {sizes!r}")
                 object.__setattr__(self, name, frozenset(sizes))
-        if not self.length_multiple > 0:
-            raise ValueError(f"Sizes.length_multiple must be positive, but is {self.length_multiple!r}")
+        for name in ("length_multiple", "head_dim_multiple"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Sizes.{name} must be positive, but is {getattr(self, name)!r}")
+        if self.head_dims is not None and all(width % self.head_dim_multiple for width in self.head_dims):
+            raise ValueError(f"none of Sizes.head_dims is a multiple of head_dim_multiple ({self.head_dim_multiple})")
         if self.max_length is not None and self.max_length < self.length_multiple:
             raise ValueError(
                 f"Sizes.max_length must be at least length_multiple ({self.length_multiple}), but is {self.max_length}"
@@ -144,12 +149,26 @@ class Sizes:
         for name, size, claimed in (("n_heads", n_heads, self.n_heads), ("head_dim", head_dim, self.head_dims)):
             if claimed is not None and size not in claimed:
                 return f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
+        if head_dim % self.head_dim_multiple:
+            return f"the claims have head_dim that are multiples of {self.head_dim_multiple}, not {head_dim}"
         for length in lengths:
             if length % self.length_multiple:
                 return f"the claims have lengths that are multiples of {self.length_multiple}, not {length}"
             if self.max_length is not None and length > self.max_length:
                 return f"the claims have lengths up to {self.max_length}, not {length}"
         return ""
+
+    def fit_head_dim(self, width: int) -> int:
+        """Return the smallest claimed width of a head that is at least `width`, or else the largest.
+
+        >>> Sizes(head_dim_multiple=2).fit_head_dim(3)
+        4
+        """
+        multiple = self.head_dim_multiple
+        if self.head_dims is None:
+            return -(-width // multiple) * multiple
+        claimed = [each for each in self.head_dims if each % multiple == 0]
+        return min((each for each in claimed if each >= width), default=max(claimed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,6 +279,11 @@ def test_a_property_that_fails_for_causal_calls_has_no_form_for_what_is_always_c
     assert reason == "has no form for what is always causal"
 
 
+def test_widths_that_are_not_claimed_become_the_next_that_are() -> None:
+    space = CaseSpace(Domain(), Claims(sizes=Sizes(head_dims={2, 3, 8}, head_dim_multiple=2)), "float32", "cpu", 260)
+    assert {case.head_dim for case in boundary_cases(space)} == {2, 8}
+
+
 def test_sizes_that_are_not_claimed_become_the_next_that_are() -> None:
     sizes = Sizes(n_heads={2, 8}, head_dims={64}, length_multiple=16, max_length=100)
     space = CaseSpace(Domain(), Claims(sizes=sizes), "float32", "cpu", 260)

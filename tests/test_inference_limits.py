@@ -161,7 +161,7 @@ def makes_compiled(d_model: int, n_heads: int) -> Any:
 UNCLEAR: dict[Callable[..., Any], str] = {
     EightsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
     PairsOfHeads: "fewer key heads than query heads; let the constructor take the number of key heads as n_kv_heads",
-    Wide: "q.weight looks like w_q, but its shape is (10, 10, 3), not (10, 10) as with d_model=10",
+    Wide: "q.weight looks like w_q, but its shape is (24, 24, 3), not (24, 24) as with d_model=24",
     Parametrized: "its weights are computed each time (a parametrization); judge it without that",
     WithoutProjections: "(q, k, v, mask=None): return WithoutProjections(temperature=q.shape[-1] ** 0.5).eval()(",
     makes_nothing: "makes_nothing(d_model=10, n_heads=2) returned None, which is not a torch.nn.Module",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,40 @@ class Rotary(Heads):
         q, k = (rotated(layer(hidden_states), position_embeddings, self.n_heads) for layer in (self.w_q, self.w_k))
         output: Tensor = self.w_o(self.attend(q, k, self.w_v(hidden_states), attention_mask))
         return output
+
+
+class Interleaved(Heads):
+    """As in Cohere: columns are rotated in pairs, so heads have an even width."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None = None) -> Tensor:
+        cos, sin = position_embeddings
+
+        def rotated(x: Tensor) -> Tensor:
+            heads = x.unflatten(-1, (self.n_heads, -1))
+            turned = torch.stack((-heads[..., 1::2], heads[..., ::2]), -1).flatten(-2)
+            return (heads * cos.unsqueeze(2) + turned * sin.unsqueeze(2)).flatten(2)
+
+        q, k = rotated(self.w_q(hidden_states)), rotated(self.w_k(hidden_states))
+        output: Tensor = self.w_o(self.attend(q, k, self.w_v(hidden_states), attention_mask))
+        return output
+
+
+class InFours(Interleaved):
+    """The width of a head is a multiple of 4, as where two axes are rotated."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        if d_model // n_heads % 4:
+            raise ValueError("there must be four parts")
+
+
+class InTwelves(Interleaved):
+    """The width of a head is a multiple of 12."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        if d_model // n_heads % 12:
+            raise ValueError("there must be twelve parts")
 
 
 class OptionalRotary(Rotary):
@@ -105,6 +140,9 @@ class OptionalPositions(Heads):
     ("cls", "row"),
     [
         (Rotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
+        (Rotary, "head_dim     a multiple of 2: with 5, ValueError: heads must have an even width  [tested]"),
+        (Interleaved, "head_dim     a multiple of 2: with 5, RuntimeError: stack expects each tensor to be equal size"),
+        (InFours, "head_dim     a multiple of 4: with 5, ValueError: there must be four parts  [tested]"),
         (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
         (CosinesAndSines, "given        cos=1, sin=0  [by name]"),
         (OptionalPair, "not judged   position_embeddings  [unless declared]"),
@@ -121,17 +159,6 @@ def test_config_that_refuses_valid_sizes_still_refuses_others() -> None:
 
 
 @dataclass
-class ConfigWithScale(StrictConfig):
-    """It keeps what it computes from the sizes."""
-
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.scale = (self.hidden_size // self.num_attention_heads) ** -0.5
-
-
-@dataclass
 class ConfigOfFourHeads(StrictConfig):
     """It refuses any other number."""
 
@@ -140,18 +167,19 @@ class ConfigOfFourHeads(StrictConfig):
             raise ValueError("there must be four heads")
 
 
-class WithScale(Rotary):
-    def __init__(self, config: ConfigWithScale) -> None:
-        super().__init__(config)
-
-
 class OfFourHeads(Rotary):
     def __init__(self, config: ConfigOfFourHeads) -> None:
         super().__init__(config)
 
 
-@pytest.mark.parametrize(("cls", "refusal"), [(WithScale, "an even width"), (OfFourHeads, "there must be four heads")])
-def test_config_is_set_only_where_that_is_what_it_does(cls: type[nn.Module], refusal: str) -> None:
+@pytest.mark.parametrize(
+    ("cls", "refusal"),
+    [
+        (OfFourHeads, "there must be four heads"),
+        (InTwelves, "with heads of width 4, ValueError: there must be twelve parts; claim those that it takes"),
+    ],
+)
+def test_class_that_takes_too_few_sizes_is_refused(cls: type[nn.Module], refusal: str) -> None:
     with pytest.raises(ImplementationError, match=refusal):
         infer(cls)
 

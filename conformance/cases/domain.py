@@ -331,9 +331,10 @@ def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
     {'n_heads': 3, 'head_dim': 64, 'L': 16, 'S': 48}
     """
     sizes, fitted = claims.sizes, dict(row) | ({"n_kv_heads": 1} if claims.multi_query else {})
-    for name, claimed in (("n_heads", sizes.n_heads), ("head_dim", sizes.head_dims)):
-        if claimed is not None:
-            fitted[name] = min((size for size in claimed if size >= row[name]), default=max(claimed))
+    if sizes.n_heads is not None:
+        larger = (count for count in sizes.n_heads if count >= row["n_heads"])
+        fitted["n_heads"] = min(larger, default=max(sizes.n_heads))
+    fitted["head_dim"] = sizes.fit_head_dim(row["head_dim"])
     multiple = sizes.length_multiple
     longest = None if sizes.max_length is None else sizes.max_length // multiple * multiple
     for name in ("L", "S"):

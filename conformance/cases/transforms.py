@@ -152,7 +152,7 @@ def own_head_dim(case: Case, claims: Claims) -> Config:
     Up to 2 is added to d_model, so that `n_heads` need not divide it.
     """
     d_model = case.config.d_model + case.seed % 3
-    widths = sorted(claims.sizes.head_dims or range(1, 9))
+    widths = sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or range(1, 9)})
     others = [width for width in widths if width * case.n_heads != d_model] or widths
     return replace(case.config, d_model=d_model, d_head=others[case.seed // 3 % len(others)])
 

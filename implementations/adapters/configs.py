@@ -64,38 +64,22 @@ def config_code(constructor: Callable[..., Any], sizes: Mapping[str, str], error
     return f"types.SimpleNamespace({', '.join(values)})"
 
 
-def config_object(
-    constructor: Callable[..., Any],
-    name: str,
-    every: Mapping[str, Any],
-    kept: Collection[str],
-    with_wider_heads: Callable[[], Mapping[str, Any]],
-) -> Any:
+def config_object(constructor: Callable[..., Any], name: str, every: Mapping[str, Any], kept: Collection[str]) -> Any:
     """Return an object with these values by name, or one of the constructor's own config class that holds those it has.
 
     name: of the parameter. every: the values. kept: the names that a config class decides itself, as where a value is
-    None. with_wider_heads: makes the values where heads are twice as wide, and raises ValueError for invalid sizes. A
-    class that takes those, but refuses `every`, only refuses heads of an odd width, as for rotary positions; it is made
-    with its defaults, and the values are set.
+    None.
 
     Raises what the class raises for other values.
     """
     cls = _config_class(constructor, name)
     if cls is None:
         return AnyConfig(**every)
-    own = _without(kept, every)
+    own = {name: value for name, value in every.items() if value is not None and name not in kept}
     try:
         return _filled(cls, own)
     except (TypeError, AttributeError):  # it requires more, or lets nothing be set
         return AnyConfig(**every)
-    except Exception:
-        if _is_what_its_defaults_give(cls, lambda: _without(kept, with_wider_heads())):
-            return _set(cls(), own)
-        raise
-
-
-def _without(kept: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and name not in kept}
 
 
 def _filled(cls: type, values: Mapping[str, Any]) -> Any:
@@ -103,22 +87,8 @@ def _filled(cls: type, values: Mapping[str, Any]) -> Any:
     accepted = inspect.signature(cls).parameters
     taken = {name: p for name, p in accepted.items() if p.default is p.empty or isinstance(p.default, NUMBER)}
     made = cls(**{name: value for name, value in values.items() if name in taken})
-    return _set(made, {name: value for name, value in values.items() if name not in accepted})
-
-
-def _is_what_its_defaults_give(cls: type, make_values: Callable[[], Mapping[str, Any]]) -> bool:
-    """Return whether an object of a class with these values is one with its defaults on which they are set."""
-    try:
-        values = make_values()
-        return bool(vars(_set(cls(), values)) == vars(_filled(cls, values)))
-    except Exception:  # of any kind: the class is a user's
-        return False
-
-
-def _set(made: Any, values: Mapping[str, Any]) -> Any:
-    """Set those of the values that an object has as a number, or as None, and return it."""
     for name, value in values.items():
-        if isinstance(getattr(made, name, ""), NUMBER):
+        if name not in accepted and isinstance(getattr(made, name, ""), NUMBER):
             setattr(made, name, value)
     return made
 

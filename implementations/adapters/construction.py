@@ -221,8 +221,7 @@ def construct(
     given = {}
     for name, field in arguments.items():
         if field == "config":
-            wider = partial(_with_wider_heads, values, config)
-            given[name] = config_object(constructor, name, _every(values), KEPT, wider)
+            given[name] = config_object(constructor, name, _every(values), KEPT)
         elif field.endswith("_layer"):
             given[name] = _layer(config, field[0])
         else:
@@ -238,12 +237,6 @@ def construct(
             with suppress(Exception):  # or else the first error is raised
                 return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
         raise
-
-
-def _with_wider_heads(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return by all names the values of heads that are twice as wide; raise ValueError for an invalid configuration."""
-    config.validate()
-    return _every({**values, "d_model": 2 * config.d_model, "head_dim": 2 * config.head_dim})
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:

@@ -221,7 +221,7 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
     """
     parameters = dict(inspect.signature(function).parameters)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code and {"cos", "sin"} <= {*code.co_varnames}:
+    if code and {"cos", "sin"} <= {*code.co_varnames, *code.co_cellvars}:
         pairs = [p for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "rotation"]
         parameters |= {p.name: p.replace(default=p.empty, annotation=tuple) for p in pairs}
     return parameters

@@ -41,7 +41,7 @@ from mha.implementations.inference.nearest import (
     returns_outputs,
     shows_inputs,
 )
-from mha.implementations.inference.options import find_longest, find_options, find_weights, possible_biases
+from mha.implementations.inference.options import find_longest, find_options, find_weights, find_widths, possible_biases
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
@@ -192,6 +192,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_weights(candidate)
     find_options(candidate, arguments)
     _find_numbers_of_heads(candidate)
+    find_widths(candidate)
     find_longest(candidate)
     find_self_attention(candidate)
     return candidate

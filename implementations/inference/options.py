@@ -297,6 +297,25 @@ def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
     return is_close(returned, scores)
 
 
+def find_widths(candidate: Candidate) -> None:
+    """Claim even widths of heads alone, or multiples of 4, where a module raises for others, as rotary ones do.
+
+    Raises Unclear if it takes not even 4.
+    """
+    key, claimed = "d_head" if "own_head_dim" in candidate.claims else "d_model", candidate.claims.get("sizes", Sizes())
+    for multiple, width in ((1, 5), (2, 6), (4, 4)):
+        value = width if key == "d_head" else CONFIG.n_heads * width
+        tried = replace(candidate, changes=candidate.changes | {key: value})
+        inputs = candidate.probes[0].inputs
+        narrow = {id(x): x[..., : tried.config.d_model] for x in inputs}  # one tensor stays one tensor
+        if tried.call_plainly(tuple(narrow[id(x)] for x in inputs)) is not None:
+            if multiple > 1:
+                candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
+            return
+        candidate.odd_heads = candidate.odd_heads or tried.problem
+    raise Unclear(f"with heads of width 4, {tried.problem}; claim those that it takes: sizes=Sizes(head_dims=...)")
+
+
 @built_for(MAX_LENGTH)
 def find_longest(candidate: Candidate) -> None:
     """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
