@@ -104,6 +104,13 @@ class Rounding:
         return self.ranks - 1 if self.partials_stored else 0
 
 
+def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:
+    positive = isinstance(sizes, Collection) and all(isinstance(size, int) and size > 0 for size in sizes)
+    if not sizes or not positive:
+        raise ValueError(f"Sizes.{name} must be a set of positive integers, but is {sizes!r}")
+    return frozenset(sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes that an implementation takes, such as those of a kernel. It is not called with others.
@@ -128,12 +135,8 @@ class Sizes:
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
         for name in ("n_heads", "head_dims"):
-            sizes = getattr(self, name)
-            if sizes is not None:
-                positive = isinstance(sizes, Collection) and all(isinstance(size, int) and size > 0 for size in sizes)
-                if not sizes or not positive:
-                    raise ValueError(f"Sizes.{name} must be a set of positive integers, but is {sizes!r}")
-                object.__setattr__(self, name, frozenset(sizes))
+            if (sizes := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _positive_sizes(name, sizes))
         for name in ("length_multiple", "head_dim_multiple"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Sizes.{name} must be positive, but is {getattr(self, name)!r}")
