@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, get_args, is_typeddict
 
 # What classes after those of transformers read from their config without a parameter of this name.
 OTHERS = {
@@ -99,7 +99,8 @@ def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
     found = vars(sys.modules.get(target.__module__, SimpleNamespace()))
     parameter = inspect.signature(target).parameters.get(name)  # or one of a base, to which it is passed on
     annotation = parameter.annotation if parameter else inspect.Parameter.empty
-    return _annotated(annotation, found) or _named(target.__name__, found)
+    cls = _annotated(annotation, found) or _named(target.__name__, found)
+    return None if is_typeddict(cls) else cls  # which is a dictionary
 
 
 def _annotated(annotation: Any, found: Mapping[str, Any]) -> type | None:

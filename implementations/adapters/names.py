@@ -66,9 +66,10 @@ NEUTRAL_NAMES = {
     "start": ("start_pos", "start"),
     "positions": ("freqs_cis", "freqs", "input_pos", "rotary_emb"),
     # Of a rotation, which may be a pair.
-    "cosines": ("cos",),
-    "sines": ("sin",),
-    "rotation": ("position_embeddings",),
+    "cosines": ("cos", "freqs_cos"),
+    "sines": ("sin", "freqs_sin"),
+    "rotation": ("position_embeddings", "cos_sin"),
+    "cache": ("kv_cache",),
     # An image of one column has as many rows as there are positions.
     "rows": ("H", "h", "height"),
     "columns": ("W", "w", "width"),

@@ -136,6 +136,7 @@ def _given(name: str, candidate: Candidate) -> str:
         "module": "an object in evaluation, without groups of heads",
         "start": "0",
         "positions": "None",
+        "cache": "None",
         **ROTATIONS,
         "rows": "L",
         "columns": "1",

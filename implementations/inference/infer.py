@@ -307,11 +307,12 @@ def _require_one_map(matching: Sequence[Candidate]) -> None:
 
 
 def _find_own_head_dim(candidate: Candidate, arguments: Mapping[str, str]) -> None:
-    """Set whether the width of a head may be given, if the constructor takes one."""
-    if "head_dim" in arguments.values():
+    """Set whether the width of a head may be given, if the constructor, or perhaps its config, takes one."""
+    if not {"head_dim", "config"}.isdisjoint(arguments.values()):
         tried = replace(candidate, claims=candidate.claims | {"own_head_dim": True}, explained=False)
         same = find_formula(tried) and tried.formula == candidate.formula
-        if same or (candidate.evidence != "tested" and returns_outputs(tried)):
+        returned = "head_dim" in arguments.values() and candidate.evidence != "tested" and returns_outputs(tried)
+        if same or returned:
             candidate.claims = tried.claims
 
 
