@@ -213,3 +213,44 @@ def test_fewer_key_heads_are_claimed() -> None:
 
 def test_fewer_key_heads_are_not_claimed_where_one_alone_is_broadcast() -> None:
     assert not infer_kernel(scaled).implementation.claims.grouped_query
+
+
+def of_contiguous_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """As kernels do that compute their strides, (B, H, L, d_k)."""
+    if not all(x.is_contiguous() for x in (q, k, v)):
+        raise ValueError("heads must be contiguous")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def of_contiguous_lengths(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """The same of (B, L, H, d_k), which a projection gives it as it is."""
+    if not all(x.is_contiguous() for x in (q, k, v)):
+        raise ValueError("heads must be contiguous")
+    return scaled(*(x.transpose(1, 2) for x in (q, k, v)), causal, q.shape[-1] ** -0.5).transpose(1, 2)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(
+    ("kernel", "shape"), [(of_contiguous_heads, "(b, h, l, d)"), (of_contiguous_lengths, "(b, l, h, d)")]
+)
+def test_kernel_that_refuses_other_heads_is_given_contiguous_ones(kernel: Any, shape: str) -> None:
+    result = infer_kernel(kernel)
+    assert f"inputs   q, k, v, of shape {shape}, contiguous ones alone  [tested]" in result.report()
+    assert "contiguous=True" in result.declaration
+    clauses = ["SHP-1", "SHP-7", "HED-1", "EQV-8", "GRD-1"]
+    assert {v.status for v in check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts} == {
+        "pass"
+    }
+
+
+def of_even_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if q.shape[-1] % 2:
+        raise ValueError("an even width")
+    return scaled(q, k, v, causal=False, sm_scale=q.shape[-1] ** -0.5)
+
+
+def test_kernel_of_even_heads_is_tried_on_these() -> None:
+    implementation = infer_kernel(of_even_heads).implementation
+    assert implementation.claims.sizes.head_dim_multiple == 2
+    report = check(implementation, "quick", clauses=["SHP-1", "HED-1", "GQA-1"], dtypes="float32")
+    assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 import torch
 from test_named_parts import Heads, expect_read
 from torch import Tensor, nn
 
+from mha.conformance import check
 from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
 
@@ -112,6 +113,18 @@ class CosinesAndSines(Rotary):
         return super().forward(x, (cos, sin), mask)
 
 
+class CosinesAndCache(CosinesAndSines):
+    """As in nanochat: one pair, and a cache that may be None."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        Heads.__init__(self, d_model, n_heads)
+
+    def forward(self, x: Tensor, cos_sin: Any, kv_cache: Any, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # by name
+        cos, sin = cos_sin
+        assert kv_cache is None
+        return super().forward(x, cos, sin, mask)
+
+
 class OptionalPair(Heads):
     """A pair of the same name is added to queries and keys."""
 
@@ -145,6 +158,7 @@ class OptionalPositions(Heads):
         (InFours, "head_dim     a multiple of 4: with 5, ValueError: there must be four parts  [tested]"),
         (OptionalRotary, "given        position_embeddings=cosines of 1 and sines of 0  [by name]"),
         (CosinesAndSines, "given        cos=1, sin=0  [by name]"),
+        (CosinesAndCache, "given        cos_sin=cosines of 1 and sines of 0, kv_cache=None  [by name]"),
         (OptionalPair, "not judged   position_embeddings  [unless declared]"),
         (OptionalPositions, "not judged   position_embeddings  [unless declared]"),
     ],
@@ -186,3 +200,60 @@ def test_class_that_takes_too_few_sizes_is_refused(cls: type[nn.Module], refusal
 
 def test_inputs_are_not_listed_as_options() -> None:
     assert "hidden_states" not in infer(OptionalRotary).report(400).partition("built as")[2].partition("same as")[0]
+
+
+def test_weights_are_read_from_values_of_claimed_widths() -> None:
+    report = check(infer(InFours).implementation, "quick", clauses=["SMX-1", "SMX-2", "MSK-2"], dtypes="float32")
+    assert {verdict.status for verdict in report.verdicts} == {"pass"}
+
+
+@dataclass
+class ConfigOfWidths:
+    """The width of a head has a default that follows from the others, which must then be valid."""
+
+    d_model: int = 64
+    n_heads: int = 4
+    head_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None:
+            if self.d_model % self.n_heads:
+                raise ValueError(f"d_model ({self.d_model}) is not divisible by n_heads ({self.n_heads})")
+            self.head_dim = self.d_model // self.n_heads
+
+
+class OfAConfigOfWidths(nn.Module):
+    """As in Qwen 3, Mistral and LitGPT."""
+
+    def __init__(self, config: ConfigOfWidths) -> None:
+        super().__init__()
+        self.n_heads, inner_width = config.n_heads, config.n_heads * (config.head_dim or 0)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(config.d_model, inner_width) for _ in range(3))
+        self.o_proj = nn.Linear(inner_width, config.d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        heads = (layer(x).unflatten(-1, (self.n_heads, -1)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (each.transpose(1, 2) for each in heads)
+        context = nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        output: Tensor = self.o_proj(context.transpose(1, 2).flatten(2))
+        return output
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_config_of_widths_may_have_an_indivisible_d_model() -> None:
+    expect_read(OfAConfigOfWidths, "sizes        the width of a head  [tested]", "HED-1")
+
+
+class TypedConfig(TypedDict):
+    d_model: int
+    n_heads: int
+
+
+class OfADictionary(OfAConfigOfWidths):
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(ConfigOfWidths(config["d_model"], config["n_heads"]))
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_dictionary_is_not_a_config_of_another_class() -> None:
+    expect_read(OfADictionary, "built as     OfADictionary(config=config)", "CFG-1")

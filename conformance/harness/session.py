@@ -112,6 +112,7 @@ class Session:
 
     def fresh(self, problem: Problem) -> Instance:
         """Build another attention with the configuration and the weights of a problem; raises CallRaised."""
+        self._require_claimed_sizes(problem)
         self._longest = max(self._longest, *problem.shape[2:])
         return self.build(problem.config, problem.weights)
 

@@ -34,6 +34,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     mask: MaskConvention | None = "keep",
     mask_shape: str | None = None,
     mask_numbers: bool = False,
+    contiguous: bool = False,
     call: Call | None = None,
     claims: Claims | None = None,
     name: str | None = None,
@@ -42,13 +43,14 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
 
     kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It scales the scores by
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights
-        (B, H, L, S). It must take heads however they lie in memory: those of a query that is not contiguous lie
-        otherwise than those of the key. H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with
+        (B, H, L, S). It must take heads however they lie in memory, unless `contiguous`: those of a query that is not
+        contiguous lie otherwise than those of the key. H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with
         `Claims.multi_query`.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
         "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself. An axis 3, as in
         "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value are. If the context
         has other axes, they follow: "b h l d -> b l (h d)".
+    contiguous: whether it is given contiguous heads alone, since it raises for others.
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
 
@@ -81,7 +83,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         masks = MaskFormat(mask, mask_shape, mask_numbers)
         by_name = call_by_name(label, read_signature(label, axes.unpacked(kernel), masks), claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
-    return KernelImplementation(label, claims, kernel, layout, call)
+    return KernelImplementation(label, claims, kernel, layout, call, contiguous)
 
 
 def function_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,6 +148,7 @@ class KernelImplementation:
     kernel: Callable[..., Any]
     layout: str
     call: Call
+    contiguous: bool = False
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> KernelAttention:
         """Put four projections around the kernel.
@@ -172,7 +175,7 @@ class KernelAttention(nn.Module):
     def __init__(self, adapter: KernelImplementation, config: Config, weights: Weights) -> None:
         super().__init__()
         self.config, self.axes = config, KernelAxes.read(adapter.name, adapter.layout)
-        self.kernel = adapter.kernel
+        self.kernel, self.contiguous = adapter.kernel, adapter.contiguous
         self.call, self.claims = adapter.call, adapter.claims
         if isinstance(self.call, CallByName):
             self.call = replace(self.call, n_heads=config.n_heads)
@@ -218,6 +221,8 @@ class KernelAttention(nn.Module):
         context lies otherwise, too.
         """
         heads = rearrange(self._project(x, role), f"b l (h d) -> {self.axes.heads}", d=self.config.head_dim)
+        if self.contiguous:
+            return heads.contiguous()
         return _laid_out_otherwise(heads) if role == "q" and not x.is_contiguous() else heads
 
     def _project(self, x: Tensor, role: str) -> Tensor:

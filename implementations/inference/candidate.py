@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 from mha.spec.claims import Alignment, EmptyRow
+
+Kind = TypeVar("Kind", bound="Candidate")
 
 
 @dataclass
@@ -208,7 +210,7 @@ class Candidate:
         ]
 
 
-def without_gradients(candidate: Candidate) -> Candidate:
+def without_gradients(candidate: Kind) -> Kind:
     """Return a candidate that claims no gradients: its weights do not require any, in trial runs too."""
     return replace(candidate, claims=candidate.claims | {"gradients": False})
 

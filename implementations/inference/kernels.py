@@ -30,7 +30,7 @@ from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
-from mha.implementations.inference.options import find_options, find_weights
+from mha.implementations.inference.options import find_options, find_weights, find_widths
 from mha.implementations.inference.probes import is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
 from mha.implementations.pristine import as_found, pristine
@@ -51,13 +51,16 @@ SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 @dataclass
 class KernelCandidate(Candidate):
-    """One way to understand a kernel; layout: as for `from_kernel`."""
+    """One way to understand a kernel; layout, contiguous: as for `from_kernel`."""
+
+    contiguous: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_kernel`, except the claims."""
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
-        layout = {"layout": self.layout} if self.layout != LAYOUTS[0] else {}
+        layout: dict[str, Any] = {"layout": self.layout} if self.layout != LAYOUTS[0] else {}
+        layout |= {"contiguous": True} if self.contiguous else {}
         return {"mask": self.mask, **shape, **layout}
 
     def implementation(self) -> KernelImplementation:  # type: ignore[override]  # of a kernel
@@ -75,13 +78,18 @@ class KernelCandidate(Candidate):
         return inspect.signature(KernelAxes.read(self.label, self.layout).unpacked(self.constructor)).parameters
 
 
-def _candidates(kernel: Callable[..., Any], label: str) -> list[Candidate]:
+def _candidates(kernel: Callable[..., Any], label: str) -> list[KernelCandidate]:
     """Return a candidate for each layout of query, key and value, those with one key head last."""
     packed = PACKED_INPUTS.get(_required(kernel), "")
     claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
     tried = [(layout, claims) for layout in (_packed_layouts(packed) if packed else LAYOUTS)]
     tried += [] if packed else [(layout, claims | {"multi_query": True}) for layout in OF_HEADS]
-    return [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given)) for layout, given in tried]
+    candidates = [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given)) for layout, given in tried]
+    # Before those whose layout has some of the heads copied.
+    copied = (
+        [] if packed else [replace(each, contiguous=True, claims=dict(claims)) for each in candidates[: len(OF_HEADS)]]
+    )
+    return [*candidates[: len(OF_HEADS)], *copied, *candidates[len(OF_HEADS) :]]
 
 
 def _packed_layouts(packed: str) -> list[str]:
@@ -90,13 +98,14 @@ def _packed_layouts(packed: str) -> list[str]:
     return [" ".join([*axes[:place], packed, *axes[place:]]) for axes, place in places]
 
 
-def _rows(candidate: Candidate) -> list[Row]:
+def _rows(candidate: KernelCandidate) -> list[Row]:
     """Return what was found about a kernel."""
     packed = _required(candidate.constructor)
+    alone = ", contiguous ones alone" if candidate.contiguous else ""
     inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
         Row("kernel", "between four projections, which are supplied", "by its parameters"),
-        Row("inputs", f"{', '.join(inputs)}, of shape {_shape(candidate.layout)}", "tested"),
+        Row("inputs", f"{', '.join(inputs)}, of shape {_shape(candidate.layout)}{alone}", "tested"),
         *shared_rows(candidate, {}),
     ]
 
@@ -162,7 +171,7 @@ def _require_nothing_else(label: str, required: Collection[str]) -> None:
         )
 
 
-def _first_found(candidates: Sequence[Candidate]) -> Candidate:
+def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
     """Return the first candidate whose layout gives the formula of attention, if need be without gradients.
 
     Raises ImplementationError, with what to declare, for what is left open.
@@ -187,7 +196,7 @@ def _ignores_heads(candidate: Candidate) -> bool:
     return one_for_each != candidate.claims and replace(candidate, claims=one_for_each).call_plainly(inputs) is not None
 
 
-def _found(candidates: Sequence[Candidate]) -> Candidate:
+def _found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
     """Return the candidate that is understood, with its claims; raises Unclear for what is left open."""
     candidate = next((each for each in candidates if find_formula(each)), None)
     if candidate is None:
@@ -200,23 +209,34 @@ def _found(candidates: Sequence[Candidate]) -> Candidate:
         )
     if _ignores_heads(candidate):
         raise Unclear("it uses one key head and ignores the others; if all heads share it, claim multi_query=True")
+    if _raises_unless_contiguous(candidate):
+        candidate = replace(candidate, contiguous=True)
     find_mask(candidate)
     find_causal(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
+    find_widths(candidate)
     if candidate.explained and "multi_query" not in candidate.claims:
         _find_key_heads(candidate)
     return candidate
 
 
+def _raises_unless_contiguous(candidate: KernelCandidate) -> bool:
+    """Return whether a kernel raises for heads that are not contiguous, and for no others."""
+    inputs, copied = candidate.probes[0].inputs, replace(candidate, contiguous=True)
+    strided = {id(x): x.mT.contiguous().mT for x in inputs}  # one tensor stays one tensor
+    given = tuple(strided[id(x)] for x in inputs)
+    return candidate.call_plainly(given) is None and copied.call_plainly(given) is not None
+
+
 def _find_key_heads(candidate: Candidate) -> None:
     """Claim fewer key heads if a kernel with four heads and two key heads computes the formula."""
-    claims, changes = candidate.claims | {"grouped_query": True}, {"d_model": 12, "n_heads": 4, "n_kv_heads": 2}
+    claims, changes = candidate.claims | {"grouped_query": True}, {"d_model": 48, "n_heads": 4, "n_kv_heads": 2}
     formula = replace(candidate.formula, n_heads=changes["n_heads"])
     tried = replace(candidate, claims=claims, changes=candidate.changes | changes, formula=formula)
     generator, given = torch.Generator().manual_seed(5), candidate.probes[0].inputs
-    drawn = {id(x): torch.randn(*x.shape[:2], 12, generator=generator, dtype=x.dtype) for x in given}
+    drawn = {id(x): torch.randn(*x.shape[:2], changes["d_model"], generator=generator, dtype=x.dtype) for x in given}
     query, key, value = (drawn[id(x)] for x in given)  # one tensor stays one
     result = tried.call_plainly((query, key, value))
     if result and is_close(result.output, tried.formula((query, key, value), tried.weights, None)):

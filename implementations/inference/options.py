@@ -307,7 +307,8 @@ def find_widths(candidate: Candidate) -> None:
         value = width if key == "d_head" else CONFIG.n_heads * width
         tried = replace(candidate, changes=candidate.changes | {key: value})
         inputs = candidate.probes[0].inputs
-        narrow = {id(x): x[..., : tried.config.d_model] for x in inputs}  # one tensor stays one tensor
+        # One tensor stays one tensor, and in one piece.
+        narrow = {id(x): x[..., : tried.config.d_model].contiguous() for x in inputs}
         if tried.call_plainly(tuple(narrow[id(x)] for x in inputs)) is not None:
             if multiple > 1:
                 candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
