@@ -334,7 +334,7 @@ def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
     with suppress(BrokenPipeError):
         try:
             known = {each.target: each for target in tasks.get() for each in resolve(target)}
-        except (Exception, SystemExit):  # the command meets it too, and reports it
+        except BaseException:  # the command meets it too, and reports it
             return
         say("ready")
         gc.freeze()  # what is loaded stays, and is not searched for garbage again
