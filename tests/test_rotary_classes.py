@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 import pytest
@@ -11,8 +11,10 @@ from test_named_parts import Heads, expect_read
 from torch import Tensor, nn
 
 from mha.conformance import check
+from mha.conformance.faults.base import Complete, complete, implementation_of
 from mha.implementations import ImplementationError
 from mha.implementations.inference.infer import infer
+from mha.spec import Sizes
 
 
 @dataclass
@@ -85,6 +87,15 @@ class InTwelves(Interleaved):
         super().__init__(d_model, n_heads)
         if d_model // n_heads % 12:
             raise ValueError("there must be twelve parts")
+
+
+class ModelInEights(Interleaved):
+    """What must be a multiple of 8 is d_model, not the width of a head."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__(d_model, n_heads)
+        if d_model % 8:
+            raise ValueError("d_model is a multiple of 8")
 
 
 class OptionalRotary(Rotary):
@@ -190,7 +201,8 @@ class OfFourHeads(Rotary):
     ("cls", "refusal"),
     [
         (OfFourHeads, "there must be four heads"),
-        (InTwelves, "with heads of width 4, ValueError: there must be twelve parts; claim those that it takes"),
+        (ModelInEights, "d_model is a multiple of 8; claim those that it takes"),
+        (InTwelves, "and with heads of width 4 ValueError: there must be twelve parts; claim those that it takes"),
     ],
 )
 def test_class_that_takes_too_few_sizes_is_refused(cls: type[nn.Module], refusal: str) -> None:
@@ -205,6 +217,14 @@ def test_inputs_are_not_listed_as_options() -> None:
 def test_weights_are_read_from_values_of_claimed_widths() -> None:
     report = check(infer(InFours).implementation, "quick", clauses=["SMX-1", "SMX-2", "MSK-2"], dtypes="float32")
     assert {verdict.status for verdict in report.verdicts} == {"pass"}
+    assert min(verdict.examples for verdict in report.verdicts) >= 15
+
+
+def test_dropout_is_judged_in_as_many_cases_where_widths_are_claimed() -> None:
+    claims = replace(complete.claims, sizes=Sizes(head_dim_multiple=4))
+    (every,) = check(complete, "quick", clauses="DRP-2", dtypes="float32").verdicts
+    (verdict,) = check(implementation_of(Complete, claims), "quick", clauses="DRP-2", dtypes="float32").verdicts
+    assert (verdict.status, verdict.examples) == (every.status, every.examples) == ("pass", every.examples)
 
 
 @dataclass

@@ -30,11 +30,15 @@ def zeroed(problem: Problem, *names: str) -> Problem:
     )
 
 
-def with_weights_as_output(case: Case) -> Problem:
+def with_weights_as_output(case: Case, claims: Claims) -> Problem:
     """Return a problem of the case whose output shows the weights: see `weights_in`. d_k is S, or more."""
-    return showing_weights(
-        replace(case, head_dim=max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)).problem()
-    )
+    width = max(case.head_dim, case.S, case.L if case.inputs == "self" else 1)
+    return showing_weights(with_width(case, claims, width).problem())
+
+
+def with_width(case: Case, claims: Claims, width: int) -> Case:
+    """Return the case with heads of at least this width; it is a claimed one, unless none is as large."""
+    return replace(case, head_dim=max(width, claims.sizes.fit_head_dim(width)))
 
 
 def showing_weights(problem: Problem, copies: int = 1) -> Problem:

@@ -12,7 +12,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.cases.transforms import passing_heads, with_dropout, zeroed
+from mha.conformance.cases.transforms import passing_heads, with_dropout, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CallRaised
@@ -59,7 +59,7 @@ def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> No
     length = 65 if case.seed % 2 else 17
     queries = length if case.inputs == "self" else length - 1
     for dropout in PROBABILITIES:
-        problem = replace(case, L=queries, S=length, head_dim=2 * length).problem()
+        problem = with_width(replace(case, L=queries, S=length), session.claims, 2 * length).problem()
         expect_dropped_weights(session, problem, dropout, case.seed)
 
 
@@ -67,7 +67,8 @@ def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> No
 def the_share_that_is_dropped_is_p(session: Session, case: Case) -> None:
     """In training the share of dropped weights is p, so that the output is unbiased."""
     for dropout in PROBABILITIES:
-        problem = replace(case, L=LARGE_LENGTH, S=LARGE_LENGTH, head_dim=2 * LARGE_LENGTH).problem()
+        large = replace(case, L=LARGE_LENGTH, S=LARGE_LENGTH)
+        problem = with_width(large, session.claims, 2 * LARGE_LENGTH).problem()
         expect_dropped_weights(session, problem, dropout, case.seed)
 
 
@@ -89,13 +90,14 @@ def the_share_of_outputs_that_is_dropped_is_p(session: Session, case: Case) -> N
 def each_weight_and_each_output_is_dropped_alone(session: Session, case: Case) -> None:
     """In training weights and outputs are dropped, each on its own with probability p, and rescaled otherwise."""
     for dropout in PROBABILITIES:
-        problem = replace(case, L=65, S=65, head_dim=2 * 65).problem()
+        problem = with_width(replace(case, L=65, S=65), session.claims, 2 * 65).problem()
         expect_dropped_weights_and_outputs(session, problem, dropout, case.seed)
 
 
 def _expect_dropped_outputs(session: Session, case: Case, length: int, dropout: float) -> None:
     """Each output is dropped on its own with probability p; L = length, and D is at least that."""
-    problem = with_dropout(replace(case, L=length, S=length, head_dim=length).problem(), dropout)
+    problem = with_width(replace(case, L=length, S=length), session.claims, length).problem()
+    problem = with_dropout(problem, dropout)
     output, expected = session(problem, seed=case.seed).output, session.expected(problem).output
     for item in range(case.B):
         expect_zero_or_rescaled(session, output[item], expected[item], dropout, "the output in column")
@@ -205,7 +207,8 @@ def gradients_of_scores_drop_what_the_outputs_dropped(session: Session, case: Ca
     Where an output is a weight, dropping that weight is dropping the gradient of that output.
     """
     length, p = 17, 0.5  # twice a number is exact
-    case = replace(case, L=length if case.inputs == "self" else length - 1, S=length, head_dim=2 * length)
+    case = replace(case, L=length if case.inputs == "self" else length - 1, S=length)
+    case = with_width(case, session.claims, 2 * length)
     problem = showing_dropped_weights(session, with_dropout(case.problem(), p), uniform=False).map_inputs(leaf_of)
     upstream = session.upstream(problem)
     output = _forward_and_backward(session, problem, upstream)

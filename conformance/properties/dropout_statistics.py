@@ -34,8 +34,8 @@ PROBABILITIES = (0.5, 0.1, 0.9)
 def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
 
-    problem: with d_k = 2 S; its weights and values are changed so that the output shows the weights. For every other
-    pair of seeds, queries are projected to zero.
+    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows the weights. For every
+    other pair of seeds, queries are projected to zero.
     """
     problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
@@ -43,7 +43,8 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
     allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
     for item in range(batch):
         for head in range(heads):
-            first, second = (slice(start, start + length) for start in (2 * head * length, (2 * head + 1) * length))
+            begin = head * problem.config.head_dim
+            first, second = (slice(start, start + length) for start in (begin, begin + length))
             weights = output[item, slice(None), first]
             expect_zero_or_rescaled(session, weights, expected[item, :, first], dropout, "the weight of key")
             repeated = output[item, slice(None), second]
@@ -70,11 +71,11 @@ def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropo
     either = 1 - (1 - dropout) ** 2
     for item in range(batch):
         for head in range(heads):
+            begin = head * problem.config.head_dim
             first, second = (
-                output[item, slice(None), slice(start, start + length)]
-                for start in (2 * head * length, (2 * head + 1) * length)
+                output[item, slice(None), slice(start, start + length)] for start in (begin, begin + length)
             )
-            weights = expected[item, :, 2 * head * length : (2 * head + 1) * length]
+            weights = expected[item, :, begin : begin + length]
             for half in (first, second):
                 expect_zero_or_rescaled(session, half, weights, dropout, "the output in column", times=2)
                 expect_share(half, allowed[item, head], either, ("queries", "columns"))

@@ -87,7 +87,7 @@ def masked_weights_are_zero(session: Session, case: Case) -> None:
 )
 def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None:
     """Where no weights are returned, the context of one-hot values shows that the weight of a masked key is 0."""
-    problem = with_weights_as_output(case)
+    problem = with_weights_as_output(case, session.claims)
     output, hidden = session(problem).output, hidden_pairs(session, problem)
     leaks = (hidden & (weights_in(output.tensor, problem) != 0)).nonzero()
     if len(leaks):

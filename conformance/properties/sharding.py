@@ -318,7 +318,7 @@ def every_rank_ends(session: Session, case: Case) -> None:
 def dropout_does_not_depend_on_the_ranks(session: Session, case: Case) -> None:
     """With one seed, the same is dropped on one rank as on several."""
     case = replace(divisible(case), B=2, n_heads=2 * case.ranks, L=16, S=16)
-    problem = with_dropout(with_weights_as_output(case), 0.5)
+    problem = with_dropout(with_weights_as_output(case, session.claims), 0.5)
     single = Session(session.implementation, replace(case, ranks=1))
     one, several = (each(problem, seed=case.seed).output.tensor == 0 for each in (single, session))
     again = session(problem, seed=case.seed + 1).output.tensor == 0

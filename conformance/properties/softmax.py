@@ -65,7 +65,7 @@ def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
 )
 def weights_that_the_context_shows_are_probabilities(session: Session, case: Case) -> None:
     """Where no weights are returned, contexts of one-hot values show them: each row sums to 1, each is in [0, 1]."""
-    problem = with_weights_as_output(case)
+    problem = with_weights_as_output(case, session.claims)
     expected, output = session.expected(problem), session(problem).output
     weights, reach = (weights_in(x, problem) for x in (output.tensor.double(), expected.output.rad))
     outside = ((weights < 0) | (weights > 1 + reach)) & ~expected.empty.unsqueeze(-1)
@@ -91,7 +91,7 @@ def weights_that_the_context_shows_are_probabilities(session: Session, case: Cas
 )
 def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case) -> None:
     """Where no weights are returned, contexts of one-hot values show them: they match the oracle's, row by row."""
-    problem = with_weights_as_output(case)
+    problem = with_weights_as_output(case, session.claims)
     expected = session.expected(problem).output
     expect_close(session(problem).output, expected, because="the weights, as each value is one-hot")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_other_options
+from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_other_options, with_width
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
@@ -131,7 +131,7 @@ def grouped_heads_drop(session: Session, case: Case) -> None:
 )
 def grouped_heads_drop_each_weight_alone(session: Session, case: Case) -> None:
     """With grouped heads each weight is dropped on its own with probability p, and rescaled otherwise."""
-    case = replace(case, L=17, S=17, head_dim=34)
+    case = with_width(replace(case, L=17, S=17), session.claims, 34)
     expect_dropped_weights(session, with_config(case, grouped(case)), 0.5, case.seed)
 
 

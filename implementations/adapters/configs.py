@@ -100,7 +100,7 @@ def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
     parameter = inspect.signature(target).parameters.get(name)  # or one of a base, to which it is passed on
     annotation = parameter.annotation if parameter else inspect.Parameter.empty
     cls = _annotated(annotation, found) or _named(target.__name__, found)
-    return None if is_typeddict(cls) else cls  # which is a dictionary
+    return None if is_typeddict(cls) else cls  # a TypedDict is a dictionary
 
 
 def _annotated(annotation: Any, found: Mapping[str, Any]) -> type | None:

@@ -50,7 +50,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself. An axis 3, as in
         "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value are. If the context
         has other axes, they follow: "b h l d -> b l (h d)".
-    contiguous: whether it is given contiguous heads alone, since it raises for others.
+    contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it raises for others.
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
 
@@ -207,7 +207,9 @@ class KernelAttention(nn.Module):
             if before != after:
                 increment_version(x)  # since a caller's heads would be changed
         try:
-            if context.requires_grad and not (query.is_contiguous() or torch.compiler.is_compiling()):
+            if context.requires_grad and self.contiguous:
+                context.register_hook(torch.Tensor.contiguous)
+            elif context.requires_grad and not (query.is_contiguous() or torch.compiler.is_compiling()):
                 context.register_hook(_laid_out_otherwise)
             joined = rearrange(context, f"{self.axes.context} -> b l (h d)", h=self.config.n_heads)
         except EinopsError:

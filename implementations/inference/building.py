@@ -17,6 +17,8 @@ from mha.implementations.errors import ImplementationError, one_line
 from mha.implementations.inference.probes import CONFIG
 from mha.implementations.pristine import as_found
 
+SMALL = f"d_model={CONFIG.d_model}, n_heads={CONFIG.n_heads}"
+
 
 def built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]) -> nn.Module:
     """Return a module for trial runs; raises ImplementationError for what cannot be built, or called by names."""
@@ -30,7 +32,7 @@ def built(label: str, constructor: Callable[..., nn.Module], arguments: Mapping[
             sizes = {name: code for field, code in SIZES.items() for name in CONSTRUCTOR_NAMES[field]}
             message, given = f"AttributeError: its config has no {error.name}", config_code(constructor, sizes, error)
         hint = f"; name a function that builds it: def attention(d_model, n_heads): return {label}({given})"
-        raise ImplementationError(f"{label}(d_model=10, n_heads=2) raised {message}{hint}") from error
+        raise ImplementationError(f"{label}({SMALL}) raised {message}{hint}") from error
     require_forward(label, module)
     _require_named_inputs(label, module)
     return module
@@ -46,9 +48,7 @@ def require_forward(label: str, made: object) -> None:
 def _require_named_inputs(label: str, made: object) -> None:
     """Raise ImplementationError for what is not a module, and for a compiled one, which does not name its inputs."""
     if not isinstance(made, nn.Module):
-        raise ImplementationError(
-            f"{label}(d_model=10, n_heads=2) returned {made!r:.80}, which is not a torch.nn.Module"
-        )
+        raise ImplementationError(f"{label}({SMALL}) returned {made!r:.80}, which is not a torch.nn.Module")
     if isinstance(made, torch.jit.ScriptModule) or hasattr(made, "_orig_mod"):
         raise ImplementationError(
             f"{label} returns a compiled module, which does not name its inputs; name what returns it uncompiled"

@@ -36,9 +36,9 @@ class Candidate:
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
     and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
-    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. odd_heads: what
-    heads of width 5 raise. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only
-    says that the mask is causal. last: the module that was called last.
+    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths: what
+    heads of width 5 raise, if they are not claimed. too_long: what a call with long inputs raised. hint: what the
+    causal flag raises, if it only says that the mask is causal. last: the module that was called last.
     assumed: why the format of masks is assumed, if none explains what they do. ignored: whether masks of this format
     have no effect. hides_queries: whether masks hide the queries of padding too, and are not judged. empty_row: the
     policy for rows without a key, if one is found.
@@ -67,7 +67,7 @@ class Candidate:
     beside: str = ""
     weights_at: str | int | None = None
     one_head: str = ""
-    odd_heads: str = ""
+    other_widths: str = ""
     too_long: str = ""
     hint: str = ""
     last: nn.Module = field(default_factory=nn.Module)

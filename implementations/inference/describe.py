@@ -169,13 +169,13 @@ def _options(candidate: Candidate) -> list[Row]:
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
         *([Row("lengths", _lengths(candidate), "tested")] if candidate.too_long else []),
         *([Row("gradients", "none: with them, calls raise", "tested")] if "gradients" in candidate.claims else []),
-        *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.odd_heads else []),
+        *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
     ]
 
 
 def _head_dims(candidate: Candidate) -> str:
-    return f"a multiple of {candidate.claims['sizes'].head_dim_multiple}: with 5, {candidate.odd_heads}"
+    return f"a multiple of {candidate.claims['sizes'].head_dim_multiple}: with 5, {candidate.other_widths}"
 
 
 def _lengths(candidate: Candidate) -> str:

@@ -338,7 +338,7 @@ def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
     Where heads may have a width of their own, they also have the usual one.
     """
     for d_head in dict.fromkeys((candidate.config.d_head, None)):
-        config = replace(candidate.config, n_heads=n_heads, d_model=max(12, 2 * n_heads), d_head=d_head)
+        config = replace(candidate.config, n_heads=n_heads, d_model=12 * n_heads, d_head=d_head)
         # What the constructor rejects, the clauses about construction report.
         with suppress(Exception, SystemExit):
             try:

@@ -85,11 +85,10 @@ def _candidates(kernel: Callable[..., Any], label: str) -> list[KernelCandidate]
     tried = [(layout, claims) for layout in (_packed_layouts(packed) if packed else LAYOUTS)]
     tried += [] if packed else [(layout, claims | {"multi_query": True}) for layout in OF_HEADS]
     candidates = [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given)) for layout, given in tried]
-    # Before those whose layout has some of the heads copied.
-    copied = (
-        [] if packed else [replace(each, contiguous=True, claims=dict(claims)) for each in candidates[: len(OF_HEADS)]]
-    )
-    return [*candidates[: len(OF_HEADS)], *copied, *candidates[len(OF_HEADS) :]]
+    # Contiguous heads come before the merged layouts, for which most heads are copied too.
+    of_heads = 0 if packed else len(OF_HEADS)
+    contiguous = [replace(each, contiguous=True, claims=dict(claims)) for each in candidates[:of_heads]]
+    return [*candidates[:of_heads], *contiguous, *candidates[of_heads:]]
 
 
 def _packed_layouts(packed: str) -> list[str]:
@@ -198,7 +197,7 @@ def _ignores_heads(candidate: Candidate) -> bool:
 
 def _found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
     """Return the candidate that is understood, with its claims; raises Unclear for what is left open."""
-    candidate = next((each for each in candidates if find_formula(each)), None)
+    candidate = next((each for each in candidates if find_formula(each) and not _hides_a_fault(each)), None)
     if candidate is None:
         problem = candidates[0].problem or "its output matches no formula of attention"
         packed = _required(candidates[0].constructor)
@@ -220,6 +219,12 @@ def _found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
     if candidate.explained and "multi_query" not in candidate.claims:
         _find_key_heads(candidate)
     return candidate
+
+
+def _hides_a_fault(candidate: KernelCandidate) -> bool:
+    """Return whether a kernel is given contiguous heads alone, though it does not raise for others."""
+    other = replace(candidate, contiguous=False)
+    return candidate.contiguous and other.call_plainly(candidate.probes[0].inputs) is not None
 
 
 def _raises_unless_contiguous(candidate: KernelCandidate) -> bool:

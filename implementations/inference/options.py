@@ -300,21 +300,31 @@ def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
 def find_widths(candidate: Candidate) -> None:
     """Claim even widths of heads alone, or multiples of 4, where a module raises for others, as rotary ones do.
 
-    Raises Unclear if it takes not even 4.
+    Raises Unclear if it does not take these either.
     """
-    key, claimed = "d_head" if "own_head_dim" in candidate.claims else "d_model", candidate.claims.get("sizes", Sizes())
-    for multiple, width in ((1, 5), (2, 6), (4, 4)):
-        value = width if key == "d_head" else CONFIG.n_heads * width
-        tried = replace(candidate, changes=candidate.changes | {key: value})
-        inputs = candidate.probes[0].inputs
-        # One tensor stays one tensor, and in one piece.
-        narrow = {id(x): x[..., : tried.config.d_model].contiguous() for x in inputs}
-        if tried.call_plainly(tuple(narrow[id(x)] for x in inputs)) is not None:
-            if multiple > 1:
-                candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
+    if _takes_heads(candidate, 5, CONFIG.n_heads):
+        return
+    claimed, raised = candidate.claims.get("sizes", Sizes()), candidate.problem
+    counts = {1, 2, 3}.intersection(claimed.n_heads or {1, 2, 3})
+    for multiple, width in ((2, 6), (4, 4)):
+        if all(_takes_heads(candidate, width, count) for count in sorted(counts)):
+            candidate.other_widths = raised
+            candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
             return
-        candidate.odd_heads = candidate.odd_heads or tried.problem
-    raise Unclear(f"with heads of width 4, {tried.problem}; claim those that it takes: sizes=Sizes(head_dims=...)")
+    problem = f"with heads of width 5 it raises {raised}, and with heads of width 4 {candidate.problem}"
+    raise Unclear(f"{problem}; claim those that it takes: sizes=Sizes(head_dims=...)")
+
+
+def _takes_heads(candidate: Candidate, width: int, count: int) -> bool:
+    """Return whether a module takes so many heads of a width; if not, `problem` is what it raised."""
+    own = "own_head_dim" in candidate.claims
+    sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
+    tried, inputs = replace(candidate, changes=candidate.changes | sizes), candidate.probes[0].inputs
+    # One tensor stays one tensor, and in one piece.
+    narrow = {id(x): x[..., : tried.config.d_model].contiguous() for x in inputs}
+    taken = tried.call_plainly(tuple(narrow[id(x)] for x in inputs)) is not None
+    candidate.problem = tried.problem
+    return taken
 
 
 @built_for(MAX_LENGTH)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mha.spec import Config, MaskConvention, Weights, causal_mask
 from mha.spec.claims import Alignment
 
-# No other size of a probe is one of these. Some modules need heads of an even width, or of a multiple of 4.
+# Two heads of twelve columns, since some modules need a multiple of 4; no other size of a probe is one of these.
 CONFIG = Config(d_model=24, n_heads=2)
 # Of the largest output. Formulas differ by far more; rounding in float64, and a fill value of -1e4, by far less.
 TOLERANCE = 1e-3
