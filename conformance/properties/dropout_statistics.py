@@ -34,8 +34,8 @@ PROBABILITIES = (0.5, 0.1, 0.9)
 def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
 
-    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows the weights. For every
-    other pair of seeds, queries are projected to zero.
+    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows the weights. For
+    every other pair of seeds, queries are projected to zero.
     """
     problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
