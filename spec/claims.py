@@ -111,6 +111,11 @@ def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:
     return frozenset(sizes)
 
 
+def smallest_from(sizes: Collection[int], least: int) -> int:
+    """Return the smallest of these sizes that is at least `least`, or else the largest."""
+    return min((size for size in sizes if size >= least), default=max(sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes that an implementation takes, such as those of a kernel. It is not called with others.
@@ -153,7 +158,7 @@ class Sizes:
             if claimed is not None and size not in claimed:
                 return f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
         if head_dim % self.head_dim_multiple:
-            return f"the claims have head_dim that are multiples of {self.head_dim_multiple}, not {head_dim}"
+            return f"the claims have a head_dim that is a multiple of {self.head_dim_multiple}, not {head_dim}"
         for length in lengths:
             if length % self.length_multiple:
                 return f"the claims have lengths that are multiples of {self.length_multiple}, not {length}"
@@ -170,8 +175,7 @@ class Sizes:
         multiple = self.head_dim_multiple
         if self.head_dims is None:
             return -(-width // multiple) * multiple
-        claimed = [each for each in self.head_dims if each % multiple == 0]
-        return min((each for each in claimed if each >= width), default=max(claimed))
+        return smallest_from([each for each in self.head_dims if each % multiple == 0], width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.layouts import LAYOUTS
 from mha.conformance.cases.masks import EXTENTS, GROUPS, OF_NUMBERS
 from mha.spec import Claims
+from mha.spec.claims import smallest_from
 from mha.spec.dtypes import TRAITS
 
 BOTH = (False, True)
@@ -332,8 +333,7 @@ def fit_sizes(row: dict[str, Any], claims: Claims) -> dict[str, Any]:
     """
     sizes, fitted = claims.sizes, dict(row) | ({"n_kv_heads": 1} if claims.multi_query else {})
     if sizes.n_heads is not None:
-        larger = (count for count in sizes.n_heads if count >= row["n_heads"])
-        fitted["n_heads"] = min(larger, default=max(sizes.n_heads))
+        fitted["n_heads"] = smallest_from(sizes.n_heads, row["n_heads"])
     fitted["head_dim"] = sizes.fit_head_dim(row["head_dim"])
     multiple = sizes.length_multiple
     longest = None if sizes.max_length is None else sizes.max_length // multiple * multiple

@@ -302,29 +302,30 @@ def find_widths(candidate: Candidate) -> None:
 
     Raises Unclear if it does not take these either.
     """
-    if _takes_heads(candidate, 5, CONFIG.n_heads):
+    raised = _problem_with_heads(candidate, 5, CONFIG.n_heads)
+    if not raised:
         return
-    claimed, raised = candidate.claims.get("sizes", Sizes()), candidate.problem
-    counts = {1, 2, 3}.intersection(claimed.n_heads or {1, 2, 3})
+    claimed, problem = candidate.claims.get("sizes", Sizes()), ""
+    counts = sorted({1, 2, 3}.intersection(claimed.n_heads or {1, 2, 3}))
     for multiple, width in ((2, 6), (4, 4)):
-        if all(_takes_heads(candidate, width, count) for count in sorted(counts)):
+        problem = next(filter(None, (_problem_with_heads(candidate, width, count) for count in counts)), "")
+        if not problem:
             candidate.other_widths = raised
             candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
             return
-    problem = f"with heads of width 5 it raises {raised}, and with heads of width 4 {candidate.problem}"
-    raise Unclear(f"{problem}; claim those that it takes: sizes=Sizes(head_dims=...)")
+    both = f"with heads of width 5 it raises {raised}, and with heads of width 4 {problem}"
+    raise Unclear(f"{both}; claim those that it takes: sizes=Sizes(head_dims=...)")
 
 
-def _takes_heads(candidate: Candidate, width: int, count: int) -> bool:
-    """Return whether a module takes so many heads of a width; if not, `problem` is what it raised."""
+def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
+    """Return what a module raises that has so many heads of a width; empty if it takes them."""
     own = "own_head_dim" in candidate.claims
     sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
     tried, inputs = replace(candidate, changes=candidate.changes | sizes), candidate.probes[0].inputs
     # One tensor stays one tensor, and in one piece.
     narrow = {id(x): x[..., : tried.config.d_model].contiguous() for x in inputs}
-    taken = tried.call_plainly(tuple(narrow[id(x)] for x in inputs)) is not None
-    candidate.problem = tried.problem
-    return taken
+    returned = tried.call_plainly(tuple(narrow[id(x)] for x in inputs))
+    return tried.problem if returned is None else ""
 
 
 @built_for(MAX_LENGTH)
