@@ -56,7 +56,7 @@ def _expect_rows(session: Session, case: Case, rows: Tensor) -> None:
     "NUM-5",
     replace(LONG_ROWS, masks=("none",), causal=(True,), inputs=("self",), values=("normal",), max_B=1),
     requires="HED-1",
-    must_reject=("mean", "zeros", "unmasked"),
+    must_reject=("unmasked",),
     max_cases=1,
     number=2,
 )

@@ -229,11 +229,11 @@ def construct(
         if given[name] is None:  # a width of key or value that is not set
             default = parameters_of(constructor)[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
-    names, every = [name for name, field in arguments.items() if field == "config"], _every(values)
+    names = [name for name, field in arguments.items() if field == "config"]
     try:
         return _materialised(constructor(**given), config)
     except (AttributeError, AssertionError, TypeError):
-        for other in (AnyConfig(**every), every) if names else ():
+        for other in (AnyConfig(**_every(values)), _every(values)) if names else ():
             with suppress(Exception):  # or else the first error is raised
                 return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
         raise

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.implementations.adapters.construction import MAX_LENGTH, built_for
+from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
@@ -349,8 +349,11 @@ def find_longest(candidate: Candidate) -> None:
         claim(MAX_LENGTH)
     shorter, seconds = candidate.probes[0].keys, 0.0
     for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
-        if seconds * (length / shorter) ** 2 > PATIENCE:
+        expected = seconds / shorter**2
+        if expected * length**2 > PATIENCE:
             return
+        if length == SHORT and expected * MAX_LENGTH**2 < PATIENCE and takes(MAX_LENGTH):
+            return  # as most do, and the lengths between take as long again
         begun = process_time()
         if not takes(length):
             claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
