@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import from_module
-from mha.implementations.inference import options
+from mha.implementations.inference import sizes
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.torch_state import threads
 from mha.spec import Claims
@@ -264,7 +264,7 @@ def test_calls_that_would_take_too_long_are_not_tried(
         return original(self, length, mask)
 
     monkeypatch.setattr(LongTable, "hidden", timed)
-    monkeypatch.setattr(options, "process_time", lambda: elapsed[0])
+    monkeypatch.setattr(sizes, "process_time", lambda: elapsed[0])
     assert infer(LongTable).implementation.claims.sizes.max_length == longest
     assert max(tried) == (1024 if longest else 512)
 

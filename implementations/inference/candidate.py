@@ -19,7 +19,7 @@ from mha.implementations.errors import one_line
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
-from mha.spec import Claims, Config, MaskConvention, Output, Weights
+from mha.spec import Claims, Config, MaskConvention, Output, Sizes, Weights
 from mha.spec.claims import Alignment, EmptyRow
 
 Kind = TypeVar("Kind", bound="Candidate")
@@ -36,12 +36,12 @@ class Candidate:
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
     and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
-    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths: what
-    heads of width 5 raise, if they are not claimed. too_long: what a call with long inputs raised. hint: what the
-    causal flag raises, if it only says that the mask is causal. last: the module that was called last.
-    assumed: why the format of masks is assumed, if none explains what they do. ignored: whether masks of this format
-    have no effect. hides_queries: whether masks hide the queries of padding too, and are not judged. empty_row: the
-    policy for rows without a key, if one is found.
+    weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths,
+    other_lengths, other_keys: what heads of width 5, other lengths, or more keys than queries raise, if they are not
+    claimed. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only says that the
+    mask is causal. last: the module that was called last. assumed: why the format of masks is assumed, if none explains
+    what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
+    padding too, and are not judged. empty_row: the policy for rows without a key, if one is found.
     """
 
     constructor: Callable[..., nn.Module]
@@ -68,6 +68,8 @@ class Candidate:
     weights_at: str | int | None = None
     one_head: str = ""
     other_widths: str = ""
+    other_lengths: str = ""
+    other_keys: str = ""
     too_long: str = ""
     hint: str = ""
     last: nn.Module = field(default_factory=nn.Module)
@@ -115,12 +117,19 @@ class Candidate:
     @property
     def probes(self) -> tuple[Probe, ...]:
         """The inputs of trial runs."""
-        return self.special.probes(self.cross_attention)
+        return self.special.probes(self.cross_attention, self.sizes.length_multiple)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The claimed sizes."""
+        claimed: Sizes = self.claims.get("sizes", Sizes())
+        return claimed
 
     @property
     def config(self) -> Config:
         """The configuration of trial runs."""
-        own = OWN_HEAD_DIM if "own_head_dim" in self.claims else None
+        least = min(self.sizes.head_dims) if self.sizes.head_dims else None
+        own = OWN_HEAD_DIM if "own_head_dim" in self.claims else least
         key_heads = 1 if "multi_query" in self.claims else None
         bias = most_biases(self.claims.get("bias", {True}))
         return replace(CONFIG, **{"bias": bias, "n_kv_heads": key_heads, "d_head": own} | self.changes)
@@ -192,7 +201,7 @@ class Candidate:
                 result = compiled_again(lambda: self.last(*(same[id(x)] for x in inputs), **options))
                 return Output(*map(_detached, result))
             except (Exception, SystemExit) as error:  # the class may raise anything
-                self.problem = f"{type(error).__name__}: {one_line(error)}"
+                self.problem = ": ".join(filter(None, (type(error).__name__, one_line(error))))
                 return None
 
     def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:

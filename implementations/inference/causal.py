@@ -70,7 +70,7 @@ def _alignment(candidate: Candidate) -> Alignment:
 def _misaligned(candidate: Candidate, alignment: Alignment) -> int:
     """Return how many keys are read that this alignment of the causal mask hides, and the other way round."""
     count = 0
-    for probe in GENERAL.probes(candidate.cross_attention):
+    for probe in replace(candidate, special=GENERAL).probes:
         read = influence(candidate, probe.inputs, is_causal=True)
         allowed = causal_mask(probe.queries, probe.keys, alignment)
         count += 0 if read is None else int(((read > 0) != allowed).sum())

@@ -167,7 +167,7 @@ def _options(candidate: Candidate) -> list[Row]:
     return [
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
-        *([Row("lengths", _lengths(candidate), "tested")] if candidate.too_long else []),
+        *([Row("lengths", _lengths(candidate), "tested")] if candidate.too_long or candidate.other_lengths else []),
         *([Row("gradients", "none: with them, calls raise", "tested")] if "gradients" in candidate.claims else []),
         *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
@@ -175,11 +175,15 @@ def _options(candidate: Candidate) -> list[Row]:
 
 
 def _head_dims(candidate: Candidate) -> str:
-    return f"a multiple of {candidate.claims['sizes'].head_dim_multiple}: with 5, {candidate.other_widths}"
+    sizes = candidate.sizes
+    widths = _either(sizes.head_dims) if sizes.head_dims else f"a multiple of {sizes.head_dim_multiple}"
+    return f"{widths}: with 5, {candidate.other_widths}"
 
 
 def _lengths(candidate: Candidate) -> str:
-    return f"at most {candidate.claims['sizes'].max_length}: longer inputs raise {candidate.too_long}"
+    if candidate.too_long:
+        return f"at most {candidate.sizes.max_length}: longer inputs raise {candidate.too_long}"
+    return f"multiples of {candidate.sizes.length_multiple}: others raise {candidate.other_lengths}"
 
 
 def _dtypes(candidate: Candidate) -> str:
@@ -378,7 +382,8 @@ def _changed(value: Sizes | Rounding) -> dict[str, Any]:
 def _literal(value: Any) -> str:
     """Return the code of a value, with double quotes and sets in a fixed order."""
     if isinstance(value, set | frozenset):
-        return f"{{{', '.join(_literal(each) for each in sorted(value, key=str))}}}"
+        numbers_in_order = sorted(value, key=lambda each: (each if type(each) is int else 0, str(each)))
+        return f"{{{', '.join(map(_literal, numbers_in_order))}}}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):

@@ -53,7 +53,7 @@ def _trial(candidate: Candidate) -> tuple[Probe, Tensor, dict[str, Any]]:
         mask, emptied = _mask_with_empty_rows(candidate, probe)
         return probe, emptied, {"mask": mask, "is_causal": bool(candidate.formula.causal)}
     # With more queries than keys, the causal flag leaves the first ones without a key.
-    _, probe = GENERAL.probes(candidate.cross_attention)
+    _, probe = replace(candidate, special=GENERAL).probes
     emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
     return probe, emptied, {"is_causal": True}
 

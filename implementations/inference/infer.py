@@ -35,13 +35,14 @@ from mha.implementations.inference.describe import WIDTH, Row, declaration_advic
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import with_masks, with_required_mask
 from mha.implementations.inference.nearest import (
+    EachCallRaises,
     explained_cases,
     find_formula,
     nearest,
     returns_outputs,
     shows_inputs,
 )
-from mha.implementations.inference.options import find_longest, find_options, find_weights, find_widths, possible_biases
+from mha.implementations.inference.options import find_options, find_weights, possible_biases
 from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
@@ -54,9 +55,16 @@ from mha.implementations.inference.projections import (
 )
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.inference.self_attention import find_self_attention
+from mha.implementations.inference.sizes import (
+    claim_more_lengths,
+    find_longest,
+    find_widths,
+    in_whole_tiles,
+    with_own_tiles,
+)
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
-from mha.spec import Sizes, Weights
+from mha.spec import Weights
 
 SEVERAL_HEADS = frozenset(range(2, 9))
 
@@ -125,7 +133,7 @@ def _built_and_read(
         arguments = _arguments(label, constructor, assume=False)
         return arguments, *_read(label, constructor, arguments)
     except ImplementationError:
-        for build in with_other_widths(label, constructor):
+        for build in (*with_own_tiles(constructor), *with_other_widths(label, constructor)):
             arguments = _arguments(label, build)
             if read := _explained(label, build, arguments):
                 return arguments, *read
@@ -162,7 +170,7 @@ def _read(
 
 
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
-    """Return the candidate for a module, if need be for one that computes in float32, or without gradients, alone.
+    """Return the candidate for a module, if need be for one that takes float32, no gradients, or whole tiles alone.
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
@@ -174,6 +182,9 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
+    if isinstance(problem, EachCallRaises):
+        with suppress(Unclear):
+            return _found(in_whole_tiles(empty), module, arguments)
     if variables := ", ".join(read_from_module(empty.constructor)):
         advice = building_advice(empty.label, empty.constructor, arguments)
         raise ImplementationError(f"{empty.label} reads {variables} from its module: {problem}; {advice}")
@@ -185,6 +196,8 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
     """Return the candidate for a module, with its claims; raises Unclear for what is left open."""
     candidate = _understand(empty, module)
+    if candidate.sizes.length_multiple > 1:
+        claim_more_lengths(candidate)
     _find_own_head_dim(candidate, arguments)
     candidate = with_masks(candidate)
     find_causal(candidate)
@@ -328,7 +341,7 @@ def _find_numbers_of_heads(candidate: Candidate) -> None:
     if problem and _not_loaded_with(candidate, 3):
         raise Unclear(f"with one head, its parameters differ: {problem}; pass parameters=... as a function of Config")
     if problem:
-        candidate.claims["sizes"] = Sizes(n_heads=SEVERAL_HEADS)
+        candidate.claims["sizes"] = replace(candidate.sizes, n_heads=SEVERAL_HEADS)
         candidate.one_head = problem
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,9 +30,10 @@ from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
-from mha.implementations.inference.options import find_options, find_weights, find_widths
+from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
+from mha.implementations.inference.sizes import claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Claims
@@ -101,6 +102,7 @@ def _rows(candidate: KernelCandidate) -> list[Row]:
     """Return what was found about a kernel."""
     packed = _required(candidate.constructor)
     alone = ", contiguous ones alone" if candidate.contiguous else ""
+    alone += ", as many keys as queries" if candidate.other_keys else ""
     inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
         Row("kernel", "between four projections, which are supplied", "by its parameters"),
@@ -171,21 +173,43 @@ def _require_nothing_else(label: str, required: Collection[str]) -> None:
 
 
 def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
-    """Return the first candidate whose layout gives the formula of attention, if need be without gradients.
+    """Return the first candidate whose layout gives the formula, if need be in few sizes, or without gradients.
 
     Raises ImplementationError, with what to declare, for what is left open.
     """
-    problem = None
-    for tried in (candidates, [*map(without_gradients, candidates)]):
-        try:
-            return _found(tried)
-        except Unclear as unclear:
-            problem = problem or unclear
+    problem = ""
+    for tried, in_few in _tries(candidates):
+        candidate = next((each for each in tried if find_formula(each) and not _hides_a_fault(each)), None)
+        if candidate:
+            try:
+                return _with_claims(candidate, in_few=in_few)
+            except Unclear as unclear:
+                problem = problem or str(unclear)
+    problem = problem or _without_formula(candidates[0])
     label = candidates[0].label
     raise ImplementationError(
         f"{label} needs a declaration: {problem}. Declare it below the function, and judge that: "
         f"implementation = from_kernel({label}, layout=..., mask=...)"
     )
+
+
+def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[KernelCandidate], bool]]:
+    """Yield what to try in turn, each with whether it claims few sizes.
+
+    Few sizes come before other layouts: a kernel that is wrong for some sizes may be right for other axes.
+    """
+    usual = [each for each in candidates if _is_usual(each)]
+    others = [each for each in candidates if not _is_usual(each)]
+    yield usual, False
+    yield map(in_few_sizes, usual), True
+    yield others, False
+    yield map(without_gradients, candidates), False
+    yield (in_few_sizes(each) for each in others if each.layout in MERGED_LAYOUTS), True
+
+
+def _is_usual(candidate: KernelCandidate) -> bool:
+    """Return whether each head has a key of its own, and the context lies as the query does."""
+    return candidate.layout not in (*MERGED_LAYOUTS, *CONTEXTS) and "multi_query" not in candidate.claims
 
 
 def _ignores_heads(candidate: Candidate) -> bool:
@@ -195,19 +219,26 @@ def _ignores_heads(candidate: Candidate) -> bool:
     return one_for_each != candidate.claims and replace(candidate, claims=one_for_each).call_plainly(inputs) is not None
 
 
-def _found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
-    """Return the candidate that is understood, with its claims; raises Unclear for what is left open."""
-    candidate = next((each for each in candidates if find_formula(each) and not _hides_a_fault(each)), None)
-    if candidate is None:
-        problem = candidates[0].problem or "its output matches no formula of attention"
-        packed = _required(candidates[0].constructor)
-        names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
-        raise Unclear(
-            f"called with {names} of shape {_shape(candidates[0].layout)}, {problem}; a function that makes a module "
-            "needs parameters d_model and n_heads"
-        )
+def _without_formula(candidate: KernelCandidate) -> str:
+    """Return what a kernel raises that computes no known formula, or that it does not."""
+    problem = candidate.problem or "its output matches no formula of attention"
+    packed = _required(candidate.constructor)
+    names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
+    return (
+        f"called with {names} of shape {_shape(candidate.layout)}, {problem}; a function that makes a module "
+        "needs parameters d_model and n_heads"
+    )
+
+
+def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate:
+    """Return a candidate that gives the formula with all its claims; raises Unclear for what is left open.
+
+    in_few: whether it claims few sizes.
+    """
     if _ignores_heads(candidate):
         raise Unclear("it uses one key head and ignores the others; if all heads share it, claim multi_query=True")
+    if in_few:
+        claim_more_sizes(candidate, explained=True)
     if _raises_unless_contiguous(candidate):
         candidate = replace(candidate, contiguous=True)
     find_mask(candidate)
@@ -215,7 +246,12 @@ def _found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
-    find_widths(candidate)
+    if in_few:
+        explained = dict(candidate.claims)
+        claim_more_sizes(candidate, explained=False)
+        candidate.shown = "" if candidate.claims == explained else "for some of the sizes that it takes"
+    else:
+        find_widths(candidate)
     if candidate.explained and "multi_query" not in candidate.claims:
         _find_key_heads(candidate)
     return candidate

@@ -26,6 +26,10 @@ from mha.implementations.inference.projections import Unclear
 from mha.spec import Output
 
 
+class EachCallRaises(Unclear):
+    """No trial run says what a module computes."""
+
+
 def find_formula(candidate: Candidate, outputs: Sequence[Tensor] | None = None) -> bool:
     """Set the formula that gives the module's outputs on all probes, and return whether there is one.
 
@@ -113,7 +117,7 @@ def _understood(chosen: Compared) -> Candidate:
 
 def _is_causal(candidate: Candidate) -> bool:
     """Return whether the first query does not read the last key, but the last query the first one."""
-    for probe in EQUAL_LENGTHS.probes(candidate.cross_attention):
+    for probe in replace(candidate, special=EQUAL_LENGTHS).probes:
         read = influence(candidate, probe.inputs)
         if read is None or bool(read[:, 0, -1].any()) or not bool(read[:, -1, 0].all()):
             return False
@@ -201,7 +205,7 @@ def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
     working = [candidate for candidate in candidates if not candidate.problem]
     if not working:
         _require_named_inputs(candidates[0])
-        raise Unclear(f"each call raises, the first one {candidates[0].problem}")
+        raise EachCallRaises(f"each call raises, the first one {candidates[0].problem}")
     returning = [each for each in working if outputs_of(each)]
     if not returning:
         _require_output(working[0])

@@ -1,26 +1,23 @@
-"""Options of a constructor that trial runs test: widths, dropout, dtypes, biases in use, and the longest input."""
+"""Options of a constructor that trial runs test: widths, dropout, dtypes, and biases in use."""
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
-from time import process_time
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.pristine import as_found
-from mha.spec import Rounding, Sizes, Weights, causal_mask
+from mha.spec import Rounding, Weights, causal_mask
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
@@ -32,8 +29,6 @@ FACTORS = (1 / (1 - PROBABILITY), 1.0, 1 - PROBABILITY)
 MOST_RESULTS = 5
 # Of the largest output: far more than rounding in float64, and far less than in float32.
 SMALL = 1e-11
-# In seconds of CPU time, for a call with long inputs.
-PATIENCE = 4.0
 
 
 def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
@@ -295,67 +290,3 @@ def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
         hidden = ~causal_mask(scores.shape[2], scores.shape[3], alignment, scores.device)
         returned, scores = returned.masked_fill(hidden, 0.0), scores.masked_fill(hidden, 0.0)
     return is_close(returned, scores)
-
-
-def find_widths(candidate: Candidate) -> None:
-    """Claim even widths of heads alone, or multiples of 4, where a module raises for others, as rotary ones do.
-
-    Raises Unclear if it does not take these either.
-    """
-    raised = _problem_with_heads(candidate, 5, CONFIG.n_heads)
-    if not raised:
-        return
-    claimed, problem = candidate.claims.get("sizes", Sizes()), ""
-    counts = sorted({1, 2, 3}.intersection(claimed.n_heads or {1, 2, 3}))
-    for multiple, width in ((2, 6), (4, 4)):
-        problem = next(filter(None, (_problem_with_heads(candidate, width, count) for count in counts)), "")
-        if not problem:
-            candidate.other_widths = raised
-            candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
-            return
-    both = f"with heads of width 5 it raises {raised}, and with heads of width 4 {problem}"
-    raise Unclear(f"{both}; claim those that it takes: sizes=Sizes(head_dims=...)")
-
-
-def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
-    """Return what a module raises that has so many heads of a width; empty if it takes them."""
-    own = "own_head_dim" in candidate.claims
-    sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
-    tried, inputs = replace(candidate, changes=candidate.changes | sizes), candidate.probes[0].inputs
-    # One tensor stays one tensor, and in one piece.
-    narrow = {id(x): x[..., : tried.config.d_model].contiguous() for x in inputs}
-    returned = tried.call_plainly(tuple(narrow[id(x)] for x in inputs))
-    return tried.problem if returned is None else ""
-
-
-@built_for(MAX_LENGTH)
-def find_longest(candidate: Candidate) -> None:
-    """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
-
-    A module is not tried with inputs of which a call would take too long.
-    """
-    has_single = "float32" in candidate.claims.get("dtypes", Claims().dtypes)
-    tried = replace(candidate, dtype=torch.float32) if has_single else candidate  # which takes half the time
-
-    def takes(length: int, queries: int = 0) -> bool:
-        probe = Probe(1, queries or length, length, candidate.cross_attention)
-        return tried.call_plainly(probe.inputs) is not None
-
-    def claim(longest: int) -> None:
-        candidate.too_long = tried.problem
-        candidate.claims["sizes"] = replace(candidate.claims.get("sizes", Sizes()), max_length=longest)
-
-    if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
-        claim(MAX_LENGTH)
-    shorter, seconds = candidate.probes[0].keys, 0.0
-    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
-        expected = seconds / shorter**2
-        if expected * length**2 > PATIENCE:
-            return
-        if length == SHORT and expected * MAX_LENGTH**2 < PATIENCE and takes(MAX_LENGTH):
-            return  # as most do, and the lengths between take as long again
-        begun = process_time()
-        if not takes(length):
-            claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
-            return
-        shorter, seconds = length, process_time() - begun

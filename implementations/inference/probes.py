@@ -176,9 +176,17 @@ class SpecialCase:
     last_is_zero: bool = False
     value_is_key: bool = False
 
-    def probes(self, cross_attention: bool | Literal["memory"]) -> tuple[Probe, ...]:
-        """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence."""
-        return tuple(Probe(*sizes, cross_attention, self.last_is_zero, self.value_is_key) for sizes in self.sizes)
+    def probes(self, cross_attention: bool | Literal["memory"], multiple: int = 1) -> tuple[Probe, ...]:
+        """Return two probes whose sizes are ordered differently, so that nothing fits both by coincidence.
+
+        multiple: what lengths must be multiples of; two of them are as long as four positions.
+        """
+        kind = cross_attention, self.last_is_zero, self.value_is_key
+
+        def multiplied(length: int) -> int:
+            return length if multiple == 1 else -(-length // 2) * multiple
+
+        return tuple(Probe(batch, multiplied(queries), multiplied(keys), *kind) for batch, queries, keys in self.sizes)
 
 
 def _zeros(names: str) -> Change:

@@ -1,0 +1,169 @@
+"""Kernels and classes that take few sizes: whole tiles, as many keys as queries, common widths of heads."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.implementations import ImplementationError
+from mha.implementations.inference.infer import infer
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Claims, Sizes
+
+
+def of_one_shape(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    if not q.shape == k.shape == v.shape:
+        raise ValueError("one shape")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def in_tiles(q: Tensor, k: Tensor, v: Tensor, block_size: int = 32) -> Tensor:
+    """With a running maximum over tiles of keys."""
+    if q.shape[2] % block_size or k.shape[2] % block_size:
+        raise ValueError("whole tiles")
+    highest = q.new_full((*q.shape[:3], 1), -math.inf)
+    total, context = torch.zeros_like(highest), torch.zeros_like(q)
+    for keys, values in zip(k.split(block_size, 2), v.split(block_size, 2), strict=True):
+        scores = q @ keys.mT / math.sqrt(q.shape[-1])
+        higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
+        kept, weights = (highest - higher).exp(), (scores - higher).exp()
+        total, context = total * kept + weights.sum(-1, keepdim=True), context * kept + weights @ values
+        highest = higher
+    return context / total
+
+
+def of_common_widths(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Tensor:
+    """As in the tutorial of Triton."""
+    if q.shape[-1] not in {16, 32, 64, 128}:
+        raise ValueError("the width")
+    if q.shape[1] % 16 or k.shape[1] % 16:
+        raise ValueError("lengths must be multiples of 16")
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=sm_scale).transpose(1, 2)
+
+
+def of_merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    batch, length, width = q.shape
+    if length % 64:
+        raise ValueError("whole tiles")
+    return torch.baddbmm(q.new_zeros(batch, length, k.shape[1]), q, k.mT, alpha=width**-0.5).softmax(-1) @ v
+
+
+LINES = {
+    of_one_shape: "inputs   q, k, v, of shape (b, h, l, d), as many keys as queries  [tested]",
+    in_tiles: "lengths     multiples of 32: others raise ValueError: whole tiles  [tested]",
+    of_common_widths: "head_dim  16, 32, 64 or 128: with 5, ValueError: the width  [tested]",
+    of_merged_heads: "lengths  multiples of 64: others raise ValueError: whole tiles  [tested]",
+}
+CLAIMED = {
+    of_one_shape: {"cross_attention": False},
+    in_tiles: {"sizes": Sizes(length_multiple=32)},
+    of_common_widths: {"sizes": Sizes(head_dims={16, 32, 64, 128}, length_multiple=16)},
+    of_merged_heads: {"sizes": Sizes(length_multiple=64)},
+}
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize("kernel", LINES)
+def test_kernel_is_judged_in_the_sizes_for_which_it_does_not_raise(kernel: Any) -> None:
+    result = infer_kernel(kernel)
+    claims = result.implementation.claims
+    assert {"cross_attention": claims.cross_attention, "sizes": claims.sizes} == {
+        "cross_attention": True,
+        "sizes": Sizes(),
+    } | CLAIMED[kernel]
+    assert LINES[kernel] in result.report()
+    clauses = ["SHP-1", "HED", "EQV-3", "CAU-1", "GRD-1", "NUM-1"]
+    verdicts = check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
+    assert {verdict.status for verdict in verdicts} <= {"pass", "not_claimed"}, verdicts
+    assert all(verdict.status == "pass" for verdict in verdicts if verdict.clause in ("SHP-1", "HED-1", "GRD-1"))
+
+
+def of_whole_tiles_of_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Leaves out the queries after the last whole tile."""
+    context = torch.zeros_like(q)
+    for start in range(0, q.shape[2] // 32 * 32, 32):
+        context[:, :, start : start + 32] = F.scaled_dot_product_attention(q[:, :, start : start + 32], k, v)
+    return context
+
+
+def of_the_first_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Leaves out the keys after as many as there are queries; of merged heads it would be right."""
+    return F.scaled_dot_product_attention(q, k[:, :, : q.shape[2]], v[:, :, : q.shape[2]])
+
+
+@pytest.mark.usefixtures("unshrunk")
+@pytest.mark.parametrize("kernel", [of_whole_tiles_of_queries, of_the_first_keys])
+def test_kernel_that_is_wrong_for_other_sizes_is_judged_in_them(kernel: Any) -> None:
+    result = infer_kernel(kernel)
+    assert result.implementation.claims.sizes == Sizes()
+    assert result.implementation.claims.cross_attention is True
+    assert "assumed: it explains the output only for some of the sizes that it takes" in result.report(width=200)
+    (verdict,) = check(result.implementation, "quick", clauses=["HED-1"], dtypes="float32").verdicts
+    assert verdict.status == "fail"
+
+
+def test_kernel_that_is_wrong_and_raises_is_refused() -> None:
+    def of_another_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.shape != k.shape:
+            raise ValueError("one shape")
+        return (q @ k.mT / 3).softmax(-1) @ v
+
+    with pytest.raises(ImplementationError, match=r"of shape \(b, h, l, d\), ValueError: one shape; a"):
+        infer_kernel(of_another_scale)
+
+
+class OfTiles(nn.Module):
+    """Its lengths are multiples of its tiles."""
+
+    def __init__(self, d_model: int, n_heads: int, block_size: int = 64) -> None:
+        super().__init__()
+        self.n_heads, self.block_size = n_heads, block_size
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, causal: bool = False) -> Tensor:
+        if x.shape[1] % self.block_size:
+            raise ValueError(f"the length must be a multiple of {self.block_size}")
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        context: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return self.out(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(("constructor", "tile"), [(OfTiles, 64), (partial(OfTiles, block_size=16), 16)])
+def test_class_of_whole_tiles_is_judged_on_them(constructor: Any, tile: int) -> None:
+    result = infer(constructor)
+    assert result.implementation.claims.sizes == Sizes(length_multiple=tile)
+    report = result.report(200)
+    assert f"multiples of {tile}: others raise ValueError: the length must be a multiple of {tile}  [tested]" in report
+    assert f"block_size={tile})  [by name]" in report
+    clauses = ["SHP-1", "HED-1", "CAU-1", "GRD-1"]
+    verdicts = check(result.implementation, "quick", clauses=clauses, dtypes="float32").verdicts
+    assert {verdict.status for verdict in verdicts} == {"pass"}
+
+
+def test_longest_length_that_a_partial_sets_is_kept() -> None:
+    class OfAMask(OfTiles):
+        """Its mask is as long as the longest input."""
+
+        def __init__(self, d_model: int, n_heads: int, max_len: int = 1024) -> None:
+            super().__init__(d_model, n_heads, block_size=1)
+            self.register_buffer("later", torch.ones(max_len, max_len, dtype=torch.bool).triu(1))
+
+        def forward(self, x: Tensor, causal: bool = False) -> Tensor:
+            if x.shape[1] > len(self.later):  # type: ignore[arg-type]  # a buffer
+                raise IndexError("too long")
+            return super().forward(x, causal)
+
+    claimed = {
+        bound: infer(each).implementation.claims.sizes
+        for bound, each in ((None, OfAMask), (100, partial(OfAMask, max_len=100)))
+    }
+    assert claimed == {None: Claims().sizes, 100: Sizes(max_length=100)}
