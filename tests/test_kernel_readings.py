@@ -294,3 +294,32 @@ def test_kernel_of_even_heads_is_tried_on_these() -> None:
     assert implementation.claims.sizes.head_dim_multiple == 2
     report = check(implementation, "quick", clauses=["SHP-1", "HED-1", "GQA-1"], dtypes="float32")
     assert {verdict.status for verdict in report.verdicts} <= {"pass", "not_claimed"}
+
+
+def of_one_head(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As in tutorials, (L, d_k)."""
+    scores = Q @ K.transpose(0, 1) / Q.shape[1] ** 0.5
+    scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(Q.dtype).min)
+    weights = torch.softmax(scores, dim=1)
+    return weights @ V, weights
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_kernel_of_one_head_is_called_for_each() -> None:
+    result = infer_kernel(of_one_head)
+    assert "Q, K, V, of shape (l, d)  [tested]" in result.report()
+    declared = from_kernel(of_one_head, layout="l d", mask_shape="(b h) l s", claims=result.implementation.claims)
+    clauses = ["SHP-1", "SHP-5", "MSK-1", "MSK-2", "HED-1", "GRD-1", "NUM-1"]
+    for implementation in (result.implementation, declared):
+        verdicts = check(implementation, "quick", clauses=clauses, dtypes="float32").verdicts
+        assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts
+
+
+def over_the_queries(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+    """Right for one head alone: of more axes, it normalises another one."""
+    return torch.softmax(Q @ K.mT / Q.shape[-1] ** 0.5, dim=1) @ V
+
+
+def test_kernel_that_takes_all_heads_and_is_wrong_for_them_is_not_one_of_one_head() -> None:
+    with pytest.raises(ImplementationError, match="its output matches no formula of attention"):
+        infer_kernel(over_the_queries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -22,6 +22,9 @@ from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_c
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
+# A kernel of a single head is called for one after another of these.
+ONE_HEAD = "l d"
+AS_MANY = {ONE_HEAD: "(b h) l d"}
 # How many of query, key and value are one tensor, and the place of the first of them.
 PACKED = {"3": 0, "2": 1}
 PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
@@ -47,9 +50,9 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         contiguous lie otherwise than those of the key. H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with
         `Claims.multi_query`.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
-        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself. An axis 3, as in
-        "b l 3 h d", says that query, key and value are one tensor, and an axis 2 that key and value are. If the context
-        has other axes, they follow: "b h l d -> b l (h d)".
+        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself; or "l d", where
+        it takes one head, and is called for each. An axis 3, as in "b l 3 h d", says that query, key and value are one
+        tensor, and an axis 2 that key and value are. If the context has other axes, they follow: "b h l d -> b l (h d)".
     contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it raises for others.
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
@@ -96,34 +99,43 @@ class KernelAxes:
     """A `layout` of `from_kernel`.
 
     heads: the axes of query, key and value. context: those of the context. packed: "3" or "2", if that many of the
-    inputs are one tensor, stacked along the axis `stacked`.
+    inputs are one tensor, stacked along the axis `stacked`. one_head: whether the kernel is called for each head.
 
     >>> KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
-    KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2)
+    KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2, one_head=False)
     """
 
     heads: str
     context: str
     packed: str
     stacked: int
+    one_head: bool = False
 
     @classmethod
     def read(cls, label: str, layout: str) -> KernelAxes:
         """Read a layout; raises ImplementationError for an invalid one, with the label."""
-        inputs, _, context = (part.strip() for part in layout.partition("->"))
+        inputs, _, context = (part.strip() for part in AS_MANY.get(layout, layout).partition("->"))
         packed = next((count for count in PACKED if count in inputs.split()), "")
         heads = " ".join(axis for axis in inputs.split() if axis != packed)
         for axes in (heads, context or heads):
             if sorted(axes.replace("(h d)", "h d").split()) != ["b", "d", "h", "l"] and axes not in MERGED_LAYOUTS:
                 raise ImplementationError(
                     f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of "
-                    f"{', '.join(map(repr, MERGED_LAYOUTS))}, but is {layout!r}"
+                    f"{', '.join(map(repr, (*MERGED_LAYOUTS, ONE_HEAD)))}, but is {layout!r}"
                 )
-        return cls(heads, context or heads, packed, inputs.split().index(packed) if packed else 0)
+        stacked = inputs.split().index(packed) if packed else 0
+        return cls(heads, context or heads, packed, stacked, one_head=layout in AS_MANY)
+
+    @property
+    def takes_all_heads(self) -> bool:
+        """Whether the kernel takes query, key and value, each with all its heads."""
+        return not (self.packed or self.one_head)
 
     def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of query, key and value for a kernel of packed inputs; any other kernel as a function."""
+        """Return a function of query, key and value, of all heads, for a kernel that takes them otherwise."""
         function = function_of(kernel)
+        if self.one_head:
+            return _one_by_one(kernel)
         if not self.packed:
             return function
         place = PACKED[self.packed]
@@ -201,7 +213,7 @@ class KernelAttention(nn.Module):
         versions = versions_of(heads)
         options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
-        kernel = self.axes.unpacked(self.kernel) if self.axes.packed else self.kernel
+        kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
         context, weights = as_output(self.call(kernel, *heads, **options), shape)
         for x, before, after in zip(inputs, versions, versions_of(heads), strict=False):
             if before != after:
@@ -234,6 +246,31 @@ class KernelAttention(nn.Module):
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         held = [(name, getattr(self, name)) for name in PARAMETERS]
         return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in held if p is not None}
+
+
+def _one_by_one(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of heads, (B * H, L, d_k), and of masks, (B * H, L, S), for a kernel of one of each."""
+
+    @wraps(function_of(kernel))
+    def attend(*inputs: Any, **options: Any) -> Any:
+        def of_head(number: int, given: Any) -> Any:
+            return given[number] if isinstance(given, Tensor) and given.ndim == 3 else given
+
+        query = next(x for x in (*inputs, *options.values()) if isinstance(x, Tensor))
+        results = [
+            kernel(*(of_head(i, x) for x in inputs), **{name: of_head(i, x) for name, x in options.items()})
+            for i in range(len(query))
+        ]
+        return _stacked(results) if results else query  # of no items
+
+    return attend
+
+
+def _stacked(results: Sequence[Any]) -> Any:
+    """Return the results for each head as one."""
+    if isinstance(results[0], tuple):
+        return tuple(map(_stacked, zip(*results, strict=True)))
+    return torch.stack([*results]) if isinstance(results[0], Tensor) else results[0]
 
 
 def _laid_out_otherwise(heads: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -191,7 +192,8 @@ class Candidate:
         if isinstance(mask, Tensor) and mask.is_floating_point():
             options["mask"] = mask.to(self.dtype)
         # Without gradients, a module may take other masks, as the fast path of `torch.nn.MultiheadAttention` does.
-        with torch.enable_grad(), as_found():
+        with torch.enable_grad(), as_found(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of inputs that it may not take
             try:
                 weights = self.weights.to(self.dtype)
                 attention = self.implementation().build(self.config, weights, dtype=self.dtype, device="cpu")

@@ -15,6 +15,7 @@ from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
 from mha.implementations.adapters.kernel import (
     MERGED_LAYOUTS,
+    ONE_HEAD,
     KernelAxes,
     KernelImplementation,
     from_kernel,
@@ -41,7 +42,7 @@ from mha.spec import Claims
 # The layouts of heads that are tried, then those whose context has other axes.
 OF_HEADS = ("b h l d", "b l h d", "l b h d")
 CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in (*OF_HEADS, "b l (h d)", "l b (h d)") if x != y]
-LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS)
+LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS, ONE_HEAD)
 # How many inputs are one tensor, by the required parameters of a kernel.
 PACKED_INPUTS: dict[tuple[str, ...], str] = {
     (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
@@ -204,12 +205,12 @@ def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[Ker
     yield map(in_few_sizes, usual), True
     yield others, False
     yield map(without_gradients, candidates), False
-    yield (in_few_sizes(each) for each in others if each.layout in MERGED_LAYOUTS), True
+    yield (in_few_sizes(each) for each in others if each.layout in (*MERGED_LAYOUTS, ONE_HEAD)), True
 
 
 def _is_usual(candidate: KernelCandidate) -> bool:
     """Return whether each head has a key of its own, and the context lies as the query does."""
-    return candidate.layout not in (*MERGED_LAYOUTS, *CONTEXTS) and "multi_query" not in candidate.claims
+    return candidate.layout not in (*MERGED_LAYOUTS, *CONTEXTS, ONE_HEAD) and "multi_query" not in candidate.claims
 
 
 def _ignores_heads(candidate: Candidate) -> bool:
@@ -258,9 +259,11 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
 
 
 def _hides_a_fault(candidate: KernelCandidate) -> bool:
-    """Return whether a kernel is given contiguous heads alone, though it does not raise for others."""
-    other = replace(candidate, contiguous=False)
-    return candidate.contiguous and other.call_plainly(candidate.probes[0].inputs) is not None
+    """Return whether a kernel is given contiguous heads, or single ones, alone, though it does not raise for others."""
+    others = [replace(candidate, contiguous=False)] if candidate.contiguous else []
+    if candidate.layout == ONE_HEAD:
+        others = [replace(candidate, layout=layout) for layout in (*OF_HEADS, *MERGED_LAYOUTS)]
+    return any(each.call_plainly(candidate.probes[0].inputs) is not None for each in others)
 
 
 def _raises_unless_contiguous(candidate: KernelCandidate) -> bool:
