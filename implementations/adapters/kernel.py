@@ -52,7 +52,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
         "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself; or "l d", where
         it takes one head, and is called for each. An axis 3, as in "b l 3 h d", says that query, key and value are one
-        tensor, and an axis 2 that key and value are. If the context has other axes, they follow: "b h l d -> b l (h d)".
+        tensor, and an axis 2 that key and value are. If the context has others, they follow: "b h l d -> b l (h d)".
     contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it raises for others.
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
