@@ -323,3 +323,17 @@ def over_the_queries(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
 def test_kernel_that_takes_all_heads_and_is_wrong_for_them_is_not_one_of_one_head() -> None:
     with pytest.raises(ImplementationError, match="its output matches no formula of attention"):
         infer_kernel(over_the_queries)
+
+
+def with_a_bias(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, mask: Tensor | None = None) -> Tensor:
+    """As in jax, (B, L, H, d_k)."""
+    scores = torch.einsum("blhd,bshd->bhls", query, key) * query.shape[-1] ** -0.5
+    scores = scores if bias is None else scores - 3 * bias
+    scores = scores if mask is None else scores.masked_fill(~mask, torch.finfo(query.dtype).min)
+    return torch.einsum("bhls,bshd->blhd", scores.softmax(-1), value)
+
+
+def test_bias_beside_a_mask_is_not_judged() -> None:
+    rows = {row.topic: row.finding for row in infer_kernel(with_a_bias).rows}
+    assert rows["mask"] == "mask: True = may attend, broadcastable to (b, h, l, s)"
+    assert rows["not judged"] == "bias"

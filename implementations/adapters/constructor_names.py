@@ -57,7 +57,7 @@ CONSTRUCTOR_NAMES = {
     "n_kv_heads": (
         *("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
         *("kv_n_heads", "num_kv_groups", "n_kv_groups", "num_query_groups", "n_query_groups", "num_kv_head"),
-        *("num_groups", "n_groups", "num_heads_kv", "n_heads_kv"),
+        *("num_groups", "n_groups", "num_heads_kv", "n_heads_kv", "n_local_heads", "kv_num_heads"),
     ),
     "kdim": (
         *("kdim", "key_size", "context_dim", "cross_attention_dim", "memory_dim", "kv_dim", "E_k", "d_cross"),

@@ -22,7 +22,7 @@ from mha.implementations.adapters.kernel import (
     function_of,
 )
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
-from mha.implementations.adapters.signature import input_names, required_inputs
+from mha.implementations.adapters.signature import Signature, input_names, required_inputs
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -73,6 +73,10 @@ class KernelCandidate(Candidate):
     def left_behind(self) -> list[str]:
         """Return nothing: a function has no attributes."""
         return []
+
+    def signature_with(self, *, padding: bool) -> Signature:
+        """What the parameters mean; `from_kernel` declares no mask of padding beside another one."""
+        return super().signature_with(padding=False)
 
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
