@@ -234,7 +234,7 @@ class MasksOfItems(Plain):
 def test_longest_input_is_claimed() -> None:
     result = infer(ShortTable)
     assert result.implementation.claims.sizes.max_length == 40
-    assert findings(result)["lengths"].startswith("at most 40: longer inputs raise RuntimeError: ")
+    assert findings(result)["lengths"].startswith("at most 40: others raise RuntimeError: ")
     names = dict(globals())
     exec(result.declaration, names)
     assert names["implementation"].claims == result.implementation.claims

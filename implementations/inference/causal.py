@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import influence
-from mha.implementations.inference.probes import GENERAL, is_close
+from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
@@ -59,6 +59,10 @@ def _alignment(candidate: Candidate) -> Alignment:
     probe = candidate.probes[0]
     tried = replace(candidate, claims={"causal": "top_left"} | candidate.claims, problem="")
     if tried.call(probe.inputs, is_causal=True) is None:
+        # Where L != S, the flag may be refused (CAU-3).
+        square = replace(tried, special=EQUAL_LENGTHS).probes[0]
+        if candidate.cross_attention and tried.call(square.inputs, is_causal=True) is not None:
+            return "top_left"
         raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
     if not candidate.cross_attention:
         return "top_left"

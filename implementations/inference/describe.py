@@ -167,7 +167,7 @@ def _options(candidate: Candidate) -> list[Row]:
     return [
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
-        *([Row("lengths", _lengths(candidate), "tested")] if candidate.too_long or candidate.other_lengths else []),
+        *([Row("lengths", lengths, "tested")] if (lengths := _lengths(candidate)) else []),
         *([Row("gradients", "none: with them, calls raise", "tested")] if "gradients" in candidate.claims else []),
         *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
@@ -181,9 +181,12 @@ def _head_dims(candidate: Candidate) -> str:
 
 
 def _lengths(candidate: Candidate) -> str:
-    if candidate.too_long:
-        return f"at most {candidate.sizes.max_length}: longer inputs raise {candidate.too_long}"
-    return f"multiples of {candidate.sizes.length_multiple}: others raise {candidate.other_lengths}"
+    limits = {
+        "as many keys as queries": candidate.other_keys,
+        f"multiples of {candidate.sizes.length_multiple}": candidate.other_lengths,
+        f"at most {candidate.sizes.max_length}": candidate.too_long,
+    }
+    return "; ".join(f"{limit}: others raise {raised}" for limit, raised in limits.items() if raised)
 
 
 def _dtypes(candidate: Candidate) -> str:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import process_time
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula
 from mha.implementations.inference.options import find_options, find_weights
-from mha.implementations.inference.probes import is_close
+from mha.implementations.inference.probes import GENERAL, Probe, is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
-from mha.implementations.inference.sizes import claim_more_sizes, find_widths, in_few_sizes
+from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Claims
@@ -49,6 +50,11 @@ PACKED_INPUTS: dict[tuple[str, ...], str] = {
 }
 PACKED_INPUTS |= {("qkv",): "3"}
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
+
+
+# Trial runs in few sizes, and the length of one that shows how long they will take.
+FEW = GENERAL.probes(cross_attention=False, multiple=TILES[-1])
+SHORT = 64
 
 
 @dataclass
@@ -107,7 +113,6 @@ def _rows(candidate: KernelCandidate) -> list[Row]:
     """Return what was found about a kernel."""
     packed = _required(candidate.constructor)
     alone = ", contiguous ones alone" if candidate.contiguous else ""
-    alone += ", as many keys as queries" if candidate.other_keys else ""
     inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
         Row("kernel", "between four projections, which are supplied", "by its parameters"),
@@ -182,14 +187,16 @@ def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
 
     Raises ImplementationError, with what to declare, for what is left open.
     """
-    problem = ""
+    problem, layout = "", ""
     for tried, in_few in _tries(candidates):
-        candidate = next((each for each in tried if find_formula(each) and not _hides_a_fault(each)), None)
+        matching = (each for each in tried if layout in ("", each.layout) and find_formula(each))
+        candidate = next((each for each in matching if not _hides_a_fault(each)), None)
         if candidate:
             try:
-                return _with_claims(candidate, in_few=in_few)
+                return _with_claims(replace(candidate, claims=dict(candidate.claims)), in_few=in_few)
             except Unclear as unclear:
-                problem = problem or str(unclear)
+                # In another layout, a check of one axis would be one of another.
+                problem, layout = problem or str(unclear), candidate.layout
     problem = problem or _without_formula(candidates[0])
     label = candidates[0].label
     raise ImplementationError(
@@ -206,10 +213,23 @@ def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[Ker
     usual = [each for each in candidates if _is_usual(each)]
     others = [each for each in candidates if not _is_usual(each)]
     yield usual, False
-    yield map(in_few_sizes, usual), True
+    yield _in_few_sizes(usual), True
     yield others, False
     yield map(without_gradients, candidates), False
-    yield (in_few_sizes(each) for each in others if each.layout in (*MERGED_LAYOUTS, ONE_HEAD)), True
+    yield _in_few_sizes([each for each in others if each.layout not in CONTEXTS]), True
+
+
+def _in_few_sizes(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
+    """Yield candidates in few sizes, which are long, for as long as trial runs do not take too long."""
+    begun = process_time()
+    for each in candidates[:1]:
+        each.call(Probe(1, SHORT, SHORT, cross_attention=False).inputs)
+    spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SHORT**2
+    for each in candidates:
+        if spent > PATIENCE:
+            return
+        yield in_few_sizes(each)
+        spent = process_time() - begun
 
 
 def _is_usual(candidate: KernelCandidate) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import process_time
@@ -20,25 +20,28 @@ from mha.implementations.inference.projections import Unclear
 from mha.spec import Sizes
 from mha.spec.claims import Claims
 
-# In seconds of CPU time, for a call with long inputs.
+# In seconds of CPU time, for a call with long inputs, and for all trial runs in few sizes.
 PATIENCE = 4.0
-# What lengths may have to be multiples of, as the edges of tiles.
+# What lengths may have to be multiples of, as the edges of tiles, and lengths that are no multiple of them.
 TILES = (1, 16, 32, 64, 128)
-# Widths of heads that show what they may have to be multiples of, and those that kernels are made for.
+NO_TILES = (50, 257)
+# Widths of heads: those that show a multiple below 8, and common ones, one of which any kernel takes.
 SHOWN_BY = {5: 1, 6: 2, 4: 4}
-WIDTHS = (8, 16, 32, 64, 128, 256)
-COMMON = (64,)
+WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+COMMON = 64
 
 
 def with_own_tiles(constructor: Callable[..., nn.Module]) -> list[Callable[..., nn.Module]]:
     """Return a constructor that keeps a default named as the longest length, if it may be the length of a tile."""
-    names = parameters_of(constructor).items()
-    kept = {name: p.default for name, p in names if name in CONSTRUCTOR_NAMES["max_length"] and _is_tile(p.default)}
+    defaults = {name: p.default for name, p in parameters_of(constructor).items()}
+    kept = {name: default for name, default in _lengths(defaults).items() if default in TILES[1:]}
     return [partial(constructor, **kept)] if kept else []
 
 
-def _is_tile(default: object) -> bool:
-    return type(default) is int and default in TILES[1:]
+def _lengths(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return those of some values that are named as the longest length."""
+    named = CONSTRUCTOR_NAMES["max_length"]
+    return {name: value for name, value in given.items() if name in named and type(value) is int}
 
 
 def in_whole_tiles(candidate: Candidate) -> Candidate:
@@ -47,64 +50,80 @@ def in_whole_tiles(candidate: Candidate) -> Candidate:
     return replace(candidate, claims=candidate.claims | {"sizes": sizes})
 
 
-def claim_more_lengths(candidate: Candidate) -> None:
-    """Claim all lengths for which a module does not raise that was found in whole tiles."""
-    for multiple in TILES:
-        sizes = replace(candidate.sizes, length_multiple=multiple)
-        tried = replace(candidate, claims=candidate.claims | {"sizes": sizes}, problem="")
-        problem = _problem(tried, explained=False)
-        if multiple == 1:
-            candidate.other_lengths = problem
-        if not problem:
-            candidate.claims = tried.claims
-            return
-
-
 def in_few_sizes(candidate: Kind) -> Kind:
     """Return a candidate that claims what any kernel takes: as many keys as queries, whole tiles, a common width."""
-    sizes = Sizes(head_dims=COMMON, length_multiple=TILES[-1])
+    sizes = Sizes(head_dims={COMMON}, length_multiple=TILES[-1])
     return replace(candidate, claims=candidate.claims | {"cross_attention": False, "sizes": sizes})
+
+
+def claim_more_lengths(candidate: Candidate) -> None:
+    """Claim all lengths for which a module does not raise that was found in whole tiles; raises Unclear as below."""
+    multiple, candidate.other_lengths = _least_tile(candidate, explained=False)
+    candidate.claims = candidate.claims | {"sizes": replace(candidate.sizes, length_multiple=multiple)}
 
 
 def claim_more_sizes(candidate: Candidate, *, explained: bool) -> None:
     """Claim all sizes that a kernel takes which was found in few.
 
-    explained: only those of which its formula gives the output; otherwise all for which it does not raise.
+    explained: only those of which its formula gives the output; otherwise all for which it does not raise. Then raises
+    Unclear if it raises for sizes between those that it takes, which no claim describes.
     """
     few = in_few_sizes(candidate)
-
-    def problem_with(claims: dict[str, Any]) -> str:
-        return _problem(replace(few, claims=claims, problem=""), explained=explained)
-
-    def problem_of(**changes: Any) -> str:
-        return problem_with(few.claims | {"sizes": replace(few.sizes, **changes)})
-
-    candidate.other_lengths, candidate.other_widths = problem_of(length_multiple=1), problem_of(head_dims={5})
-    multiple = next((each for each in TILES if not problem_of(length_multiple=each)), TILES[-1])
-    sizes = Sizes(length_multiple=multiple, **_widths(problem_of))
+    multiple, candidate.other_lengths = _least_tile(few, explained=explained)
+    widths, candidate.other_widths = _widths(few, explained=explained)
+    sizes = Sizes(length_multiple=multiple, **widths)
     claims = {name: claim for name, claim in candidate.claims.items() if name not in ("cross_attention", "sizes")}
     claims |= {} if sizes == Sizes() else {"sizes": sizes}
-    candidate.other_keys = problem_with(claims)
+    unequal = replace(candidate, claims=claims)
+    more_keys, more_queries = (_problem(unequal, probe, explained=explained) for probe in unequal.probes)
+    if bool(more_keys) != bool(more_queries) and not explained:
+        raise Unclear(
+            f"with other numbers of keys than queries it raises {more_keys or more_queries}, but not with all"
+        )
+    candidate.other_keys = more_keys or more_queries
     candidate.claims = claims | ({"cross_attention": False} if candidate.other_keys else {})
 
 
-def _widths(problem_of: Callable[..., str]) -> dict[str, Any]:
-    """Return the widths of heads that cause no problem, as arguments of `Sizes`."""
-    for width, multiple in SHOWN_BY.items():
-        if not problem_of(head_dims={width}):
-            return {"head_dim_multiple": multiple}
-    return {"head_dims": {width for width in WIDTHS if width in COMMON or not problem_of(head_dims={width})}}
+def _least_tile(candidate: Candidate, *, explained: bool) -> tuple[int, str]:
+    """Return what lengths must be multiples of, and what others raise; see `claim_more_sizes`."""
+    problems = dict[int, str]()
+    for multiple in TILES:
+        sizes = replace(candidate.sizes, length_multiple=multiple)
+        tried = replace(candidate, claims=candidate.claims | {"sizes": sizes})
+        found = [_problem(tried, probe, explained=explained) for probe in tried.probes]
+        problems[multiple] = next(filter(None, found), "")
+        if not problems[multiple]:
+            break
+    between = [Probe(2, length, length, candidate.cross_attention) for length in NO_TILES]
+    taken = [probe.keys for probe in between if not _problem(candidate, probe, explained=explained)]
+    if problems[1] and taken:
+        raise Unclear(f"with some lengths it raises {problems[1]}, but not with {taken[0]}")
+    return multiple, problems[1]
 
 
-def _problem(tried: Candidate, *, explained: bool) -> str:
-    """Return what a candidate raises in its trial runs, or that its formula does not explain them; empty if none."""
-    for probe in tried.probes:
-        result = tried.call(probe.inputs) if explained else tried.call_plainly(probe.inputs)
-        if result is None:
-            return tried.problem
-        if explained and not is_close(result.output, tried.formula(probe.inputs, tried.weights, None)):
-            return "another output"
-    return ""
+def _widths(few: Candidate, *, explained: bool) -> tuple[dict[str, Any], str]:
+    """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what width 5 raises."""
+    problems = dict[int, str]()
+    for width in (*SHOWN_BY, *WIDTHS):
+        tried = replace(few, claims=few.claims | {"sizes": replace(few.sizes, head_dims={width})})
+        problems[width] = _problem(tried, tried.probes[0], explained=explained)
+        if width in SHOWN_BY and not problems[width]:
+            return {"head_dim_multiple": SHOWN_BY[width]}, problems[5]
+    taken = {width for width in WIDTHS if not problems[width]}
+    for multiple in (8, 16):
+        if taken == {width for width in WIDTHS if width % multiple == 0}:
+            return {"head_dim_multiple": multiple}, problems[5]
+    return {"head_dims": taken | {COMMON}}, problems[5]
+
+
+def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
+    """Return what a candidate raises, or, if it is to be explained, that its formula does not; empty if neither."""
+    tried = replace(candidate, problem="")
+    result = tried.call(probe.inputs, is_causal=bool(tried.claims.get("always_causal")))
+    if result is None:
+        return tried.problem
+    matches = not explained or is_close(result.output, tried.formula(probe.inputs, tried.weights, None))
+    return "" if matches else "another output"
 
 
 def find_widths(candidate: Candidate) -> None:
@@ -142,12 +161,11 @@ def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
 def find_longest(candidate: Candidate) -> None:
     """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
 
-    A module is not tried with inputs of which a call would take too long, nor one that takes whole tiles alone.
+    A module is not tried with inputs of which a call would take too long; then what a partial sets is the longest.
     """
-    if candidate.sizes.length_multiple > 1:
-        return
     has_single = "float32" in candidate.claims.get("dtypes", Claims().dtypes)
     tried = replace(candidate, dtype=torch.float32) if has_single else candidate  # which takes half the time
+    step = candidate.sizes.length_multiple
 
     def takes(length: int, queries: int = 0) -> bool:
         probe = Probe(1, queries or length, length, candidate.cross_attention)
@@ -157,17 +175,33 @@ def find_longest(candidate: Candidate) -> None:
         candidate.too_long = tried.problem
         candidate.claims["sizes"] = replace(candidate.sizes, max_length=longest)
 
-    if candidate.cross_attention and not takes(MAX_LENGTH + 1, queries=1):  # keys may be more than queries ever are
+    # keys may be more than queries ever are
+    if candidate.cross_attention and not takes(MAX_LENGTH + step, queries=step):
         claim(MAX_LENGTH)
     shorter, seconds = candidate.probes[0].keys, 0.0
-    for length in (*(2**power for power in range(5, MAX_LENGTH.bit_length())), MAX_LENGTH):
+    for length in _longer(shorter, step):
         expected = seconds / shorter**2
         if expected * length**2 > PATIENCE:
+            claim_own_longest(candidate)
             return
         if length == SHORT and expected * MAX_LENGTH**2 < PATIENCE and takes(MAX_LENGTH):
             return  # as most do, and the lengths between take as long again
         begun = process_time()
         if not takes(length):
-            claim(shorter + bisect(range(shorter + 1, length), False, key=lambda longer: not takes(longer)))
+            between = range(shorter + step, length, step)
+            claim(shorter + step * bisect(between, False, key=lambda longer: not takes(longer)))
             return
         shorter, seconds = length, process_time() - begun
+
+
+def _longer(shorter: int, step: int) -> list[int]:
+    """Return the lengths to try that are longer than one, multiples of a step."""
+    powers = [2**power for power in range(5, MAX_LENGTH.bit_length())]
+    return [*(power for power in powers if power > shorter and power % step == 0), MAX_LENGTH]
+
+
+def claim_own_longest(candidate: Candidate) -> None:
+    """Claim the longest length that a partial sets, if it sets one that is more than a tile."""
+    lengths = _lengths(getattr(candidate.constructor, "keywords", {})).values()
+    if longest := min((each for each in lengths if each > TILES[-1]), default=None):
+        candidate.claims["sizes"] = replace(candidate.sizes, max_length=longest)
