@@ -229,6 +229,7 @@ class CallByName:
             "start": 0,
             "rows": sizes[2],
             "columns": 1,
+            "tile": 16,
         }
         return values.get(NEUTRAL_MEANING.get(name, ""))
 

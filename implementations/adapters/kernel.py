@@ -22,9 +22,8 @@ from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_c
 
 # Layouts of heads that share an axis with the batch, or with the columns.
 MERGED_LAYOUTS = ("(b h) l d", "b l (h d)")
-# A kernel of a single head is called for one after another of these.
-ONE_HEAD = "l d"
-AS_MANY = {ONE_HEAD: "(b h) l d"}
+# A kernel of a single head, or of the heads of one item, is called for one after another of these.
+AS_MANY = {"l d": "(b h) l d", "l h d": "b l h d"}
 # How many of query, key and value are one tensor, and the place of the first of them.
 PACKED = {"3": 0, "2": 1}
 PARAMETERS = tuple(f"{kind}_{role}" for kind in "wb" for role in "qkvo")
@@ -50,9 +49,10 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         contiguous lie otherwise than those of the key. H_kv is H, unless `Claims.grouped_query` is claimed, or 1 with
         `Claims.multi_query`.
     layout: the axes in order: b (batch), h (heads), l (length) and d (head_dim), separated by spaces; or
-        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself; or "l d", where
-        it takes one head, and is called for each. An axis 3, as in "b l 3 h d", says that query, key and value are one
-        tensor, and an axis 2 that key and value are. If the context has others, they follow: "b h l d -> b l (h d)".
+        "(b h) l d" or "b l (h d)", where the kernel has the heads in the batch, or splits them itself; or "l d" or
+        "l h d", where it takes one head, or one item, and is called for each. An axis 3, as in "b l 3 h d", says that
+        query, key and value are one tensor, and an axis 2 that key and value are. If the context has other axes, they
+        follow: "b h l d -> b l (h d)".
     contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it raises for others.
     mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
         returns no weights.
@@ -99,17 +99,17 @@ class KernelAxes:
     """A `layout` of `from_kernel`.
 
     heads: the axes of query, key and value. context: those of the context. packed: "3" or "2", if that many of the
-    inputs are one tensor, stacked along the axis `stacked`. one_head: whether the kernel is called for each head.
+    inputs are one tensor, stacked along the axis `stacked`. one_by_one: whether the kernel is called for each.
 
     >>> KernelAxes.read("Mine", "b l 3 h d -> b l (h d)")
-    KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2, one_head=False)
+    KernelAxes(heads='b l h d', context='b l (h d)', packed='3', stacked=2, one_by_one=False)
     """
 
     heads: str
     context: str
     packed: str
     stacked: int
-    one_head: bool = False
+    one_by_one: bool = False
 
     @classmethod
     def read(cls, label: str, layout: str) -> KernelAxes:
@@ -121,20 +121,20 @@ class KernelAxes:
             if sorted(axes.replace("(h d)", "h d").split()) != ["b", "d", "h", "l"] and axes not in MERGED_LAYOUTS:
                 raise ImplementationError(
                     f"{label}: layout must name b, h, l and d once each, as 'b h l d', or be one of "
-                    f"{', '.join(map(repr, (*MERGED_LAYOUTS, ONE_HEAD)))}, but is {layout!r}"
+                    f"{', '.join(map(repr, (*MERGED_LAYOUTS, *AS_MANY)))}, but is {layout!r}"
                 )
         stacked = inputs.split().index(packed) if packed else 0
-        return cls(heads, context or heads, packed, stacked, one_head=layout in AS_MANY)
+        return cls(heads, context or heads, packed, stacked, one_by_one=layout in AS_MANY)
 
     @property
     def takes_all_heads(self) -> bool:
         """Whether the kernel takes query, key and value, each with all its heads."""
-        return not (self.packed or self.one_head)
+        return not (self.packed or self.one_by_one)
 
     def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of query, key and value, of all heads, for a kernel that takes them otherwise."""
         function = function_of(kernel)
-        if self.one_head:
+        if self.one_by_one:
             return _one_by_one(kernel)
         if not self.packed:
             return function
@@ -249,16 +249,17 @@ class KernelAttention(nn.Module):
 
 
 def _one_by_one(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of heads, (B * H, L, d_k), and of masks, (B * H, L, S), for a kernel of one of each."""
+    """Return a function of heads, (B * H, L, d_k) or (B, L, H, d_k), and of as many masks, for a kernel of one."""
 
     @wraps(function_of(kernel))
     def attend(*inputs: Any, **options: Any) -> Any:
-        def of_head(number: int, given: Any) -> Any:
-            return given[number] if isinstance(given, Tensor) and given.ndim == 3 else given
-
         query = next(x for x in (*inputs, *options.values()) if isinstance(x, Tensor))
+
+        def one(number: int, given: Any) -> Any:
+            return given[number] if isinstance(given, Tensor) and given.ndim == query.ndim else given
+
         results = [
-            kernel(*(of_head(i, x) for x in inputs), **{name: of_head(i, x) for name, x in options.items()})
+            kernel(*(one(i, x) for x in inputs), **{name: one(i, x) for name, x in options.items()})
             for i in range(len(query))
         ]
         return _stacked(results) if results else query  # of no items

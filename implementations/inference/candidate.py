@@ -129,8 +129,8 @@ class Candidate:
     @property
     def config(self) -> Config:
         """The configuration of trial runs."""
-        least = min(self.sizes.head_dims) if self.sizes.head_dims else None
-        own = OWN_HEAD_DIM if "own_head_dim" in self.claims else least
+        claimed = self.sizes.fit_head_dim(CONFIG.head_dim)
+        own = OWN_HEAD_DIM if "own_head_dim" in self.claims else claimed if claimed != CONFIG.head_dim else None
         key_heads = 1 if "multi_query" in self.claims else None
         bias = most_biases(self.claims.get("bias", {True}))
         return replace(CONFIG, **{"bias": bias, "n_kv_heads": key_heads, "d_head": own} | self.changes)

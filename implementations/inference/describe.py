@@ -140,6 +140,7 @@ def _given(name: str, candidate: Candidate) -> str:
         **ROTATIONS,
         "rows": "L",
         "columns": "1",
+        "tile": "16",
     }
     return f"{name}={given.get(meaning, meaning)}"
 
@@ -222,7 +223,7 @@ def _biases(candidate: Candidate) -> str:
 
 def _inputs(candidate: Candidate) -> str:
     axes = f"({', '.join(candidate.layout.split())})"
-    if not candidate.cross_attention:
+    if not candidate.cross_attention and not candidate.signature.inputs:
         return f"one, as self-attention, of shape {axes}"
     if candidate.cross_attention == "memory" and not candidate.signature.inputs:
         left_out = ", left out in self-attention" if candidate.memory_optional else ""

@@ -60,7 +60,6 @@ from mha.implementations.inference.sizes import (
     find_longest,
     find_widths,
     in_whole_tiles,
-    with_own_tiles,
 )
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
@@ -133,7 +132,7 @@ def _built_and_read(
         arguments = _arguments(label, constructor, assume=False)
         return arguments, *_read(label, constructor, arguments)
     except ImplementationError:
-        for build in (*with_own_tiles(constructor), *with_other_widths(label, constructor)):
+        for build in with_other_widths(label, constructor):
             arguments = _arguments(label, build)
             if read := _explained(label, build, arguments):
                 return arguments, *read
@@ -170,7 +169,7 @@ def _read(
 
 
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
-    """Return the candidate for a module, if need be for one that takes float32, no gradients, or whole tiles alone.
+    """Return the candidate for a module, if need be for one that takes float32, no gradients, or few lengths.
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
@@ -182,9 +181,10 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
-    if isinstance(problem, EachCallRaises):
+    square = replace(empty, claims=empty.claims | {"cross_attention": False})
+    for tried in (square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
         with suppress(Unclear):
-            return _found(in_whole_tiles(empty), module, arguments)
+            return _found(tried, module, arguments)
     if variables := ", ".join(read_from_module(empty.constructor)):
         advice = building_advice(empty.label, empty.constructor, arguments)
         raise ImplementationError(f"{empty.label} reads {variables} from its module: {problem}; {advice}")
@@ -196,8 +196,7 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
     """Return the candidate for a module, with its claims; raises Unclear for what is left open."""
     candidate = _understand(empty, module)
-    if candidate.sizes.length_multiple > 1:
-        claim_more_lengths(candidate)
+    claim_more_lengths(candidate)
     _find_own_head_dim(candidate, arguments)
     candidate = with_masks(candidate)
     find_causal(candidate)

@@ -15,8 +15,8 @@ from torch import nn
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
 from mha.implementations.adapters.kernel import (
+    AS_MANY,
     MERGED_LAYOUTS,
-    ONE_HEAD,
     KernelAxes,
     KernelImplementation,
     from_kernel,
@@ -43,7 +43,7 @@ from mha.spec import Claims
 # The layouts of heads that are tried, then those whose context has other axes.
 OF_HEADS = ("b h l d", "b l h d", "l b h d")
 CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in (*OF_HEADS, "b l (h d)", "l b (h d)") if x != y]
-LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS, ONE_HEAD)
+LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS, *AS_MANY)
 # How many inputs are one tensor, by the required parameters of a kernel.
 PACKED_INPUTS: dict[tuple[str, ...], str] = {
     (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
@@ -234,7 +234,7 @@ def _in_few_sizes(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandi
 
 def _is_usual(candidate: KernelCandidate) -> bool:
     """Return whether each head has a key of its own, and the context lies as the query does."""
-    return candidate.layout not in (*MERGED_LAYOUTS, *CONTEXTS, ONE_HEAD) and "multi_query" not in candidate.claims
+    return candidate.layout not in (*MERGED_LAYOUTS, *CONTEXTS, *AS_MANY) and "multi_query" not in candidate.claims
 
 
 def _ignores_heads(candidate: Candidate) -> bool:
@@ -275,6 +275,9 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         explained = dict(candidate.claims)
         claim_more_sizes(candidate, explained=False)
         candidate.shown = "" if candidate.claims == explained else "for some of the sizes that it takes"
+        candidate.other_keys = (
+            "" if "3" in candidate.layout.split() else candidate.other_keys
+        )  # which it cannot be given
     else:
         find_widths(candidate)
     if candidate.explained and "multi_query" not in candidate.claims:
@@ -285,7 +288,7 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
 def _hides_a_fault(candidate: KernelCandidate) -> bool:
     """Return whether a kernel is given contiguous heads, or single ones, alone, though it does not raise for others."""
     others = [replace(candidate, contiguous=False)] if candidate.contiguous else []
-    if candidate.layout == ONE_HEAD:
+    if candidate.layout in AS_MANY:
         others = [replace(candidate, layout=layout) for layout in (*OF_HEADS, *MERGED_LAYOUTS)]
     return any(each.call_plainly(candidate.probes[0].inputs) is not None for each in others)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from time import process_time
 from typing import Any
 
 import torch
-from torch import nn
 
-from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for, parameters_of
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
+from mha.implementations.adapters.construction import MAX_LENGTH, SHORT, built_for
 from mha.implementations.inference.candidate import Candidate, Kind
 from mha.implementations.inference.probes import CONFIG, Probe, is_close
 from mha.implementations.inference.projections import Unclear
@@ -23,25 +20,12 @@ from mha.spec.claims import Claims
 # In seconds of CPU time, for a call with long inputs, and for all trial runs in few sizes.
 PATIENCE = 4.0
 # What lengths may have to be multiples of, as the edges of tiles, and lengths that are no multiple of them.
-TILES = (1, 16, 32, 64, 128)
+TILES = (1, 4, 8, 16, 32, 64, 128)
 NO_TILES = (50, 257)
 # Widths of heads: those that show a multiple below 8, and common ones, one of which any kernel takes.
 SHOWN_BY = {5: 1, 6: 2, 4: 4}
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 COMMON = 64
-
-
-def with_own_tiles(constructor: Callable[..., nn.Module]) -> list[Callable[..., nn.Module]]:
-    """Return a constructor that keeps a default named as the longest length, if it may be the length of a tile."""
-    defaults = {name: p.default for name, p in parameters_of(constructor).items()}
-    kept = {name: default for name, default in _lengths(defaults).items() if default in TILES[1:]}
-    return [partial(constructor, **kept)] if kept else []
-
-
-def _lengths(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return those of some values that are named as the longest length."""
-    named = CONSTRUCTOR_NAMES["max_length"]
-    return {name: value for name, value in given.items() if name in named and type(value) is int}
 
 
 def in_whole_tiles(candidate: Candidate) -> Candidate:
@@ -57,9 +41,17 @@ def in_few_sizes(candidate: Kind) -> Kind:
 
 
 def claim_more_lengths(candidate: Candidate) -> None:
-    """Claim all lengths for which a module does not raise that was found in whole tiles; raises Unclear as below."""
-    multiple, candidate.other_lengths = _least_tile(candidate, explained=False)
-    candidate.claims = candidate.claims | {"sizes": replace(candidate.sizes, length_multiple=multiple)}
+    """Claim all lengths for which a module does not raise that was found in few.
+
+    Raises Unclear as `claim_more_sizes` does.
+    """
+    if candidate.sizes.length_multiple > 1:
+        multiple, candidate.other_lengths = _least_tile(candidate, explained=False)
+        candidate.claims = candidate.claims | {"sizes": replace(candidate.sizes, length_multiple=multiple)}
+    if candidate.signature.inputs and not candidate.cross_attention:
+        claims = {name: claim for name, claim in candidate.claims.items() if name != "cross_attention"}
+        candidate.other_keys = _problem_with_lengths(replace(candidate, claims=claims), explained=False)
+        candidate.claims = candidate.claims if candidate.other_keys else claims
 
 
 def claim_more_sizes(candidate: Candidate, *, explained: bool) -> None:
@@ -70,18 +62,25 @@ def claim_more_sizes(candidate: Candidate, *, explained: bool) -> None:
     """
     few = in_few_sizes(candidate)
     multiple, candidate.other_lengths = _least_tile(few, explained=explained)
-    widths, candidate.other_widths = _widths(few, explained=explained)
+
+    def problem_of(width: int) -> str:
+        tried = replace(few, claims=few.claims | {"sizes": replace(few.sizes, head_dims={width})})
+        return _problem(tried, tried.probes[0], explained=explained)
+
+    widths, candidate.other_widths = _widths(problem_of)
     sizes = Sizes(length_multiple=multiple, **widths)
     claims = {name: claim for name, claim in candidate.claims.items() if name not in ("cross_attention", "sizes")}
     claims |= {} if sizes == Sizes() else {"sizes": sizes}
-    unequal = replace(candidate, claims=claims)
-    more_keys, more_queries = (_problem(unequal, probe, explained=explained) for probe in unequal.probes)
-    if bool(more_keys) != bool(more_queries) and not explained:
-        raise Unclear(
-            f"with other numbers of keys than queries it raises {more_keys or more_queries}, but not with all"
-        )
-    candidate.other_keys = more_keys or more_queries
+    candidate.other_keys = _problem_with_lengths(replace(candidate, claims=claims), explained=explained)
     candidate.claims = claims | ({"cross_attention": False} if candidate.other_keys else {})
+
+
+def _problem_with_lengths(candidate: Candidate, *, explained: bool) -> str:
+    """Return what a candidate raises with other numbers of keys than queries; see `claim_more_sizes`."""
+    more_keys, more_queries = (_problem(candidate, probe, explained=explained) for probe in candidate.probes)
+    if bool(more_keys) != bool(more_queries) and not explained:
+        raise Unclear(f"with unequal lengths it raises {more_keys or more_queries}, but not with all")
+    return more_keys or more_queries
 
 
 def _least_tile(candidate: Candidate, *, explained: bool) -> tuple[int, str]:
@@ -101,19 +100,23 @@ def _least_tile(candidate: Candidate, *, explained: bool) -> tuple[int, str]:
     return multiple, problems[1]
 
 
-def _widths(few: Candidate, *, explained: bool) -> tuple[dict[str, Any], str]:
+def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
     """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what width 5 raises."""
     problems = dict[int, str]()
     for width in (*SHOWN_BY, *WIDTHS):
-        tried = replace(few, claims=few.claims | {"sizes": replace(few.sizes, head_dims={width})})
-        problems[width] = _problem(tried, tried.probes[0], explained=explained)
+        problems[width] = problem_of(width)
         if width in SHOWN_BY and not problems[width]:
             return {"head_dim_multiple": SHOWN_BY[width]}, problems[5]
     taken = {width for width in WIDTHS if not problems[width]}
     for multiple in (8, 16):
         if taken == {width for width in WIDTHS if width % multiple == 0}:
             return {"head_dim_multiple": multiple}, problems[5]
-    return {"head_dims": taken | {COMMON}}, problems[5]
+    if not taken:
+        raise Unclear(
+            f"with heads of width 5 it raises {problems[5]}, and with heads of width 64 {problems[64]}; "
+            "claim those that it takes: sizes=Sizes(head_dims=...)"
+        )
+    return {"head_dims": taken}, problems[5]
 
 
 def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
@@ -127,23 +130,22 @@ def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
 
 
 def find_widths(candidate: Candidate) -> None:
-    """Claim even widths of heads alone, or multiples of 4, where a module raises for others, as rotary ones do.
+    """Claim the widths of heads for which a module does not raise, if it does for some.
 
-    Raises Unclear if it does not take these either.
+    Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for. Raises Unclear if
+    there are none.
     """
-    raised = _problem_with_heads(candidate, 5, CONFIG.n_heads)
+    counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
+
+    def problem_of(width: int) -> str:
+        tried = counts if width in SHOWN_BY and width != 5 else [CONFIG.n_heads]
+        return next(filter(None, (_problem_with_heads(candidate, width, count) for count in tried)), "")
+
+    widths, raised = _widths(problem_of)
     if not raised:
         return
-    claimed, problem = candidate.sizes, ""
-    counts = sorted({1, 2, 3}.intersection(claimed.n_heads or {1, 2, 3}))
-    for multiple, width in ((2, 6), (4, 4)):
-        problem = next(filter(None, (_problem_with_heads(candidate, width, count) for count in counts)), "")
-        if not problem:
-            candidate.other_widths = raised
-            candidate.claims["sizes"] = replace(claimed, head_dim_multiple=multiple)
-            return
-    both = f"with heads of width 5 it raises {raised}, and with heads of width 4 {problem}"
-    raise Unclear(f"{both}; claim those that it takes: sizes=Sizes(head_dims=...)")
+    candidate.other_widths = raised
+    candidate.claims["sizes"] = replace(candidate.sizes, **widths)
 
 
 def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
@@ -151,9 +153,10 @@ def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
     own = "own_head_dim" in candidate.claims
     sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
     tried, inputs = replace(candidate, changes=candidate.changes | sizes), candidate.probes[0].inputs
+    d_model = tried.config.d_model
     # One tensor stays one tensor, and in one piece.
-    narrow = {id(x): x[..., : tried.config.d_model].contiguous() for x in inputs}
-    returned = tried.call_plainly(tuple(narrow[id(x)] for x in inputs))
+    given = {id(x): x.repeat(1, 1, -(-d_model // CONFIG.d_model))[..., :d_model].contiguous() for x in inputs}
+    returned = tried.call_plainly(tuple(given[id(x)] for x in inputs))
     return tried.problem if returned is None else ""
 
 
@@ -161,7 +164,7 @@ def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
 def find_longest(candidate: Candidate) -> None:
     """Claim the longest inputs that a module takes, where a table of its own is shorter than those of the cases.
 
-    A module is not tried with inputs of which a call would take too long; then what a partial sets is the longest.
+    A module is not tried with inputs of which a call would take too long.
     """
     has_single = "float32" in candidate.claims.get("dtypes", Claims().dtypes)
     tried = replace(candidate, dtype=torch.float32) if has_single else candidate  # which takes half the time
@@ -182,7 +185,6 @@ def find_longest(candidate: Candidate) -> None:
     for length in _longer(shorter, step):
         expected = seconds / shorter**2
         if expected * length**2 > PATIENCE:
-            claim_own_longest(candidate)
             return
         if length == SHORT and expected * MAX_LENGTH**2 < PATIENCE and takes(MAX_LENGTH):
             return  # as most do, and the lengths between take as long again
@@ -198,10 +200,3 @@ def _longer(shorter: int, step: int) -> list[int]:
     """Return the lengths to try that are longer than one, multiples of a step."""
     powers = [2**power for power in range(5, MAX_LENGTH.bit_length())]
     return [*(power for power in powers if power > shorter and power % step == 0), MAX_LENGTH]
-
-
-def claim_own_longest(candidate: Candidate) -> None:
-    """Claim the longest length that a partial sets, if it sets one that is more than a tile."""
-    lengths = _lengths(getattr(candidate.constructor, "keywords", {})).values()
-    if longest := min((each for each in lengths if each > TILES[-1]), default=None):
-        candidate.claims["sizes"] = replace(candidate.sizes, max_length=longest)
