@@ -162,7 +162,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a class without forward": (("check", "mine.py:Nothing"), "Nothing does not define forward"),
     "a constructor that raises": (
         ("check", "mine.py:Raises"),
-        "Raises(d_model=24, n_heads=2) raised RuntimeError: no luck; name a function that builds it",
+        "Raises(d_model=32, n_heads=2) raised RuntimeError: no luck; name a function that builds it",
     ),
     "unknown sizes": (
         ("check", "mine.py:NoSizes"),

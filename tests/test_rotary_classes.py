@@ -201,13 +201,19 @@ class OfFourHeads(Rotary):
     ("cls", "refusal"),
     [
         (OfFourHeads, "there must be four heads"),
-        (ModelInEights, "d_model is a multiple of 8; claim those that it takes"),
-        (InTwelves, "and with heads of width 4 ValueError: there must be twelve parts; claim those that it takes"),
+        (InTwelves, "ValueError: there must be twelve parts; name a function that builds it"),
     ],
 )
 def test_class_that_takes_too_few_sizes_is_refused(cls: type[nn.Module], refusal: str) -> None:
     with pytest.raises(ImplementationError, match=refusal):
         infer(cls)
+
+
+def test_class_that_restricts_d_model_is_judged_on_heads_that_give_it() -> None:
+    result = infer(ModelInEights)
+    assert "a multiple of 8: with 5, ValueError: d_model is a multiple of 8  [tested]" in result.report(400)
+    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED", "NUM-1"], dtypes="float32").verdicts
+    assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts
 
 
 def test_inputs_are_not_listed_as_options() -> None:
