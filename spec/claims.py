@@ -120,9 +120,9 @@ def smallest_from(sizes: Collection[int], least: int) -> int:
 class Sizes:
     """The sizes that an implementation takes, such as those of a kernel. It is not called with others.
 
-    n_heads, head_dims: the numbers of heads and the widths of a head; None for any. head_dim_multiple: of those widths,
-        only multiples of this. length_multiple: L and S are multiples of this. max_length: the longest L and S; None
-        for any.
+    n_heads, head_dims: the numbers of heads and the widths of a head; None for any. head_dim_multiple, max_head_dim: of
+        those widths, only multiples of this, and up to this. length_multiple: L and S are multiples of this.
+        max_length: the longest L and S; None for any.
 
     Raises ValueError for a size that is not positive, and if no width or length is left.
 
@@ -136,6 +136,7 @@ class Sizes:
     length_multiple: int = 1
     max_length: int | None = None
     head_dim_multiple: int = 1
+    max_head_dim: int | None = None
 
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
@@ -145,8 +146,16 @@ class Sizes:
         for name in ("length_multiple", "head_dim_multiple"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Sizes.{name} must be positive, but is {getattr(self, name)!r}")
-        if self.head_dims is not None and all(width % self.head_dim_multiple for width in self.head_dims):
-            raise ValueError(f"none of Sizes.head_dims is a multiple of head_dim_multiple ({self.head_dim_multiple})")
+        if self.head_dims is not None and not self._widths:
+            limit = "" if self.max_head_dim is None else f" up to max_head_dim ({self.max_head_dim})"
+            raise ValueError(
+                f"none of Sizes.head_dims is a multiple of head_dim_multiple ({self.head_dim_multiple}){limit}"
+            )
+        if self.max_head_dim is not None and self.max_head_dim < self.head_dim_multiple:
+            raise ValueError(
+                f"Sizes.max_head_dim must be at least head_dim_multiple ({self.head_dim_multiple}), "
+                f"but is {self.max_head_dim}"
+            )
         if self.max_length is not None and self.max_length < self.length_multiple:
             raise ValueError(
                 f"Sizes.max_length must be at least length_multiple ({self.length_multiple}), but is {self.max_length}"
@@ -159,6 +168,8 @@ class Sizes:
                 return f"the claims have {name} {' or '.join(map(str, sorted(claimed)))}, not {size}"
         if head_dim % self.head_dim_multiple:
             return f"the claims have a head_dim that is a multiple of {self.head_dim_multiple}, not {head_dim}"
+        if self.max_head_dim is not None and head_dim > self.max_head_dim:
+            return f"the claims have a head_dim up to {self.max_head_dim}, not {head_dim}"
         for length in lengths:
             if length % self.length_multiple:
                 return f"the claims have lengths that are multiples of {self.length_multiple}, not {length}"
@@ -173,9 +184,16 @@ class Sizes:
         4
         """
         multiple = self.head_dim_multiple
-        if self.head_dims is None:
-            return -(-width // multiple) * multiple
-        return smallest_from([each for each in self.head_dims if each % multiple == 0], width)
+        if self.head_dims is not None:
+            return smallest_from(self._widths, width)
+        fitted = -(-width // multiple) * multiple
+        return fitted if self.max_head_dim is None else min(fitted, self.max_head_dim // multiple * multiple)
+
+    @property
+    def _widths(self) -> list[int]:
+        """Those of `head_dims` that the other fields leave."""
+        within = [each for each in self.head_dims or () if each % self.head_dim_multiple == 0]
+        return within if self.max_head_dim is None else [each for each in within if each <= self.max_head_dim]
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,8 @@ def test_roundings_without_a_bound_are_rejected(rounding: dict[str, Any]) -> Non
         (lambda: Sizes(length_multiple=16, max_length=8), "must be at least length_multiple"),
         (lambda: Sizes(head_dim_multiple=0), "Sizes.head_dim_multiple must be positive"),
         (lambda: Sizes(head_dims={3, 5}, head_dim_multiple=2), "none of Sizes.head_dims is a multiple"),
+        (lambda: Sizes(head_dims={64}, max_head_dim=32), "head_dim_multiple (1) up to max_head_dim (32)"),
+        (lambda: Sizes(max_head_dim=3, head_dim_multiple=4), "must be at least head_dim_multiple"),
     ],
 )
 def test_contradictory_claims_are_refused(claims: Callable[[], object], message: str) -> None:

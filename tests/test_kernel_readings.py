@@ -337,3 +337,25 @@ def test_bias_beside_a_mask_is_not_judged() -> None:
     rows = {row.topic: row.finding for row in infer_kernel(with_a_bias).rows}
     assert rows["mask"] == "mask: True = may attend, broadcastable to (b, h, l, s)"
     assert rows["not judged"] == "bias"
+
+
+def of_one_item(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As of ragged batches, (L, H, d_k)."""
+    scores = torch.einsum("lhd,shd->hls", q, k) * q.shape[-1] ** -0.5
+    return torch.einsum("hls,shd->lhd", scores.softmax(-1), v)
+
+
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, block_size: int) -> Tensor:
+    return torch.cat([scaled(part, k, v, False, q.shape[-1] ** -0.5) for part in q.split(block_size, 2)], 2)
+
+
+@pytest.mark.usefixtures("fewer_cases")
+@pytest.mark.parametrize(
+    ("kernel", "row"),
+    [(of_one_item, "q, k, v, of shape (l, h, d)  [tested]"), (in_blocks, "block_size=16  [by name]")],
+)
+def test_kernel_of_one_item_or_of_tiles_of_a_given_size_is_read(kernel: Any, row: str) -> None:
+    result = infer_kernel(kernel)
+    assert row in result.report()
+    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED-1", "GRD-1"], dtypes="float32").verdicts
+    assert {verdict.status for verdict in verdicts} == {"pass"}, verdicts

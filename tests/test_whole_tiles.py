@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mha.conformance import check
 from mha.implementations import ImplementationError
+from mha.implementations.inference import kernels
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Sizes
@@ -56,16 +57,34 @@ def of_merged_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.baddbmm(q.new_zeros(batch, length, k.shape[1]), q, k.mT, alpha=width**-0.5).softmax(-1) @ v
 
 
+def of_narrow_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if q.shape[-1] > 128:
+        raise ValueError("too wide")
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def with_a_square_flag(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    if q.shape[2] % 16 or k.shape[2] % 16:
+        raise ValueError("whole tiles")
+    if causal and q.shape[2] != k.shape[2]:
+        raise ValueError("a causal mask is square")
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
 LINES = {
     of_one_shape: "lengths  as many keys as queries: others raise ValueError: one shape  [tested]",
     in_tiles: "lengths     multiples of 32: others raise ValueError: whole tiles  [tested]",
     of_common_widths: "head_dim  16, 32, 64 or 128: with 5, ValueError: the width  [tested]",
+    of_narrow_heads: "head_dim  at most 128: with 256, ValueError: too wide  [tested]",
+    with_a_square_flag: "causal   causal, aligned top_left  [tested]",
     of_merged_heads: "lengths  multiples of 64: others raise ValueError: whole tiles  [tested]",
 }
 CLAIMED = {
     of_one_shape: {"cross_attention": False},
     in_tiles: {"sizes": Sizes(length_multiple=32)},
     of_common_widths: {"sizes": Sizes(head_dims={16, 32, 64, 128}, length_multiple=16)},
+    of_narrow_heads: {"sizes": Sizes(max_head_dim=128)},
+    with_a_square_flag: {"sizes": Sizes(length_multiple=16)},
     of_merged_heads: {"sizes": Sizes(length_multiple=64)},
 }
 
@@ -110,6 +129,48 @@ def test_kernel_that_is_wrong_for_other_sizes_is_judged_in_them(kernel: Any) -> 
     assert verdict.status == "fail"
 
 
+def of_long_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Raises for few queries, and leaves out those after the last whole tile."""
+    if q.shape[2] < 16:
+        raise ValueError("at least one tile")
+    return of_whole_tiles_of_queries(q, k, v)
+
+
+def of_more_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Raises for fewer keys than queries, and leaves out the last ones of more."""
+    if k.shape[2] < q.shape[2]:
+        raise ValueError("fewer keys")
+    return of_the_first_keys(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (of_long_rows, "with some lengths it raises ValueError: at least one tile, but not with 50"),
+        (of_more_keys, "with unequal lengths it raises ValueError: fewer keys, but not with all"),
+    ],
+)
+def test_no_claim_hides_sizes_for_which_it_does_not_raise(kernel: Any, message: str) -> None:
+    with pytest.raises(ImplementationError, match=message):
+        infer_kernel(kernel)
+
+
+def test_slow_kernel_is_not_tried_with_long_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 64 queries on 64 keys takes half a second; one of the few sizes would take minutes."""
+    elapsed, longest = [0.0], [0]
+
+    def slow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        _batch, _heads, _length, _width = q.shape
+        longest[0] = max(longest[0], q.shape[2])
+        elapsed[0] += 0.5 * (q.shape[2] / 64) ** 2
+        return (q @ k.mT / 3).softmax(-1) @ v
+
+    monkeypatch.setattr(kernels, "process_time", lambda: elapsed[0])
+    with pytest.raises(ImplementationError, match="its output matches no formula of attention"):
+        infer_kernel(slow)
+    assert longest[0] == 64
+
+
 def test_kernel_that_is_wrong_and_raises_is_refused() -> None:
     def of_another_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape != k.shape:
@@ -134,6 +195,54 @@ class OfTiles(nn.Module):
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         context: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return self.out(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of nn.Module
+
+
+class OfCausalTiles(OfTiles):
+    """Always causal, with a table of 512 positions."""
+
+    def __init__(self, d_model: int, n_heads: int, block_size: int = 16) -> None:
+        super().__init__(d_model, n_heads, block_size)
+        self.register_buffer("later", torch.ones(512, 512, dtype=torch.bool).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # without a flag
+        if x.shape[1] > len(self.later):  # type: ignore[arg-type]  # a buffer
+            raise IndexError("too long")
+        return super().forward(x, causal=True)
+
+
+def test_class_of_causal_tiles_is_judged_up_to_its_table() -> None:
+    claims = infer(OfCausalTiles).implementation.claims
+    assert claims.always_causal
+    assert claims.sizes == Sizes(length_multiple=16, max_length=512)
+
+
+class OfOneShape(nn.Module):
+    """Of three inputs, which have one shape, and heads of common widths."""
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        if d_model // n_heads not in {16, 32, 64, 128}:
+            raise ValueError("no kernel for this width")
+        self.n_heads = n_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if not query.shape == key.shape == value.shape:
+            raise ValueError("one shape")
+        inputs = ((self.q, query), (self.k, key), (self.v, value))
+        q, k, v = (layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for layer, x in inputs)
+        context: Tensor = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.o(context)  # type: ignore[no-any-return]  # of nn.Module
+
+
+@pytest.mark.usefixtures("fewer_cases")
+def test_class_of_one_shape_and_common_widths_is_judged_on_them() -> None:
+    result = infer(OfOneShape)
+    claims = result.implementation.claims
+    assert (claims.cross_attention, claims.sizes) == (False, Sizes(head_dims={16, 32, 64, 128}))
+    assert "lengths      as many keys as queries: others raise ValueError: one shape  [tested]" in result.report()
+    verdicts = check(result.implementation, "quick", clauses=["SHP-1", "HED", "GRD-1", "NUM-1"], dtypes="float32")
+    assert {verdict.status for verdict in verdicts.verdicts} == {"pass"}
 
 
 @pytest.mark.usefixtures("fewer_cases")

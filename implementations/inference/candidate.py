@@ -38,7 +38,7 @@ class Candidate:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
     and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
     weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths,
-    other_lengths, other_keys: what heads of width 5, other lengths, or more keys than queries raise, if they are not
+    other_lengths, other_keys: what other widths of heads, lengths, or numbers of keys raise, if they are not
     claimed. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only says that the
     mask is causal. last: the module that was called last. assumed: why the format of masks is assumed, if none explains
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of

@@ -1,12 +1,11 @@
-"""What was inferred about a class, as a table and as a declaration."""
+"""What was inferred about a class, as a table."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from textwrap import TextWrapper
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -18,7 +17,7 @@ from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
-from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims, Rounding, Sizes
+from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
@@ -176,9 +175,11 @@ def _options(candidate: Candidate) -> list[Row]:
 
 
 def _head_dims(candidate: Candidate) -> str:
-    sizes = candidate.sizes
-    widths = _either(sizes.head_dims) if sizes.head_dims else f"a multiple of {sizes.head_dim_multiple}"
-    return f"{widths}: with 5, {candidate.other_widths}"
+    sizes, limits = candidate.sizes, []
+    limits += [_either(sizes.head_dims)] if sizes.head_dims else []
+    limits += [f"a multiple of {sizes.head_dim_multiple}"] if sizes.head_dim_multiple > 1 else []
+    limits += [f"at most {sizes.max_head_dim}"] if sizes.max_head_dim else []
+    return f"{', '.join(limits)}: {candidate.other_widths}"
 
 
 def _lengths(candidate: Candidate) -> str:
@@ -348,53 +349,3 @@ def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> b
     of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout in (True, "both")
     claimed = {"dropout": of_either, "output_dropout": of_output}
     return field not in NOT_TESTED or claimed.get(field, NOT_TESTED[field] in candidate.claims)
-
-
-def declaration_of(
-    label: str, options: Mapping[str, Any], claims: Mapping[str, Any], adapter: str = "from_module"
-) -> str:
-    """Return the code that declares what was inferred, ready to paste below the class.
-
-    options: for the adapter, `from_module` or `from_kernel`. claims: those that differ from `Claims()`.
-    """
-    lines = [f"    {name}={_literal(value)}," for name, value in options.items() if (name, value) != ("mask", "keep")]
-    imports = [f"from mha.implementations import {adapter}"]
-    imports = ["from functools import partial", *imports] if label.startswith("partial(") else imports
-    if claims:
-        arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
-        lines.append(f"    claims=Claims({arguments}),")
-        parts = [name for name, claim in (("Rounding", "rounding"), ("Sizes", "sizes")) if claim in claims]
-        imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
-    return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
-
-
-def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> str:
-    """Return how to declare by hand what could not be inferred; parameters: those that their names tell."""
-    paths: Mapping[str, Any] = parameters or dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ...)
-    return (
-        f". Declare it below the class, and judge that: implementation = from_module({label}, "
-        f"parameters={_literal(paths)}, mask=...)"
-    )
-
-
-def _changed(value: Sizes | Rounding) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
-    given = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: each for name, each in given.items() if each != getattr(type(value)(), name)}
-
-
-def _literal(value: Any) -> str:
-    """Return the code of a value, with double quotes and sets in a fixed order."""
-    if isinstance(value, set | frozenset):
-        numbers_in_order = sorted(value, key=lambda each: (each if type(each) is int else 0, str(each)))
-        return f"{{{', '.join(map(_literal, numbers_in_order))}}}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_literal, value))})" if value else "()"
-    if value is ...:
-        return "..."
-    if isinstance(value, Sizes | Rounding):
-        arguments = ", ".join(f"{name}={_literal(each)}" for name, each in _changed(value).items())
-        return f"{type(value).__name__}({arguments})"
-    return f'"{value}"' if isinstance(value, str) else repr(value)

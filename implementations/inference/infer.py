@@ -31,7 +31,8 @@ from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
-from mha.implementations.inference.describe import WIDTH, Row, declaration_advice, declaration_of, rows_of, table
+from mha.implementations.inference.declaration import declaration_advice, declaration_of
+from mha.implementations.inference.describe import WIDTH, Row, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import with_masks, with_required_mask
 from mha.implementations.inference.nearest import (

@@ -27,7 +27,8 @@ from mha.implementations.adapters.signature import Signature, input_names, requi
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, without_gradients
 from mha.implementations.inference.causal import find_causal
-from mha.implementations.inference.describe import Row, declaration_of, shared_rows
+from mha.implementations.inference.declaration import declaration_of
+from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import process_time
 from typing import Any
@@ -23,7 +23,7 @@ PATIENCE = 4.0
 TILES = (1, 4, 8, 16, 32, 64, 128)
 NO_TILES = (50, 257)
 # Widths of heads: those that show a multiple below 8, and common ones, one of which any kernel takes.
-SHOWN_BY = {5: 1, 6: 2, 4: 4}
+SHOWN_BY = {5: 1, 6: 2, 4: 4}  # in this order
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 COMMON = 64
 
@@ -101,22 +101,28 @@ def _least_tile(candidate: Candidate, *, explained: bool) -> tuple[int, str]:
 
 
 def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
-    """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what width 5 raises."""
-    problems = dict[int, str]()
-    for width in (*SHOWN_BY, *WIDTHS):
-        problems[width] = problem_of(width)
-        if width in SHOWN_BY and not problems[width]:
-            return {"head_dim_multiple": SHOWN_BY[width]}, problems[5]
-    taken = {width for width in WIDTHS if not problems[width]}
-    for multiple in (8, 16):
-        if taken == {width for width in WIDTHS if width % multiple == 0}:
-            return {"head_dim_multiple": multiple}, problems[5]
+    """Return the widths of heads that cause no problem, as arguments of `Sizes`, and what others raise.
+
+    problem_of: returns the problem with a width. Raises Unclear if each causes one.
+    """
+    problems = {width: problem_of(width) for width in (5, WIDTHS[-1])}
+    raised = next((f"with {width}, {problem}" for width, problem in problems.items() if problem), "")
+    if not raised:
+        return {}, ""
+    shown = [multiple for width, multiple in SHOWN_BY.items() if not problem_of(width)]
+    taken = [width for width in WIDTHS if not problem_of(width)]
     if not taken:
-        raise Unclear(
-            f"with heads of width 5 it raises {problems[5]}, and with heads of width 64 {problems[64]}; "
-            "claim those that it takes: sizes=Sizes(head_dims=...)"
-        )
-    return {"head_dims": taken}, problems[5]
+        raise Unclear(f"{raised}, and the same for others; claim those that it takes: sizes=Sizes(head_dims=...)")
+    return _as_claims(taken, shown[:1] or [8, 16]), raised
+
+
+def _as_claims(taken: Sequence[int], multiples: Iterable[int]) -> dict[str, Any]:
+    """Return those of `WIDTHS` that are taken as arguments of `Sizes`: all multiples, those up to one, or a few."""
+    for multiple in multiples:
+        fitting = [width for width in WIDTHS if width % multiple == 0]
+        if taken == fitting[: len(taken)]:
+            return {"head_dim_multiple": multiple} | ({} if taken == fitting else {"max_head_dim": taken[-1]})
+    return {"head_dims": {*taken}}
 
 
 def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
@@ -138,7 +144,7 @@ def find_widths(candidate: Candidate) -> None:
     counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
 
     def problem_of(width: int) -> str:
-        tried = counts if width in SHOWN_BY and width != 5 else [CONFIG.n_heads]
+        tried = {5: [CONFIG.n_heads]}.get(width, counts if width in SHOWN_BY else counts[:1])
         return next(filter(None, (_problem_with_heads(candidate, width, count) for count in tried)), "")
 
     widths, raised = _widths(problem_of)
