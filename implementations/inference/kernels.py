@@ -222,9 +222,8 @@ def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[Ker
 
 def _in_few_sizes(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
     """Yield candidates in few sizes, which are long, for as long as trial runs do not take too long."""
-    begun = process_time()
-    for each in candidates[:1]:
-        each.call(Probe(1, SHORT, SHORT, cross_attention=False).inputs)
+    begun, short = process_time(), Probe(1, SHORT, SHORT, cross_attention=False).inputs
+    any(each.call(short) for each in candidates)  # up to the first that does not raise
     spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SHORT**2
     for each in candidates:
         if spent > PATIENCE:
