@@ -56,12 +56,7 @@ from mha.implementations.inference.projections import (
 )
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.inference.self_attention import find_self_attention
-from mha.implementations.inference.sizes import (
-    claim_more_lengths,
-    find_longest,
-    find_widths,
-    in_whole_tiles,
-)
+from mha.implementations.inference.sizes import claim_more_lengths, find_longest, find_widths, in_whole_tiles
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Weights

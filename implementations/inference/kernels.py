@@ -275,9 +275,8 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         explained = dict(candidate.claims)
         claim_more_sizes(candidate, explained=False)
         candidate.shown = "" if candidate.claims == explained else "for some of the sizes that it takes"
-        candidate.other_keys = (
-            "" if "3" in candidate.layout.split() else candidate.other_keys
-        )  # which it cannot be given
+        if "3" in candidate.layout.split():  # other keys cannot be given
+            candidate.other_keys = ""
     else:
         find_widths(candidate)
     if candidate.explained and "multi_query" not in candidate.claims:

@@ -138,8 +138,8 @@ def _problem(candidate: Candidate, probe: Probe, *, explained: bool) -> str:
 def find_widths(candidate: Candidate) -> None:
     """Claim the widths of heads for which a module does not raise, if it does for some.
 
-    Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for. Raises Unclear if
-    there are none.
+    Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for. Raises Unclear as
+    `_widths` does.
     """
     counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
 
@@ -184,7 +184,7 @@ def find_longest(candidate: Candidate) -> None:
         candidate.too_long = tried.problem
         candidate.claims["sizes"] = replace(candidate.sizes, max_length=longest)
 
-    # keys may be more than queries ever are
+    # Keys may be more than queries ever are.
     if candidate.cross_attention and not takes(MAX_LENGTH + step, queries=step):
         claim(MAX_LENGTH)
     shorter, seconds = candidate.probes[0].keys, 0.0
