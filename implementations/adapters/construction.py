@@ -19,7 +19,7 @@ from mha.implementations.adapters.constructor_names import (
     CONSTRUCTOR_NAMES,
     IF_REQUIRED,
     KEPT,
-    TILES,
+    TILE_LENGTHS,
     VARIADIC,
     VARIED,
     by_words,
@@ -146,7 +146,7 @@ def _known(parameters: Mapping[str, inspect.Parameter], set_by: Mapping[str, obj
 
 def _is_kept(parameter: inspect.Parameter, field: str, *, is_set: bool) -> bool:
     """Return whether a parameter keeps its default, or what a partial sets: None is no number of a layer."""
-    is_tile = parameter.name == "block_size" and type(parameter.default) is int and parameter.default in TILES
+    is_tile = parameter.name == "block_size" and type(parameter.default) is int and parameter.default in TILE_LENGTHS
     if is_tile or (is_set and field not in VARIED):
         return True
     has_none = field.startswith("layer_") and parameter.default is None

@@ -95,7 +95,7 @@ IF_REQUIRED = ("causal", "device", "layer_index", "layer_number", "q_layer", "k_
 # What a config class has besides keeps its own value too.
 KEPT = {name for field in IF_REQUIRED for name in CONSTRUCTOR_NAMES[field]}
 # A block_size of so many positions may be that of a tile, and is kept.
-TILES = (8, 16, 32, 64, 128, 256)
+TILE_LENGTHS = (8, 16, 32, 64, 128, 256)
 # Cases vary these, though a `functools.partial` sets them; all else that one sets is kept.
 VARIED = {"config", "d_model", "n_heads", "n_kv_heads", "head_dim", "kdim", "vdim", "max_length"}
 VARIED |= {"dropout", "output_dropout", "batch_first", "bias_kv", "zero_key"}

@@ -53,9 +53,9 @@ PACKED_INPUTS |= {("qkv",): "3"}
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
-# Trial runs in few sizes, and the length of one that shows how long they will take.
+# Trial runs in few sizes, and L = S of one that shows how long they will take.
 FEW = GENERAL.probes(cross_attention=False, multiple=TILES[-1])
-SHORT = 64
+SIDE = 64
 
 
 @dataclass
@@ -214,17 +214,17 @@ def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[Ker
     usual = [each for each in candidates if _is_usual(each)]
     others = [each for each in candidates if not _is_usual(each)]
     yield usual, False
-    yield _in_few_sizes(usual), True
+    yield _while_patient(usual), True
     yield others, False
     yield map(without_gradients, candidates), False
-    yield _in_few_sizes([each for each in others if each.layout not in CONTEXTS]), True
+    yield _while_patient([each for each in others if each.layout not in CONTEXTS]), True
 
 
-def _in_few_sizes(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
+def _while_patient(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
     """Yield candidates in few sizes, which are long, for as long as trial runs do not take too long."""
-    begun, short = process_time(), Probe(1, SHORT, SHORT, cross_attention=False).inputs
+    begun, short = process_time(), Probe(1, SIDE, SIDE, cross_attention=False).inputs
     any(each.call(short) for each in candidates)  # up to the first that does not raise
-    spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SHORT**2
+    spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SIDE**2
     for each in candidates:
         if spent > PATIENCE:
             return

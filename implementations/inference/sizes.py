@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from time import process_time
 from typing import Any
 
@@ -105,6 +106,7 @@ def _widths(problem_of: Callable[[int], str]) -> tuple[dict[str, Any], str]:
 
     problem_of: returns the problem with a width. Raises Unclear if each causes one.
     """
+    problem_of = cache(problem_of)
     problems = {width: problem_of(width) for width in (5, WIDTHS[-1])}
     raised = next((f"with {width}, {problem}" for width, problem in problems.items() if problem), "")
     if not raised:
