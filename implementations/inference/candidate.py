@@ -138,7 +138,7 @@ class Candidate:
     @property
     def weights(self) -> Weights:
         """The weights of trial runs."""
-        return self.special.weights(Weights.random(self.config, 0))
+        return self.special.weights_of(self.config)
 
     @property
     def evidence(self) -> str:

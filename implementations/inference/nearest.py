@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,45 +18,65 @@ from mha.implementations.inference.probes import (
     SPECIAL_CASES,
     WITHOUT_QUERIES,
     Formula,
+    Probe,
     SpecialCase,
     changed,
     formulas,
     is_close,
 )
 from mha.implementations.inference.projections import Unclear
-from mha.spec import Output
+from mha.spec import Config, Output
+
+Bias = Callable[[int, int], Tensor]  # of the scores, from L and S
 
 
 class EachCallRaises(Unclear):
     """No trial run says what a module computes."""
 
 
-def find_formula(candidate: Candidate, outputs: Sequence[Tensor] | None = None) -> bool:
+def find_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) -> bool:
     """Set the formula that gives the module's outputs on all probes, and return whether there is one.
 
     outputs: on the probes, if not those of plain calls.
     """
-    probes, weights = candidate.probes, candidate.weights
-    outputs = outputs_of(candidate) if outputs is None else outputs
-    for formula in formulas() if len(outputs) == len(probes) else ():
-        if formula.projected == (candidate.parameters.get("w_o") is not None) and all(
-            is_close(output, formula(probe.inputs, weights, None))
-            for probe, output in zip(probes, outputs, strict=True)
-        ):
-            candidate.formula, candidate.explained = formula, True
-            return True
-    return False
+    found = fitting_formulas(candidate, _outputs(candidate) if outputs is None else outputs)
+    if found:
+        candidate.formula, candidate.explained = found[0], True
+    return bool(found)
+
+
+def fitting_formulas(candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | None = None) -> list[Formula]:
+    """Return the formulas, with a bias of the scores, that give these outputs on all probes."""
+    projected, probes = candidate.parameters.get("w_o") is not None, candidate.probes
+    fitting = [formula for formula in formulas() if formula.projected == projected]
+    compared = 0
+    for probe, output in zip(probes, outputs, strict=False):  # the first output leaves no formula, if none gives it
+        of_probe = probe, candidate.special, candidate.config, bias
+        fitting = [formula for formula in fitting if is_close(output, _expected(formula, *of_probe))]
+        compared += 1
+        if not fitting:
+            break
+    return fitting if compared == len(probes) else []
+
+
+@lru_cache(256)  # the choices of projections and layouts have the same probes
+def _expected(formula: Formula, probe: Probe, special: SpecialCase, config: Config, bias: Bias | None) -> Tensor:
+    """Return the output that a formula gives on a probe."""
+    mask = bias and bias(probe.queries, probe.inputs[1].shape[1])
+    return formula(probe.inputs, special.weights_of(config), mask)
 
 
 def outputs_of(candidate: Candidate, **options: Any) -> list[Tensor]:
     """Return the outputs on the probes, up to the first call with these options that does not return a tensor."""
-    outputs: list[Tensor] = []
+    return list(_outputs(candidate, **options))
+
+
+def _outputs(candidate: Candidate, **options: Any) -> Iterator[Tensor]:
     for probe in candidate.probes:
         result = candidate.call(probe.inputs, **options)
         if result is None or not isinstance(result.output, Tensor):
-            break
-        outputs.append(result.output)
-    return outputs
+            return
+        yield result.output
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,10 @@ class SpecialCase:
 
         return tuple(Probe(batch, multiplied(queries), multiplied(keys), *kind) for batch, queries, keys in self.sizes)
 
+    def weights_of(self, config: Config) -> Weights:
+        """Return the weights of trial runs with this configuration."""
+        return self.weights(Weights.random(config, 0))
+
 
 def _zeros(names: str) -> Change:
     """Return the change that sets weights to zero whose names begin with one of these words."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.adapters.names import words_of
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import find_formula, outputs_of
-from mha.implementations.inference.probes import CONFIG, changed, formulas, is_close
+from mha.implementations.inference.nearest import Bias, find_formula, fitting_formulas, outputs_of
+from mha.implementations.inference.probes import CONFIG, changed
 from mha.implementations.inference.projections import not_loaded
 
 NORM_WORDS = ("norm", "ln", "layernorm", "rmsnorm")
@@ -131,22 +130,17 @@ def _sinks(candidate: Candidate, module: nn.Module) -> str:
 def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
     """Return which scores depend on the distance of query and key, if a formula with that gives the outputs."""
     for candidate in candidates:
-        outputs, inputs = outputs_of(candidate), [probe.inputs for probe in candidate.probes]
-        for (what, bias), formula in product(_biases(), formulas()):
-            expected = (formula(x, candidate.weights, bias(x[0].shape[1], x[1].shape[1])) for x in inputs)
-            if all(map(is_close, outputs, expected)):
-                return what
+        outputs = outputs_of(candidate)
+        for bias, what in BIASES.items():
+            if fitting_formulas(candidate, outputs, bias):
+                return f"{what}; {LEAVE_OUT}"
     return ""
 
 
-def _biases() -> Iterator[tuple[str, Callable[[int, int], Tensor]]]:
-    """Yield what is done by distance, and the mask (L, S) or (H, L, S) that does it: windows, and ALiBi."""
-    slopes = 2.0 ** (-8 * torch.arange(1, CONFIG.n_heads + 1, dtype=torch.float64) / CONFIG.n_heads)[:, None, None]
-    alibi = f"it adds a bias that grows with the distance of query and key (ALiBi); {LEAVE_OUT}"
-    yield alibi, lambda queries, keys: -slopes * _distance(queries, keys).abs()
-    yield alibi, lambda queries, keys: slopes * _distance(queries, keys)
-    for size in range(1, 6):
-        yield f"it attends to at most {size} positions on a side; {LEAVE_OUT}", partial(_window, size)
+def _alibi(queries: int, keys: int) -> Tensor:
+    """Return ALiBi (H, L, S) that grows towards later keys, as it does where later ones are hidden."""
+    slopes = 2.0 ** (-8 * torch.arange(1, CONFIG.n_heads + 1, dtype=torch.float64) / CONFIG.n_heads)
+    return slopes[:, None, None] * _distance(queries, keys)
 
 
 def _distance(queries: int, keys: int) -> Tensor:
@@ -155,6 +149,15 @@ def _distance(queries: int, keys: int) -> Tensor:
 
 def _window(size: int, queries: int, keys: int) -> Tensor:
     return _distance(queries, keys).abs() <= size
+
+
+ALIBI = "it adds a bias that grows with the distance of query and key (ALiBi)"
+# What is done by distance, by the mask (L, S) or (H, L, S) that does it.
+BIASES: dict[Bias, str] = {
+    lambda queries, keys: -_alibi(queries, keys).abs(): ALIBI,
+    _alibi: ALIBI,
+    **{partial(_window, size): f"it attends to at most {size} positions on a side" for size in range(1, 6)},
+}
 
 
 def _does_more(candidate: Candidate) -> str:
