@@ -59,7 +59,7 @@ class Weights:
         return [(name, tensor) for name, tensor in pairs if tensor is not None]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _drawn(config: Config, seed: int) -> Weights:
     """Draw the weights of `Weights.random`; the last ones are kept, since the properties of a clause share cases."""
     generator = torch.Generator().manual_seed(seed)

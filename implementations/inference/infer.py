@@ -165,7 +165,7 @@ def _read(
 
 
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
-    """Return the candidate for a module, if need be for one that takes float32, no gradients, or few lengths.
+    """Return the candidate for a module, if need be for one that takes few dtypes, no gradients, or few lengths.
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
@@ -177,8 +177,9 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
+    half = replace(empty, dtype=torch.float16)
     square = replace(empty, claims=empty.claims | {"cross_attention": False})
-    for tried in (square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
+    for tried in (half, square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
         with suppress(Unclear):
             return _found(tried, module, arguments)
     if variables := ", ".join(read_from_module(empty.constructor)):

@@ -32,7 +32,7 @@ from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
-from mha.implementations.inference.nearest import find_formula
+from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import GENERAL, Probe, is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
@@ -184,7 +184,7 @@ def _require_nothing_else(label: str, required: Collection[str]) -> None:
 
 
 def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
-    """Return the first candidate whose layout gives the formula, if need be in few sizes, or without gradients.
+    """Return the first candidate whose layout gives the formula, in few dtypes or sizes if need be.
 
     Raises ImplementationError, with what to declare, for what is left open.
     """
@@ -214,10 +214,16 @@ def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[Ker
     usual = [each for each in candidates if _is_usual(each)]
     others = [each for each in candidates if not _is_usual(each)]
     yield usual, False
+    yield _in_few_dtypes([each for each in usual if each.problem]), False
     yield _while_patient(usual), True
     yield others, False
     yield map(without_gradients, candidates), False
     yield _while_patient([each for each in others if each.layout not in CONTEXTS]), True
+
+
+def _in_few_dtypes(candidates: Sequence[KernelCandidate]) -> list[KernelCandidate]:
+    """Return the candidates for kernels that raise for float64, and perhaps for float32."""
+    return [replace(each, dtype=dtype, problem="") for dtype in (torch.float32, torch.float16) for each in candidates]
 
 
 def _while_patient(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
@@ -245,8 +251,9 @@ def _ignores_heads(candidate: Candidate) -> bool:
 
 
 def _without_formula(candidate: KernelCandidate) -> str:
-    """Return what a kernel raises that computes no known formula, or that it does not."""
-    problem = candidate.problem or "its output matches no formula of attention"
+    """Return what a kernel raises in all dtypes, or that it computes no known formula."""
+    called = any(outputs_of(each) for each in (candidate, *_in_few_dtypes([candidate])))
+    problem = "its output matches no formula of attention" if called else candidate.problem
     packed = _required(candidate.constructor)
     names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
     return (

@@ -14,7 +14,7 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
-from mha.implementations.inference.probes import CONFIG, TOLERANCE, Probe, heads_of, is_close
+from mha.implementations.inference.probes import CONFIG, Probe, heads_of, is_close, tolerance_of
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.pristine import as_found
 from mha.spec import Rounding, Weights, causal_mask
@@ -213,14 +213,14 @@ def _dropped_with(factor: float, output: Tensor, tried: Candidate, x: Tensor) ->
     """Return what is dropped, if what is kept is multiplied by a factor; output: (N, D), of inputs x (N, 1, D)."""
     every = _outputs(tried, x, torch.ones(1, CONFIG.n_heads, dtype=torch.float64))[0]
     sums = _outputs(tried, x, factor * torch.tensor([*product((0.0, 1.0), repeat=CONFIG.n_heads)], dtype=torch.float64))
-    scale, zero = output.abs().max(), output == 0
-    if bool(_near(output, sums, scale).all(-1).any(0).all()):
-        return None if bool(_near(output, sums[-1], scale).all()) else True
+    distance, zero = tolerance_of(tried.dtype) * float(output.abs().max()), output == 0
+    if bool(_near(output, sums, distance).all(-1).any(0).all()):
+        return None if bool(_near(output, sums[-1], distance).all()) else True
     if not bool(zero.any()):
         return None
-    if bool((zero | _near(output, every * factor, scale)).all()):
+    if bool((zero | _near(output, every * factor, distance)).all()):
         return "output"
-    return "both" if bool((zero | _near(output, sums * factor, scale)).all(-1).any(0).all()) else None
+    return "both" if bool((zero | _near(output, sums * factor, distance)).all(-1).any(0).all()) else None
 
 
 def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
@@ -231,8 +231,8 @@ def _outputs(tried: Candidate, x: Tensor, factors: Tensor) -> Tensor:
     return F.linear(contexts, weights.w_o, weights.b_o) if tried.formula.projected else contexts
 
 
-def _near(output: Tensor, expected: Tensor, scale: Tensor) -> Tensor:
-    return (output - expected).abs() <= TOLERANCE * scale
+def _near(output: Tensor, expected: Tensor, distance: float) -> Tensor:
+    return (output - expected).abs() <= distance
 
 
 def _only_place(candidate: Candidate, places: Iterable[str | int], shape: tuple[int, ...]) -> str | int | None:
@@ -251,7 +251,7 @@ def _are_weights(returned: object, shape: tuple[int, ...]) -> bool:
     if not isinstance(returned, Tensor) or tuple(returned.shape) != shape:
         return False
     sums = returned.double().sum(-1)
-    return bool(_near(sums, torch.ones_like(sums), torch.ones(())).all())
+    return bool(_near(sums, torch.ones_like(sums), tolerance_of(returned.dtype)).all())
 
 
 def find_weights(candidate: Candidate) -> None:

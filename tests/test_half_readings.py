@@ -1,0 +1,119 @@
+"""Functions and classes that raise for all dtypes but half precision, or float32, are read and judged in these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mha.conformance import check
+from mha.implementations import ImplementationError
+from mha.implementations.inference.infer import infer
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Config
+
+HALF = {"bfloat16", "float16"}
+
+
+def require_half(x: Tensor) -> None:
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        raise TypeError("only float16 and bfloat16 are supported")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, drop: float = 0.0) -> Tensor:
+    """Attend in float32, with weights that are rounded once."""
+    scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+    scores = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+    context: Tensor = F.dropout(scores.softmax(-1).nan_to_num(), drop).to(q.dtype) @ v
+    return context
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """Heads last but one, (B, L, H, d_k)."""
+    require_half(q)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    length, keys = q.shape[2], k.shape[2]
+    later = torch.ones(length, keys, dtype=torch.bool).triu(1 + keys - length)
+    return attend(q, k, v, later if causal else None).transpose(1, 2)
+
+
+def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """True hides."""
+    require_half(query)
+    return attend(query, key, value, mask)
+
+
+def off_by_little(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores that are 3 % too small."""
+    require_half(q)
+    return attend(0.97 * q, k, v)
+
+
+def unweighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The mean of the values."""
+    require_half(q)
+    return attend(0 * q, k, v)
+
+
+def single(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Float32 alone."""
+    if q.dtype != torch.float32:
+        raise TypeError("only float32 is supported")
+    return attend(q, k, v)
+
+
+class HalfModule(nn.Module):
+    """Self-attention with a mask (B, S), True = may attend, and dropout of the weights."""
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        Config(d_model, n_heads, dropout=dropout).validate()
+        self.n_heads, self.dropout = n_heads, dropout
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        require_half(x)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        hidden = None if key_padding_mask is None else ~key_padding_mask.expand(x.shape[:2])[:, None, None]
+        context = attend(q, k, v, hidden, self.dropout * self.training)
+        output: Tensor = self.out(context.transpose(1, 2).flatten(2))
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtypes", "declared"),
+    [
+        (flash, HALF, 'layout="b l h d"'),
+        (masked, HALF, 'mask="drop"'),
+        (single, {"float32"}, "mask=None"),
+    ],
+)
+@pytest.mark.usefixtures("fewest_cases")
+def test_kernel_of_few_dtypes_conforms(kernel: Any, dtypes: set[str], declared: str) -> None:
+    result = infer_kernel(kernel)
+    assert result.implementation.claims.dtypes == dtypes
+    assert declared in result.declaration
+    assert check(result.implementation, "quick", dtypes=dtypes).conforms
+
+
+def test_wrong_kernel_of_half_precision_fails() -> None:
+    """Its scores are as near as roundings to those of a trial run, but not to those of the cases."""
+    report = check(infer_kernel(off_by_little).implementation, "quick", clauses=["SMX-6", "NUM-1"], dtypes=HALF)
+    assert "fail" in {verdict.status for verdict in report.verdicts}
+
+
+def test_kernel_of_half_precision_of_another_formula_is_refused() -> None:
+    with pytest.raises(ImplementationError, match="its output matches no formula of attention"):
+        infer_kernel(unweighted)
+
+
+@pytest.mark.usefixtures("fewest_cases")
+def test_class_of_half_precision_conforms() -> None:
+    result = infer(HalfModule)
+    claims = result.implementation.claims
+    assert (claims.dtypes, claims.dropout, claims.empty_row) == (HALF, True, "zeros")
+    assert 'mask_shape="b s"' in result.declaration
+    assert check(result.implementation, "quick", dtypes=HALF).conforms
