@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -234,11 +234,16 @@ def construct(
     names = [name for name, field in arguments.items() if field == "config"]
     try:
         return _materialised(constructor(**given), config)
-    except (AttributeError, AssertionError, TypeError):
+    except (AttributeError, AssertionError, TypeError) as first:
+        raised: Exception = first
         for other in (AnyConfig(**_every(values)), _every(values)) if names else ():
-            with suppress(Exception):  # or else the first error is raised
+            try:
                 return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
-        raise
+            except Exception as error:
+                # Of sizes, which the class's own config may have lacked.
+                refused = isinstance(error, ValueError) and isinstance(first, AttributeError)
+                raised = error if refused else raised
+        raise raised from None
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:

@@ -45,6 +45,7 @@ CONSTRUCTOR_NAMES = {
         *("attention_probs_dropout_prob", "dropout_p", "p_dropout", "drop_rate", "drop_prob", "attn_drop_rate"),
         *("attn_dropout_rate", "attn_dropout_prob", "attention_dropout_rate", "attention_dropout_prob", "p"),
         *("attn_score_dropout", "attention_drop", "attn_p", "att_dropout", "att_drop", "dropout_attn"),
+        *("p_drop", "drop_p", "attn_drop_prob", "attention_p", "p_attn"),
     ),
     "output_dropout": (
         *("proj_drop", "proj_dropout", "resid_drop", "resid_dropout", "resid_pdrop", "hidden_dropout_prob"),

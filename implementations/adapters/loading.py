@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -47,6 +47,8 @@ def load(
         if entry is None:
             loaded.update(f"{kind}{key[1:]}" for kind in "wb")
             continue
+        if _has_no_bias(module, entry, given):
+            continue
         target = _find(label, module, entry.path)
         _fill(f"{label}: {key} ({entry.path})", entry, target, held.get(entry.kind, given))
         if not all(isinstance(tensor, nn.Parameter) for tensor in _tensors(target)):
@@ -88,8 +90,10 @@ def weight_gradients(
     gradients: dict[str, Tensor] = {}
     for key, path in parameters.items():
         entry = read_entry("", key, path, head_dim)
-        target: Any = None if entry is None else _find("", module, entry.path)
-        if entry is None or target is None:
+        if entry is None or _has_no_bias(module, entry, rows):
+            continue
+        target: Any = _find("", module, entry.path)
+        if target is None:
             continue
         attributes = {entry.kind: ""} if isinstance(target, Tensor) else {"w": "weight", "b": "bias"}
         for kind, attribute in attributes.items():
@@ -194,6 +198,16 @@ def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entr
             f"but is {path!r}"
         )
     return Entry(key, kind, roles, name, pattern, head_dim)
+
+
+def _has_no_bias(module: nn.Module, entry: Entry, given: Collection[str]) -> bool:
+    """Return whether an entry is of biases that the weights lack, and so does a module that has no such attribute."""
+    if entry.kind != "b" or any(f"b_{role}" in given for role in entry.roles) or ".*." in entry.path:
+        return False
+    target: Any = module
+    for part in entry.path.split("."):
+        target = getattr(target, part, None)
+    return target is None
 
 
 def _find(label: str, module: nn.Module, path: str) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,9 +40,11 @@ def as_output(returned: Any, shape: torch.Size | None = None, weights: int | Non
 
 
 def _held(returned: Any) -> Collection[Any]:
-    """Return the members of a tuple, list, mapping or dataclass."""
+    """Return the members of a tuple, list, mapping, namespace or dataclass."""
     if isinstance(returned, Mapping):
         return returned.values()
     if is_dataclass(returned):
         return [getattr(returned, field.name) for field in fields(returned)]
+    if isinstance(returned, SimpleNamespace):
+        return vars(returned).values()
     return returned if isinstance(returned, tuple | list) else ()

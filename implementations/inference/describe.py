@@ -305,7 +305,7 @@ def _weights(candidate: Candidate) -> str:
     if "returns_weights" not in candidate.claims:
         at = candidate.weights_at
         return f"per head, on the attribute {at}" if isinstance(at, str) else "returned per head"
-    return f"not returned{candidate.beside and f' per head, but {candidate.beside}'}"
+    return f"not returned {candidate.beside}".rstrip()
 
 
 def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import influence
 from mha.implementations.inference.probes import GENERAL, Probe, heads_of, is_close
+from mha.spec import causal_mask
 from mha.spec.claims import EmptyRow
 
 
@@ -30,9 +32,12 @@ def policy_of(candidate: Candidate) -> EmptyRow | None:
 
     It may depend on the dtype: a fill with the least number of float32 is -infinity where it is cast down.
     """
-    if not candidate.mask and candidate.claims.get("causal") != "bottom_right":
-        return None
-    probe, emptied, options = _trial(candidate)
+    policies = {_policy(candidate, *trial) for trial in _trials(candidate)}
+    return policies.pop() if len(policies) == 1 else None
+
+
+def _policy(candidate: Candidate, probe: Probe, emptied: Tensor, options: dict[str, Any]) -> EmptyRow | None:
+    """Return the policy that a call shows whose emptied rows, boolean (B, L), have no key."""
     result = candidate.call(probe.inputs, **options)
     if result is None:
         return "error"
@@ -47,16 +52,25 @@ def policy_of(candidate: Candidate) -> EmptyRow | None:
     return None if read is None else "uniform" if bool(read[emptied].all()) else "zeros"
 
 
-def _trial(candidate: Candidate) -> tuple[Probe, Tensor, dict[str, Any]]:
-    """Return a probe, which of its rows are left without a key, boolean (B, L), and the options of the call."""
+def _trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any]]]:
+    """Yield probes, which of their rows are left without a key, boolean (B, L), and the options of the call."""
     if candidate.mask:
-        probe = candidate.probes[0]
+        probe, causal = candidate.probes[0], candidate.formula.causal
         mask, emptied = _mask_with_empty_rows(candidate, probe)
-        return probe, emptied, {"mask": mask, "is_causal": bool(candidate.formula.causal)}
+        yield probe, emptied, {"mask": mask, "is_causal": bool(causal)}
+        if causal and not candidate.masks.counts_keys:
+            # Of the first row, the mask hides what is not later, as padding on the left does.
+            seen = causal_mask(mask.shape[2], mask.shape[3], causal)[0]
+            first = (torch.arange(mask.shape[2]) == 0).expand(len(mask), -1)
+            if bool(seen.any()) and not bool(seen.all()):
+                yield probe, first, {"mask": (~seen).expand_as(mask), "is_causal": True}
+        return
+    if candidate.claims.get("causal") != "bottom_right":
+        return
     # With more queries than keys, the causal flag leaves the first ones without a key.
     _, probe = replace(candidate, special=GENERAL).probes
     emptied = (torch.arange(probe.queries) < probe.queries - probe.keys).expand(probe.batch, -1)
-    return probe, emptied, {"is_causal": True}
+    yield probe, emptied, {"is_causal": True}
 
 
 def _explained_policy(candidate: Candidate, output: Tensor, emptied: Tensor, value: Tensor) -> EmptyRow | None:

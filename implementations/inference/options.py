@@ -271,13 +271,14 @@ def find_weights(candidate: Candidate) -> None:
         candidate.beside = _shape_of(weights, expected)
     elif candidate.weights_at is None and _are_scores(candidate, weights):
         candidate.claims["returns_weights"] = False
-        candidate.beside = "the scores before the softmax"
+        candidate.beside = "per head, but the scores before the softmax"
 
 
 def _shape_of(returned: Tensor, expected: tuple[int, ...]) -> str:
-    """Return the shape of what is returned beside the output, in words; "" for nothing."""
-    averaged = tuple(returned.shape) == (expected[0], *expected[2:])
-    return "of shape (b, l, s)" if averaged else f"of shape {tuple(returned.shape)}" if returned.numel() else ""
+    """Return what is returned beside the output, in words, if its rows may be weights; "" for anything else."""
+    if tuple(returned.shape) == (expected[0], *expected[2:]):
+        return "per head, but of shape (b, l, s)"
+    return f"per head, but of shape {tuple(returned.shape)}" if tuple(returned.shape[-2:]) == expected[2:] else ""
 
 
 def _are_scores(candidate: Candidate, returned: Tensor | None) -> bool:
