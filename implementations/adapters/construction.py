@@ -231,19 +231,28 @@ def construct(
         if given[name] is None:  # a width of key or value that is not set
             default = parameters_of(constructor)[name].default
             given[name] = config.d_model if default is inspect.Parameter.empty else default
-    names = [name for name, field in arguments.items() if field == "config"]
-    try:
-        return _materialised(constructor(**given), config)
-    except (AttributeError, AssertionError, TypeError) as first:
-        raised: Exception = first
-        for other in (AnyConfig(**_every(values)), _every(values)) if names else ():
-            try:
-                return _materialised(constructor(**given | dict.fromkeys(names, other)), config)
-            except Exception as error:
-                # Of sizes, which the class's own config may have lacked.
-                refused = isinstance(error, ValueError) and isinstance(first, AttributeError)
-                raised = error if refused else raised
-        raise raised from None
+    configs = [name for name, field in arguments.items() if field == "config"]
+    others = (AnyConfig(**_every(values)), _every(values)) if configs else ()
+    choices = [given, *(given | dict.fromkeys(configs, other) for other in others)]
+    return _materialised(_first_made(constructor, choices), config)
+
+
+def _first_made(constructor: Callable[..., nn.Module], choices: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """Return what a constructor makes of the first arguments whose config has what it reads.
+
+    Raises what the first ones raise or, if their config lacks the sizes, the refusal of these with others.
+    """
+    raised: Exception | None = None
+    for given in choices:
+        try:
+            return constructor(**given)
+        except (AttributeError, AssertionError, TypeError) as error:
+            raised = raised or error
+        except Exception as error:
+            if raised is None or (isinstance(raised, AttributeError) and isinstance(error, ValueError)):
+                raise
+    assert raised is not None
+    raise raised
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:

@@ -41,19 +41,12 @@ def load(
     """
     given = _given(parameters, weights)
     held = {"w": _of_layers(parameters, given)}
-    loaded: set[str] = set()
-    for key, path in parameters.items():
-        entry = read_entry(label, key, path, head_dim)
-        if entry is None:
-            loaded.update(f"{kind}{key[1:]}" for kind in "wb")
-            continue
-        if _has_no_bias(module, entry, given):
-            continue
-        target = _find(label, module, entry.path)
-        _fill(f"{label}: {key} ({entry.path})", entry, target, held.get(entry.kind, given))
+    loaded = {f"{kind}{key[1:]}" for key in _left_out(parameters) for kind in "wb"}
+    for entry in _entries(label, module, parameters, given, head_dim):
+        where, target = f"{label}: {entry.key} ({entry.path})", _find(label, module, entry.path)
+        _fill(where, entry, target, held.get(entry.kind, given))
         if not all(isinstance(tensor, nn.Parameter) for tensor in _tensors(target)):
-            again = _find(label, module, entry.path)
-            _require_stored(f"{label}: {key} ({entry.path})", _tensors(target), _tensors(again))
+            _require_stored(where, _tensors(target), _tensors(_find(label, module, entry.path)))
         kinds = (entry.kind,) if isinstance(target, Tensor) else ("w", "b")
         loaded.update(f"{kind}_{role}" for kind in kinds for role in entry.roles)
     if missing := [name for name in given if name not in loaded]:
@@ -88,10 +81,7 @@ def weight_gradients(
     parameters: as for `load`. rows: the first dimension of each weight. head_dim: d_k.
     """
     gradients: dict[str, Tensor] = {}
-    for key, path in parameters.items():
-        entry = read_entry("", key, path, head_dim)
-        if entry is None or _has_no_bias(module, entry, rows):
-            continue
+    for entry in _entries("", module, parameters, rows, head_dim):
         target: Any = _find("", module, entry.path)
         if target is None:
             continue
@@ -200,9 +190,24 @@ def read_entry(label: str, key: str, path: ParameterPath, head_dim: int) -> Entr
     return Entry(key, kind, roles, name, pattern, head_dim)
 
 
-def _has_no_bias(module: nn.Module, entry: Entry, given: Collection[str]) -> bool:
+def _left_out(parameters: Mapping[str, ParameterPath]) -> list[str]:
+    """Return the keys of the projections that a module does not have."""
+    return [key for key, path in parameters.items() if path is None]
+
+
+def _entries(
+    label: str, module: nn.Module, parameters: Mapping[str, ParameterPath], names: Collection[str], head_dim: int
+) -> Iterator[Entry]:
+    """Yield the entries of what a module has, or should have; names: of the weights."""
+    for key, path in parameters.items():
+        entry = read_entry(label, key, path, head_dim)
+        if entry is not None and not _has_no_bias(module, entry, names):
+            yield entry
+
+
+def _has_no_bias(module: nn.Module, entry: Entry, names: Collection[str]) -> bool:
     """Return whether an entry is of biases that the weights lack, and so does a module that has no such attribute."""
-    if entry.kind != "b" or any(f"b_{role}" in given for role in entry.roles) or ".*." in entry.path:
+    if entry.kind != "b" or any(f"b_{role}" in names for role in entry.roles) or ".*." in entry.path:
         return False
     target: Any = module
     for part in entry.path.split("."):

@@ -44,7 +44,7 @@ LENGTH_NAMES = (
 )
 OPTION_NAMES = {
     "mask": (
-        *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask"),
+        *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", "masks"),
         *(*KEY_MASK_NAMES, *BIAS_NAMES, *LENGTH_NAMES),
     ),
     "is_causal": ("is_causal", "causal", "use_causal", *FLAGS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -123,16 +123,28 @@ def _built_and_read(
         arguments = _arguments(label, constructor)
         if not assumed_arguments(constructor, arguments):
             return arguments, *_read(label, constructor, arguments)
-        if read := _explained(label, constructor, arguments):
+        read, problem = _explained(label, constructor, arguments)
+        if read:
             return arguments, *read
-        arguments = _arguments(label, constructor, assume=False)
+        with _adding(problem):
+            arguments = _arguments(label, constructor, assume=False)
         return arguments, *_read(label, constructor, arguments)
     except ImplementationError:
         for build in with_other_widths(label, constructor):
             arguments = _arguments(label, build)
-            if read := _explained(label, build, arguments):
+            read, _ = _explained(label, build, arguments)
+            if read:
                 return arguments, *read
         raise
+
+
+@contextmanager
+def _adding(problem: str) -> Iterator[None]:
+    """Add what reading a class with assumed sizes raised to an error about the names of these."""
+    try:
+        yield
+    except ImplementationError as error:
+        raise ImplementationError(f"{error}{problem and f'. If these are the sizes, {problem}'}") from None
 
 
 def _arguments(label: str, constructor: Callable[..., nn.Module], *, assume: bool = True) -> Mapping[str, str]:
@@ -146,13 +158,19 @@ def _arguments(label: str, constructor: Callable[..., nn.Module], *, assume: boo
 
 def _explained(
     label: str, constructor: Callable[..., nn.Module], arguments: Mapping[str, str]
-) -> tuple[nn.Module, Candidate] | None:
-    """Return a module built with these arguments, as it was understood; None if no formula gives its outputs."""
+) -> tuple[tuple[nn.Module, Candidate] | None, str]:
+    """Return a module built with these arguments, as it was understood, if a formula gives its outputs.
+
+    Beside it, what reading a module raised that could be built.
+    """
     with suppress(ImplementationError):
-        module, candidate = _read(label, constructor, arguments)
-        if candidate.explained:
-            return module, candidate
-    return None
+        module = built(label, constructor, arguments)
+        try:
+            candidate = _first_found(_unread(label, constructor, module), module, arguments)
+        except ImplementationError as error:
+            return None, str(error)
+        return ((module, candidate) if candidate.explained else None), ""
+    return None, ""
 
 
 def _read(
@@ -160,8 +178,11 @@ def _read(
 ) -> tuple[nn.Module, Candidate]:
     """Return a module built with these arguments, as it was understood; raises ImplementationError."""
     module = built(label, constructor, arguments)
-    empty = Candidate(constructor, {}, label, claims=_key_heads(module))
-    return module, _first_found(empty, module, arguments)
+    return module, _first_found(_unread(label, constructor, module), module, arguments)
+
+
+def _unread(label: str, constructor: Callable[..., nn.Module], module: nn.Module) -> Candidate:
+    return Candidate(constructor, {}, label, claims=_key_heads(module))
 
 
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
