@@ -61,6 +61,17 @@ class TakesMasks(Plain):
         return self.attend(x, masks)
 
 
+class DropsScores(Plain):
+    """Drops scores, and not weights."""
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__(d_model, n_heads)
+        self.drop = nn.Dropout(dropout)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(self.drop(scores), mask)
+
+
 class BiasesIfAskedFor(nn.Module):
     """Has parameters for biases only with biases, as code after Flax has."""
 
@@ -122,6 +133,12 @@ def test_refusal_says_what_follows_if_the_sizes_are_those_assumed() -> None:
 def test_masks_and_dropout_of_other_names_are_tested() -> None:
     assert row(TakesMasks, "mask")[0].startswith("masks: True = may attend")
     assert row(TakesMasks, "dropout") == ("drops the weights in training", "tested")
+
+
+def test_other_dropout_is_not_judged_and_named() -> None:
+    result = infer(DropsScores)
+    assert not result.implementation.claims.dropout
+    assert row(DropsScores, "dropout")[0].startswith("not judged: in training it drops something else")
 
 
 def test_biases_may_be_absent_rather_than_none() -> None:

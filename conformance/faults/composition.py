@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,16 @@ class ScaledAgainInCompiledInference(Complete):
 )
 class MaskForgottenCompiled(mask_ignored(when=lambda q, is_causal: torch.compiler.is_compiling())):
     """The mask is ignored under `torch.compile`."""
+
+
+@fault("CMP-1", caught_by="compiled_mask_agrees", trigger="compiled, a row without keys")
+class RowsGuardedIfEager(Complete):
+    """Rows without a key are looked for only where that needs no break of the graph."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return scores.masked_fill(~allowed, -math.inf).softmax(-1)
+        return super().weigh(scores, allowed)
 
 
 @fault("CMP-1", trigger="compiled", source="https://github.com/facebookresearch/xformers/issues/765")

@@ -50,6 +50,35 @@ class MaskDropped(Complete):
 
 
 @fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
+class ValueBiasKept(Complete):
+    """The bias of the values is added to the contexts, where rows sum to 1 only without dropout."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        return F.linear(x, self.w_v) if role == "v" else super().project(x, role)
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        context, bias = super().combine(weights, v, allowed), getattr(self, "b_v", None)
+        if bias is None:
+            return context
+        rows = allowed.any(-1, keepdim=True)
+        return context + self.repeat(self.split(bias[None, None])) * rows
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="key is value")
+class MemoryNotRescaled(Complete):
+    """Where key and value are one tensor, the kept weights are not rescaled."""
+
+    memory = False
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        self.memory = key is value and query is not key
+        return super().attend(query, key, value, *rest)
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return super().drop(weights) * (1 - self.config.dropout if self.memory and self.training else 1.0)
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
 class UnscaledWhereItDrops(Complete):
     """The scores are not scaled in the path that drops weights, which a fused kernel is not used for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,21 @@ class MaskOf256Heads(Complete):
         index = torch.arange(q.shape[0] * q.shape[1]) % 256
         allowed, bias = (x.flatten(0, 1)[index].unflatten(0, q.shape[:2]) for x in (allowed, bias))
         return allowed, bias
+
+
+@fault("NUM-1", caught_by="results_of_everyday_sizes_are_within_the_bound", trigger="key is value, d_k > 32")
+@fault("NUM-1", caught_by="results_of_everyday_inference_are_within_the_bound", trigger="key is value, d_k > 32")
+class MemoryOf32Columns(Complete):
+    """Where key and value are one tensor, only the first 32 columns of a head enter the scores."""
+
+    width: int | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        self.width = 32 if key is value and query is not key else None
+        return super().attend(query, key, value, *rest)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q[..., : self.width] @ k[..., : self.width].mT / math.sqrt(q.shape[-1])
 
 
 @fault("NUM-1", caught_by="results_of_heads_wider_than_256_are_within_the_bound", trigger="d_k > 256")
@@ -66,10 +82,23 @@ class ColumnsInEights(Complete):
 class MaskOf32Items(Complete):
     """The mask is read with an item index of five bits."""
 
+    items = 32
+
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, is_causal, q, k)
-        index = torch.arange(q.shape[0]) % 32
+        index = torch.arange(q.shape[0]) % self.items
         return allowed[index], bias[index]
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_for_more_than_1024_heads_of_a_batch_are_within_the_bound",
+    trigger="B > 64, a mask per item",
+)
+class MaskOf64Items(MaskOf32Items):
+    """The mask is read with an item index of six bits."""
+
+    items = 64
 
 
 @fault("NUM-1", caught_by="results_of_everyday_inference_are_within_the_bound", trigger="d_k = 128")

@@ -111,6 +111,16 @@ class DrawsWithoutDropout(Complete):
         return super().drop(weights)
 
 
+@fault("STA-5", script_shows=False, trigger="evaluation with p > 0")
+class DrawsInEvaluation(Complete):
+    """What to drop is drawn in evaluation too, where nothing is dropped."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if self.config.dropout and not self.training:
+            torch.rand(weights.shape)
+        return super().drop(weights)
+
+
 @fault("STA-5", script_shows=False)
 class DefaultDtypeChanged(Complete):
     """The call changes the default dtype."""

@@ -94,9 +94,13 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
         if backend != "inductor" or not differentiable:  # code for both passes includes what this generates
             # Both passes of `CAPTURE` include its forward pass; the mode makes a graph of its own.
             alone = "eager" if differentiable else backend
-            output = session(problem, via=compiled(alone), mode="no_grad").output
+            instance = compiled(alone)
             because = f"the eager output (instead of compiled with the backend {alone!r}, under no_grad)"
-            expect_agree(output, base, bound, because=because)
+            expect_agree(session(problem, via=instance, mode="no_grad").output, base, bound, because=because)
+            if emptied := _without_keys(session, problem):
+                eager, output = session(emptied).output, session(emptied, via=instance, mode="no_grad").output
+                because += ", where the first item has no allowed key"
+                expect_agree(output, eager, session.bound_of(emptied), because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
             recorded = session.forward(leaves, via=compiled(backend))
@@ -104,6 +108,15 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
             because = f"the eager output (instead of compiled with the backend {backend!r}, with gradients)"
             expect_agree(output, base, bound, because=because)
             expect_backward(session, leaves, recorded, f"compiled (backend {backend!r})", session.built(problem))
+
+
+def _without_keys(session: Session, problem: Problem) -> Problem | None:
+    """Return the problem with a mask that leaves the first item no key, if there may be one."""
+    mask = problem.mask
+    if mask is None or session.claims.empty_row == "error":
+        return None
+    hidden = False if mask.dtype == torch.bool else -torch.inf
+    return problem.change(mask=mask.index_fill(0, torch.zeros(1, dtype=torch.long, device=mask.device), hidden))
 
 
 def _has_compiler(device: str) -> bool:

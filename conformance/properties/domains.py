@@ -15,7 +15,7 @@ EVERYDAY_SIZES = Domain(
     masks=("none", "padding", "blocks", "full", "bias", "head_bias"),
     causal=BOTH,
     values=MODERATE,
-    inputs=("cross", "self"),
+    inputs=("cross", "self", "memory"),
 )
 # Heads wider than 256, of which the last block of columns may be a single one.
 WIDE_HEADS = replace(
@@ -32,7 +32,7 @@ EVERYDAY_INFERENCE = Domain(
     scale="wide",
     causal=BOTH,
     values=MODERATE,
-    inputs=("self", "cross"),
+    inputs=("self", "cross", "memory"),
     modes=("no_grad", "inference"),
     need_weights=(False,),
     sizes={"n_heads": (4, 3), "head_dim": (20, 17, 128, 50), "B": (2, 1), "L": (33, 32, 130), "S": (33, 130)},
@@ -54,7 +54,7 @@ LONG_ROWS = Domain(
     causal=BOTH,
     values=MODERATE,
     layouts=("contiguous", "sliced"),
-    inputs=("cross", "self"),
+    inputs=("cross", "self", "memory"),
     scale="long",
     max_heads=3,
     max_B=2,
@@ -65,7 +65,7 @@ FEW_QUERIES = replace(LONG_ROWS, inputs=("cross",), causal=(False,))
 DROPOUT_PATTERNS = Domain(
     masks=COMMON,
     causal=BOTH,
-    inputs=("cross", "self"),
+    inputs=("cross", "self", "memory"),
     values=("normal",),
     layouts=DENSE,
     modes=("train", "train_no_grad"),

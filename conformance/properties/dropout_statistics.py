@@ -151,7 +151,7 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
     differ by about 1, so that what is computed from queries and keys shows, and no weight is so small that half
     precision makes it zero, as if it were dropped.
     """
-    problem = showing_weights(problem, copies=2)
+    problem = _with_part_in_the_bias(showing_weights(problem, copies=2))
     if uniform:
         return zeroed(problem, "w_q", "b_q")
     weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
@@ -164,6 +164,14 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
     factor = 1 / float((scores - scores.mean(-1, keepdim=True)).std())
     scaled = {name: x * factor for name, x in problem.weights.named() if name in ("w_q", "b_q")}
     return problem.change(**scaled)
+
+
+def _with_part_in_the_bias(problem: Problem) -> Problem:
+    """Move 1/2 of each projected value to the bias, which is dropped with the value."""
+    weights = problem.weights
+    if weights.b_v is None:
+        return problem
+    return problem.change(w_v=weights.w_v - 0.5, b_v=weights.b_v + 0.5)
 
 
 def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:

@@ -42,7 +42,8 @@ class Candidate:
     claimed. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only says that the
     mask is causal. last: the module that was called last. assumed: why the format of masks is assumed, if none explains
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
-    padding too, and are not judged. empty_row: the policy for rows without a key, if one is found.
+    padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
+    empty_row: the policy for rows without a key, if one is found.
     """
 
     constructor: Callable[..., nn.Module]
@@ -77,6 +78,7 @@ class Candidate:
     assumed: str = ""
     ignored: bool = False
     hides_queries: bool = False
+    drops_otherwise: bool = False
     empty_row: EmptyRow | None = None
 
     def options(self) -> dict[str, Any]:

@@ -155,6 +155,7 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
 
 
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
+DROPS_OTHERWISE = "not judged: in training it drops something else than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
 WIDTHS |= {"multi_query": "one key and value for all heads"}
@@ -166,6 +167,7 @@ def _options(candidate: Candidate) -> list[Row]:
     widths = [text for name, text in WIDTHS.items() if name in candidate.claims]
     return [
         *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
+        *([Row("dropout", DROPS_OTHERWISE, "tested")] if candidate.drops_otherwise else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
         *([Row("lengths", lengths, "tested")] if (lengths := _lengths(candidate)) else []),
         *([Row("gradients", "none: with them, calls raise", "tested")] if "gradients" in candidate.claims else []),

@@ -100,8 +100,8 @@ CLAUSES: tuple[Clause, ...] = (
         kind="conduct",
         title="Global state is left alone",
         statement=(
-            "A call does not change global state: default dtype, gradient mode, random state (except for dropout), "
-            "thread count, deterministic flags, the handling of subnormal numbers, and the warnings filter."
+            "A call does not change global state: default dtype, gradient mode, random state (except for dropout in "
+            "training), thread count, deterministic flags, the handling of subnormal numbers, and the warnings filter."
         ),
         why=(
             "A module is a small part of a program. If it resets the random state, data order and dropout repeat "
