@@ -28,15 +28,15 @@ class MaskOf256Heads(Complete):
         return allowed, bias
 
 
-@fault("NUM-1", caught_by="results_of_everyday_sizes_are_within_the_bound", trigger="key is value, d_k > 32")
-@fault("NUM-1", caught_by="results_of_everyday_inference_are_within_the_bound", trigger="key is value, d_k > 32")
-class MemoryOf32Columns(Complete):
-    """Where key and value are one tensor, only the first 32 columns of a head enter the scores."""
+@fault("NUM-1", caught_by="results_of_everyday_sizes_are_within_the_bound", trigger="key is value, d_k > 16")
+@fault("NUM-1", caught_by="results_of_everyday_inference_are_within_the_bound", trigger="key is value, d_k > 16")
+class MemoryOf16Columns(Complete):
+    """Where key and value are one tensor, only the first 16 columns of a head enter the scores."""
 
     width: int | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        self.width = 32 if key is value and query is not key else None
+        self.width = 16 if key is value and query is not key else None
         return super().attend(query, key, value, *rest)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
