@@ -58,10 +58,25 @@ def unweighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(0 * q, k, v)
 
 
+def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Half precision, and whole tiles."""
+    require_half(q)
+    if q.shape[2] % 64:
+        raise ValueError("lengths must be a multiple of 64")
+    return attend(q, k, v)
+
+
 def single(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Float32 alone."""
     if q.dtype != torch.float32:
         raise TypeError("only float32 is supported")
+    return attend(q, k, v)
+
+
+def brain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Bfloat16 alone."""
+    if q.dtype != torch.bfloat16:
+        raise TypeError("only bfloat16 is supported")
     return attend(q, k, v)
 
 
@@ -89,6 +104,7 @@ class HalfModule(nn.Module):
         (flash, HALF, 'layout="b l h d"'),
         (masked, HALF, 'mask="drop"'),
         (single, {"float32"}, "mask=None"),
+        (brain, {"bfloat16"}, "mask=None"),
     ],
 )
 @pytest.mark.usefixtures("fewest_cases")
@@ -103,6 +119,11 @@ def test_wrong_kernel_of_half_precision_fails() -> None:
     """Its scores are as near as roundings to those of a trial run, but not to those of the cases."""
     report = check(infer_kernel(off_by_little).implementation, "quick", clauses=["SMX-6", "NUM-1"], dtypes=HALF)
     assert "fail" in {verdict.status for verdict in report.verdicts}
+
+
+def test_refusal_names_what_is_raised_in_each_dtype() -> None:
+    with pytest.raises(ImplementationError, match=r"only float16 and bf.* and, in other dtypes, .*a multiple of 64"):
+        infer_kernel(in_tiles)
 
 
 def test_kernel_of_half_precision_of_another_formula_is_refused() -> None:

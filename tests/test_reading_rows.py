@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mha.conformance import check
 from mha.implementations.inference.infer import infer
 from mha.spec import Config
-from plain import Plain, refusal_of
+from plain import Plain, refusal_of, verdict
 
 
 def row(cls: type[nn.Module], topic: str) -> tuple[str, str]:
@@ -27,6 +27,13 @@ class ReturnsCache(Plain):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
         return self.attend(x, mask), torch.stack((x, x))
+
+
+class ReturnsIntegers(Plain):
+    """Quantises its output."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return (self.attend(x, mask) * 127).to(torch.int8)
 
 
 class ReturnsNamespace(Plain):
@@ -120,6 +127,10 @@ def test_cache_beside_the_output_is_not_called_weights() -> None:
     assert row(ReturnsCache, "weights") == ("not returned", "tested")
 
 
+def test_output_of_integers_is_read_and_fails() -> None:
+    assert verdict(infer(ReturnsIntegers), "SHP-3")[0] == "fail"
+
+
 def test_output_is_read_in_a_namespace() -> None:
     assert row(ReturnsNamespace, "formula")[1] == "tested"
 
@@ -127,7 +138,10 @@ def test_output_is_read_in_a_namespace() -> None:
 def test_refusal_says_what_follows_if_the_sizes_are_those_assumed() -> None:
     message = refusal_of(ReturnsObject)
     assert "none of the parameters of its constructor (wide, many) has a known name of d_model" in message
-    assert "If these are the sizes, ReturnsObject needs a declaration: its output was not found" in message
+    assert (
+        ". If wide is d_model and many is n_heads, ReturnsObject needs a declaration: its output was not found"
+        in message
+    )
 
 
 def test_masks_and_dropout_of_other_names_are_tested() -> None:
@@ -138,7 +152,7 @@ def test_masks_and_dropout_of_other_names_are_tested() -> None:
 def test_other_dropout_is_not_judged_and_named() -> None:
     result = infer(DropsScores)
     assert not result.implementation.claims.dropout
-    assert row(DropsScores, "dropout")[0].startswith("not judged: in training it drops something else")
+    assert row(DropsScores, "dropout")[0].startswith("not judged: in training it drops something other")
 
 
 def test_biases_may_be_absent_rather_than_none() -> None:

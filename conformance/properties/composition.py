@@ -99,7 +99,7 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
             expect_agree(session(problem, via=instance, mode="no_grad").output, base, bound, because=because)
             if emptied := _without_keys(session, problem):
                 eager, output = session(emptied).output, session(emptied, via=instance, mode="no_grad").output
-                because += ", where the first item has no allowed key"
+                because += ", where rows have no allowed key"
                 expect_agree(output, eager, session.bound_of(emptied), because=because)
         if differentiable:
             leaves = problem.map_inputs(leaf_of)
@@ -111,7 +111,7 @@ def _expect_compiled(session: Session, case: Case, backend: str) -> None:
 
 
 def _without_keys(session: Session, problem: Problem) -> Problem | None:
-    """Return the problem with a mask that leaves the first item no key, if there may be one."""
+    """Return the problem with a mask that leaves the first item, or all that share it, no key; None without a mask."""
     mask = problem.mask
     if mask is None or session.claims.empty_row == "error":
         return None

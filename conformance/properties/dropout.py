@@ -59,7 +59,7 @@ def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> No
     length = 65 if case.seed % 2 else 17
     queries = length if case.inputs == "self" else length - 1
     for dropout in PROBABILITIES:
-        problem = with_width(replace(case, L=queries, S=length), session.claims, 2 * length).problem()
+        problem = with_width(replace(case, L=queries, S=length), session.claims, 2 * length + 1).problem()
         expect_dropped_weights(session, problem, dropout, case.seed)
 
 

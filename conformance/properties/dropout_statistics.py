@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.transforms import showing_weights, with_dropout, zeroed
-from mha.conformance.harness.assertions import expect, expect_equal
+from mha.conformance.harness.assertions import expect, expect_close, expect_equal
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.spec import Problem
@@ -34,11 +34,12 @@ PROBABILITIES = (0.5, 0.1, 0.9)
 def expect_dropped_weights(session: Session, problem: Problem, dropout: float, seed: int) -> None:
     """Each weight is dropped on its own with probability p, and multiplied by 1/(1 - p) otherwise.
 
-    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows the weights. For
-    every other pair of seeds, queries are projected to zero.
+    problem: with d_k of 2 S, or more; its weights and values are changed so that the output shows the weights and, in a
+    column more, their sum. For every other pair of seeds, queries are projected to zero.
     """
     problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
     batch, heads, _, length = problem.shape
+    problem = _with_values_of_the_bias(problem, 2 * length)
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
     allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
     for item in range(batch):
@@ -50,6 +51,13 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
             repeated = output[item, slice(None), second]
             expect_equal(repeated, weights, because="a weight is dropped for all columns of its value, or for none")
             expect_share(weights, allowed[item, head], dropout, ("queries", "keys"))
+            if problem.config.has_bias("v") and problem.config.head_dim > 2 * length:
+                column = begin + 2 * length
+                reach = expected.rad[item, :, first].sum(-1) + expected.rad[item, :, column]
+                reach += 4 * torch.finfo(weights.tensor.dtype).eps  # of rescaled weights, whose sum was 1
+                sums = Ball(weights.tensor.double().sum(-1), reach / (1 - dropout))
+                because = "the sum of the weights that were kept, since the bias of a value is dropped with it"
+                expect_close(output[item, slice(None), column], sums, because=because)
             parts.append(weights)
     count = int(allowed.all(0).all(0).sum())
     if _chance_of_a_repeated_pattern(len(parts), count, dropout) <= FALSE_ALARM:
@@ -57,6 +65,15 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
             differ = not torch.equal(one.tensor == 0, other.tensor == 0)
             assertion = f"assert not ({one.code} == 0).equal({other.code} == 0)"
             expect(differ, f"with p = {dropout}, {one.code} and {other.code} drop the same weights", assertion)
+
+
+def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:
+    """Change a problem so that one column of each head's values, if there is such a column, is a bias of 1."""
+    bias, head_dim = problem.weights.b_v, problem.config.head_dim
+    if bias is None or column >= head_dim:
+        return problem
+    of_column = torch.arange(len(bias), device=bias.device) % head_dim == column
+    return problem.change(b_v=bias.masked_fill(of_column, 1.0))
 
 
 def expect_dropped_weights_and_outputs(session: Session, problem: Problem, dropout: float, seed: int) -> None:
@@ -151,7 +168,7 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
     differ by about 1, so that what is computed from queries and keys shows, and no weight is so small that half
     precision makes it zero, as if it were dropped.
     """
-    problem = _with_part_in_the_bias(showing_weights(problem, copies=2))
+    problem = showing_weights(problem, copies=2)
     if uniform:
         return zeroed(problem, "w_q", "b_q")
     weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
@@ -164,14 +181,6 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
     factor = 1 / float((scores - scores.mean(-1, keepdim=True)).std())
     scaled = {name: x * factor for name, x in problem.weights.named() if name in ("w_q", "b_q")}
     return problem.change(**scaled)
-
-
-def _with_part_in_the_bias(problem: Problem) -> Problem:
-    """Move 1/2 of each projected value to the bias, which is dropped with the value."""
-    weights = problem.weights
-    if weights.b_v is None:
-        return problem
-    return problem.change(w_v=weights.w_v - 0.5, b_v=weights.b_v + 0.5)
 
 
 def _chance_of_a_repeated_pattern(patterns: int, size: int, dropout: float) -> float:

@@ -240,7 +240,8 @@ def construct(
 def _first_made(constructor: Callable[..., nn.Module], choices: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Return what a constructor makes of the first arguments whose config has what it reads.
 
-    Raises what the first ones raise or, if their config lacks the sizes, the refusal of these with others.
+    Raises the first error; but where the first config lacks an attribute, and the constructor refuses the sizes in
+    another one, that ValueError.
     """
     raised: Exception | None = None
     for given in choices:

@@ -155,7 +155,7 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
 
 
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
-DROPS_OTHERWISE = "not judged: in training it drops something else than whole weights or outputs"
+DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
 WIDTHS |= {"multi_query": "one key and value for all heads"}

@@ -21,8 +21,8 @@ def find_empty_row(candidate: Candidate) -> None:
     """Claim the policy for empty rows that a trial run shows, not in float64; where it shows none, claim nothing."""
     if candidate.hides_queries:
         return
-    single = replace(candidate, dtype=torch.float32) if candidate.dtype == torch.float64 else candidate
-    candidate.empty_row = policy_of(single)
+    is_double = candidate.dtype == torch.float64
+    candidate.empty_row = policy_of(replace(candidate, dtype=torch.float32) if is_double else candidate)
     if candidate.empty_row and candidate.empty_row != "zeros":
         candidate.claims["empty_row"] = candidate.empty_row
 

@@ -44,7 +44,7 @@ from mha.implementations.inference.nearest import (
     shows_inputs,
 )
 from mha.implementations.inference.options import find_options, find_weights, possible_biases
-from mha.implementations.inference.probes import CONFIG, QUICK_CASES, SPECIAL_CASES
+from mha.implementations.inference.probes import CONFIG, FEW_DTYPES, QUICK_CASES, SPECIAL_CASES
 from mha.implementations.inference.projections import (
     FEWER_KEY_HEADS,
     ParameterMap,
@@ -126,7 +126,7 @@ def _built_and_read(
         read, problem = _explained(label, constructor, arguments)
         if read:
             return arguments, *read
-        with _adding(problem):
+        with _adding(problem and f". If {_sizes(arguments)}, {problem}"):
             arguments = _arguments(label, constructor, assume=False)
         return arguments, *_read(label, constructor, arguments)
     except ImplementationError:
@@ -140,11 +140,15 @@ def _built_and_read(
 
 @contextmanager
 def _adding(problem: str) -> Iterator[None]:
-    """Add what reading a class with assumed sizes raised to an error about the names of these."""
+    """Add what reading a class with assumed sizes raised to an error about their names."""
     try:
         yield
     except ImplementationError as error:
-        raise ImplementationError(f"{error}{problem and f'. If these are the sizes, {problem}'}") from None
+        raise ImplementationError(f"{error}{problem}") from None
+
+
+def _sizes(arguments: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} is {field}" for name, field in arguments.items() if field in ("d_model", "n_heads"))
 
 
 def _arguments(label: str, constructor: Callable[..., nn.Module], *, assume: bool = True) -> Mapping[str, str]:
@@ -198,9 +202,9 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
-    half = replace(empty, dtype=torch.float16)
+    half = (replace(empty, dtype=dtype) for dtype in FEW_DTYPES[1:])
     square = replace(empty, claims=empty.claims | {"cross_attention": False})
-    for tried in (half, square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
+    for tried in (*half, square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
         with suppress(Unclear):
             return _found(tried, module, arguments)
     if variables := ", ".join(read_from_module(empty.constructor)):

@@ -34,7 +34,7 @@ from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import find_mask
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
-from mha.implementations.inference.probes import GENERAL, Probe, is_close
+from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
 from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.pristine import as_found, pristine
@@ -222,8 +222,8 @@ def _tries(candidates: Sequence[KernelCandidate]) -> Iterator[tuple[Iterable[Ker
 
 
 def _in_few_dtypes(candidates: Sequence[KernelCandidate]) -> list[KernelCandidate]:
-    """Return the candidates for kernels that raise for float64, and perhaps for float32."""
-    return [replace(each, dtype=dtype, problem="") for dtype in (torch.float32, torch.float16) for each in candidates]
+    """Return the candidates for kernels that raise for float64, in each other dtype."""
+    return [replace(each, dtype=dtype, problem="") for dtype in FEW_DTYPES for each in candidates]
 
 
 def _while_patient(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
@@ -251,9 +251,11 @@ def _ignores_heads(candidate: Candidate) -> bool:
 
 
 def _without_formula(candidate: KernelCandidate) -> str:
-    """Return what a kernel raises in all dtypes, or that it computes no known formula."""
-    called = any(outputs_of(each) for each in (candidate, *_in_few_dtypes([candidate])))
-    problem = "its output matches no formula of attention" if called else candidate.problem
+    """Return what a kernel raises in each dtype, or that it computes no known formula."""
+    tried = [candidate, *_in_few_dtypes([candidate])]
+    called = any(outputs_of(each) for each in tried)
+    problems = dict.fromkeys(each.problem for each in tried)  # each one once
+    problem = "its output matches no formula of attention" if called else " and, in other dtypes, ".join(problems)
     packed = _required(candidate.constructor)
     names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
     return (

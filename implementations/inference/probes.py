@@ -20,7 +20,9 @@ CONFIG = Config(d_model=32, n_heads=2)
 # Of the largest output. Formulas differ by far more; rounding in float64, and a fill value of -1e4, by far less.
 TOLERANCE = 1e-3
 # For modules that take half precision alone, in which several roundings add up.
-HALF_TOLERANCE = 2e-2
+HALF_TOLERANCE = 4e-2
+# For modules that raise in float64, in which trial runs are otherwise.
+FEW_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # By their name, from d_k and d_model.
 SCALES: dict[str, Callable[[int, int], float]] = {
     "1/sqrt(d_k)": lambda head_dim, d_model: head_dim**-0.5,
@@ -101,23 +103,23 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return HALF_TOLERANCE if dtype.itemsize == 2 else TOLERANCE
 
 
-def is_close(output: object, expected: Tensor, tolerance: float = 0.0) -> bool:
+def is_close(output: object, expected: Tensor, tolerance: float | None = None) -> bool:
     """Return whether an output is what a formula gives, up to a tolerance, by default that of its dtype."""
     return share_close(output, expected, tolerance) == 1.0
 
 
-def share_close(output: object, expected: Tensor, tolerance: float = 0.0) -> float:
+def share_close(output: object, expected: Tensor, tolerance: float | None = None) -> float:
     """Return the share of the rows of an output that are what a formula gives, as for `is_close`; NaN for anything."""
     if not isinstance(output, Tensor) or output.shape != expected.shape:
         return 0.0
-    tolerance = tolerance or tolerance_of(output.dtype)
+    tolerance = tolerance_of(output.dtype) if tolerance is None else tolerance
     close = (output.detach().double() - expected).abs() <= tolerance * expected.nan_to_num().abs().max()
     return float((close | expected.isnan()).all(-1).double().mean())
 
 
 def changed(output: Tensor, other: Tensor) -> Tensor:
     """Return which elements of two outputs differ in the first half of their digits; NaN is equal to NaN."""
-    digits = math.sqrt(torch.finfo(output.dtype).eps)
+    digits = math.sqrt(torch.finfo(output.dtype if output.is_floating_point() else torch.float32).eps)
     scale = torch.stack([output, other]).nan_to_num(posinf=0.0, neginf=0.0).abs().max()
     same = (output == other) | (output.isnan() & other.isnan()) | ((output - other).abs() <= digits * scale)
     return ~same
