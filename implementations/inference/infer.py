@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -126,8 +126,8 @@ def _built_and_read(
         read, problem = _explained(label, constructor, arguments)
         if read:
             return arguments, *read
-        with _adding(problem and f". If {_sizes(arguments)}, {problem}"):
-            arguments = _arguments(label, constructor, assume=False)
+        remark = problem and f". If {_sizes(arguments)}, {problem}"
+        arguments = _arguments(label, constructor, assume=False, remark=remark)
         return arguments, *_read(label, constructor, arguments)
     except ImplementationError:
         for build in with_other_widths(label, constructor):
@@ -138,26 +138,19 @@ def _built_and_read(
         raise
 
 
-@contextmanager
-def _adding(problem: str) -> Iterator[None]:
-    """Add what reading a class with assumed sizes raised to an error about their names."""
-    try:
-        yield
-    except ImplementationError as error:
-        raise ImplementationError(f"{error}{problem}") from None
-
-
 def _sizes(arguments: Mapping[str, str]) -> str:
     return " and ".join(f"{name} is {field}" for name, field in arguments.items() if field in ("d_model", "n_heads"))
 
 
-def _arguments(label: str, constructor: Callable[..., nn.Module], *, assume: bool = True) -> Mapping[str, str]:
-    """Return the arguments of a constructor; raises ImplementationError, with advice for a kernel."""
+def _arguments(
+    label: str, constructor: Callable[..., nn.Module], *, assume: bool = True, remark: str = ""
+) -> Mapping[str, str]:
+    """Return the arguments of a constructor; raises ImplementationError, with advice for a kernel, and a remark."""
     try:
         return constructor_arguments(label, constructor, assume=assume)
     except ImplementationError as error:
         made = constructor.func if isinstance(constructor, partial) else constructor
-        raise ImplementationError(f"{error}{kernel_advice(label, made)}") from None
+        raise ImplementationError(f"{error}{kernel_advice(label, made)}{remark}") from None
 
 
 def _explained(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -39,24 +39,27 @@ def find_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) 
 
     outputs: on the probes, if not those of plain calls.
     """
-    found = fitting_formulas(candidate, _outputs(candidate) if outputs is None else outputs)
+    found = formula_of(candidate, _outputs(candidate) if outputs is None else outputs)
     if found:
-        candidate.formula, candidate.explained = found[0], True
-    return bool(found)
+        candidate.formula, candidate.explained = found, True
+    return found is not None
 
 
-def fitting_formulas(candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | None = None) -> list[Formula]:
-    """Return the formulas, with a bias of the scores, that give these outputs on all probes."""
-    projected, probes = candidate.parameters.get("w_o") is not None, candidate.probes
-    fitting = [formula for formula in formulas() if formula.projected == projected]
-    compared = 0
-    for probe, output in zip(probes, outputs, strict=False):  # the first output leaves no formula, if none gives it
-        of_probe = probe, candidate.special, candidate.config, bias
-        fitting = [formula for formula in fitting if is_close(output, _expected(formula, *of_probe))]
-        compared += 1
-        if not fitting:
-            break
-    return fitting if compared == len(probes) else []
+def formula_of(candidate: Candidate, outputs: Iterable[Tensor], bias: Bias | None = None) -> Formula | None:
+    """Return the first formula, with a bias of the scores, that gives the outputs on all probes, if there is one."""
+    remaining, projected = iter(outputs), candidate.parameters.get("w_o") is not None
+    probes, special, config = candidate.probes, candidate.special, candidate.config
+
+    @cache  # a second output is asked for only where a formula gives the first
+    def output_on(probe: Probe) -> Tensor | None:
+        return next(remaining, None)
+
+    def gives_outputs(formula: Formula) -> bool:
+        return formula.projected == projected and all(
+            is_close(output_on(probe), _expected(formula, probe, special, config, bias)) for probe in probes
+        )
+
+    return next(filter(gives_outputs, formulas()), None)
 
 
 @lru_cache(256)  # the choices of projections and layouts have the same probes

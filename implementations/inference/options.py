@@ -173,9 +173,10 @@ def _find_dropout(candidate: Candidate) -> None:
     shown = [each for each in tried if dropped(each) == each.claims["dropout"]]
     for each in shown[:1] or filter(_drops_in_evaluation, tried[:1]):
         candidate.claims["dropout"] = each.claims["dropout"]
-    x = candidate.probes[0].inputs[0][:, :1]
-    takes_one_key = tried[0].call_plainly((x, x, x), training=True) is not None
-    candidate.drops_otherwise = "dropout" not in candidate.claims and takes_one_key and _is_random_in_training(tried[0])
+    if "dropout" not in candidate.claims:
+        x = candidate.probes[0].inputs[0][:, :1]
+        takes_one_key = tried[0].call_plainly((x, x, x), training=True) is not None
+        candidate.drops_otherwise = takes_one_key and _is_random_in_training(tried[0])
 
 
 def _drops_in_evaluation(tried: Candidate) -> bool:

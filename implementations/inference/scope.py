@@ -16,7 +16,7 @@ from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
 from mha.implementations.adapters.names import words_of
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
-from mha.implementations.inference.nearest import Bias, find_formula, fitting_formulas, outputs_of
+from mha.implementations.inference.nearest import Bias, find_formula, formula_of, outputs_of
 from mha.implementations.inference.probes import CONFIG, changed
 from mha.implementations.inference.projections import not_loaded
 
@@ -132,7 +132,7 @@ def _biased_by_distance(candidates: Sequence[Candidate]) -> str:
     for candidate in candidates:
         outputs = outputs_of(candidate)
         for bias, what in BIASES.items():
-            if fitting_formulas(candidate, outputs, bias):
+            if formula_of(candidate, outputs, bias):
                 return f"{what}; {LEAVE_OUT}"
     return ""
 
