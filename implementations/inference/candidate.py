@@ -25,6 +25,8 @@ from mha.spec.claims import Alignment, EmptyRow
 
 Kind = TypeVar("Kind", bound="Candidate")
 
+GPU = "cuda"
+
 
 @dataclass
 class Candidate:
@@ -129,6 +131,11 @@ class Candidate:
         return claimed
 
     @property
+    def device(self) -> str:
+        """The device of trial runs."""
+        return GPU if self.claims.get("devices") == {"cuda"} else "cpu"
+
+    @property
     def config(self) -> Config:
         """The configuration of trial runs."""
         claimed = self.sizes.fit_head_dim(CONFIG.head_dim)
@@ -189,21 +196,21 @@ class Candidate:
 
         change: is given the module before the call. options: of the call.
         """
-        same = {id(x): x.to(self.dtype) for x in inputs}  # one tensor stays one tensor
+        same = {id(x): x.to(self.device, self.dtype) for x in inputs}  # one tensor stays one tensor
         mask = options.get("mask")
-        if isinstance(mask, Tensor) and mask.is_floating_point():
-            options["mask"] = mask.to(self.dtype)
+        if isinstance(mask, Tensor):
+            options["mask"] = mask.to(self.device, self.dtype if mask.is_floating_point() else mask.dtype)
         # Without gradients, a module may take other masks, as the fast path of `torch.nn.MultiheadAttention` does.
         with torch.enable_grad(), as_found(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of inputs that it may not take
             try:
                 weights = self.weights.to(self.dtype)
-                attention = self.implementation().build(self.config, weights, dtype=self.dtype, device="cpu")
+                attention = self.implementation().build(self.config, weights, dtype=self.dtype, device=self.device)
                 if change:
                     change(attention.module)
                 self.last = attention.train(training)
                 result = compiled_again(lambda: self.last(*(same[id(x)] for x in inputs), **options))
-                return Output(*map(_detached, result))
+                return Output(*map(_on_the_cpu, result))
             except (Exception, SystemExit) as error:  # the class may raise anything
                 self.problem = ": ".join(filter(None, (type(error).__name__, one_line(error))))
                 return None
@@ -228,5 +235,15 @@ def without_gradients(candidate: Kind) -> Kind:
     return replace(candidate, claims=candidate.claims | {"gradients": False})
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+def on_a_gpu(candidate: Kind) -> Kind:
+    """Return a candidate that claims a GPU alone, and is tried there."""
+    return replace(candidate, claims=candidate.claims | {"devices": {"cuda"}}, problem="")
+
+
+def may_need_a_gpu(candidate: Candidate) -> bool:
+    """Return whether a candidate whose calls raise may be tried on a GPU."""
+    return candidate.device == "cpu" and torch.cuda.is_available()
+
+
+def _on_the_cpu(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, Tensor) else value

@@ -8,10 +8,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import influence
-from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, is_close
+from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import Unclear
 from mha.spec import causal_mask
 from mha.spec.claims import Alignment
+
+ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 
 def find_causal(candidate: Candidate) -> None:
@@ -68,7 +70,18 @@ def _alignment(candidate: Candidate) -> Alignment:
         return "top_left"
     if candidate.explained and candidate.formula.causal and not candidate.special.name:
         return candidate.formula.causal
-    return min(("top_left", "bottom_right"), key=lambda alignment: _misaligned(tried, alignment))
+    if candidate.explained and not candidate.special.name:
+        for alignment in ALIGNMENTS:
+            if all(_is_aligned(tried, probe, alignment) for probe in tried.probes):
+                return alignment
+    return min(ALIGNMENTS, key=lambda alignment: _misaligned(tried, alignment))
+
+
+def _is_aligned(candidate: Candidate, probe: Probe, alignment: Alignment) -> bool:
+    """Return whether the formula gives the output of a causal call with this alignment."""
+    result = candidate.call(probe.inputs, is_causal=True)
+    mask = causal_mask(probe.queries, probe.inputs[1].shape[1], alignment)
+    return result is not None and is_close(result.output, candidate.formula(probe.inputs, candidate.weights, mask))
 
 
 def _misaligned(candidate: Candidate, alignment: Alignment) -> int:

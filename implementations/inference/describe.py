@@ -106,6 +106,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         Row("causal", _causal(candidate), _evidence_of_causal(candidate)),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
+        *([Row("devices", "a GPU: on the CPU, calls raise", "tested")] if "devices" in candidate.claims else []),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
         *([Row("rounding", SINGLE_SOFTMAX, "tested")] if "rounding" in candidate.claims else []),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
@@ -157,6 +158,7 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
 DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
+NO_GRADIENTS = "none: with them, calls raise, or outputs have none"
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
 WIDTHS |= {"multi_query": "one key and value for all heads"}
 
@@ -170,7 +172,7 @@ def _options(candidate: Candidate) -> list[Row]:
         *([Row("dropout", DROPS_OTHERWISE, "tested")] if candidate.drops_otherwise else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
         *([Row("lengths", lengths, "tested")] if (lengths := _lengths(candidate)) else []),
-        *([Row("gradients", "none: with them, calls raise", "tested")] if "gradients" in candidate.claims else []),
+        *([Row("gradients", NO_GRADIENTS, "tested")] if "gradients" in candidate.claims else []),
         *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
     ]

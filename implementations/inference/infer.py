@@ -29,7 +29,7 @@ from mha.implementations.adapters.signature import Signature, possible_orders, r
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
-from mha.implementations.inference.candidate import Candidate, without_gradients
+from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.declaration import declaration_advice, declaration_of
 from mha.implementations.inference.describe import WIDTH, Row, rows_of, table
@@ -183,7 +183,7 @@ def _unread(label: str, constructor: Callable[..., nn.Module], module: nn.Module
 
 
 def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
-    """Return the candidate for a module, if need be for one that takes few dtypes, no gradients, or few lengths.
+    """Return the candidate for a module, if need be for one that takes few dtypes or lengths, no gradients, or a GPU.
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
@@ -200,6 +200,8 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
     for tried in (*half, square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
         with suppress(Unclear):
             return _found(tried, module, arguments)
+    if isinstance(problem, EachCallRaises) and may_need_a_gpu(empty):
+        return _first_found(on_a_gpu(empty), module, arguments)
     if variables := ", ".join(read_from_module(empty.constructor)):
         advice = building_advice(empty.label, empty.constructor, arguments)
         raise ImplementationError(f"{empty.label} reads {variables} from its module: {problem}; {advice}")
@@ -371,7 +373,7 @@ def _not_loaded_with(candidate: Candidate, n_heads: int) -> str:
             try:
                 with as_found():
                     weights = Weights.random(config, 0)
-                    candidate.implementation().build(config, weights, dtype=torch.float64, device="cpu")
+                    candidate.implementation().build(config, weights, dtype=torch.float64, device=candidate.device)
             except ImplementationError as error:
                 return str(error)
     return ""

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from time import process_time
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
@@ -23,9 +24,10 @@ from mha.implementations.adapters.kernel import (
     function_of,
 )
 from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
+from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, input_names, required_inputs
 from mha.implementations.errors import ImplementationError
-from mha.implementations.inference.candidate import Candidate, without_gradients
+from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import Row, shared_rows
@@ -229,13 +231,20 @@ def _in_few_dtypes(candidates: Sequence[KernelCandidate]) -> list[KernelCandidat
 def _while_patient(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
     """Yield candidates in few sizes, which are long, for as long as trial runs do not take too long."""
     begun, short = process_time(), Probe(1, SIDE, SIDE, cross_attention=False).inputs
-    any(each.call(short) for each in candidates)  # up to the first that does not raise
+    any(each.call(short) for each in (*candidates, *_in_few_dtypes(candidates)))  # up to the first that does not raise
     spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SIDE**2
-    for each in candidates:
+    for each in _in_few_sizes_and_dtypes(candidates):
         if spent > PATIENCE:
             return
-        yield in_few_sizes(each)
+        yield each
         spent = process_time() - begun
+
+
+def _in_few_sizes_and_dtypes(candidates: Iterable[KernelCandidate]) -> Iterator[KernelCandidate]:
+    """Yield candidates in few sizes, then those that have raised there in other dtypes."""
+    few = [*map(in_few_sizes, candidates)]
+    yield from few
+    yield from _in_few_dtypes([each for each in few if each.problem])
 
 
 def _is_usual(candidate: KernelCandidate) -> bool:
@@ -280,6 +289,8 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
+    if _is_forward_only(candidate):
+        candidate.claims["gradients"] = False
     if in_few:
         explained = dict(candidate.claims)
         claim_more_sizes(candidate, explained=False)
@@ -309,6 +320,20 @@ def _raises_unless_contiguous(candidate: KernelCandidate) -> bool:
     return candidate.call_plainly(given) is None and copied.call_plainly(given) is not None
 
 
+def _is_forward_only(candidate: KernelCandidate) -> bool:
+    """Return whether no gradient reaches the inputs through what a kernel returns, as one that is not for training."""
+    results = []
+
+    @wraps(function_of(candidate.constructor))
+    def attend(*inputs: Any, **options: Any) -> Any:
+        results.append(candidate.constructor(*inputs, **options))
+        return results[-1]
+
+    replace(candidate, constructor=attend).call_plainly(candidate.probes[0].inputs)
+    returned = [x for each in results for x in as_output(each) if isinstance(x, Tensor)]
+    return bool(returned) and not any(x.requires_grad for x in returned)
+
+
 def _find_key_heads(candidate: Candidate) -> None:
     """Claim fewer key heads if a kernel with four heads and two key heads computes the formula."""
     claims, changes = candidate.claims | {"grouped_query": True}, {"d_model": 48, "n_heads": 4, "n_kv_heads": 2}
@@ -333,6 +358,12 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") ->
     """
     label = label or str(getattr(kernel, "__name__", "kernel"))
     _require_inputs(kernel, label)
-    candidate = _first_found(_candidates(kernel, label))
+    candidates = _candidates(kernel, label)
+    try:
+        candidate = _first_found(candidates)
+    except ImplementationError:
+        if not all(each.problem and may_need_a_gpu(each) for each in candidates):
+            raise
+        candidate = _first_found([*map(on_a_gpu, candidates)])
     declaration = declaration_of(code or label, candidate.options(), candidate.claims, "from_kernel")
     return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration)

@@ -58,7 +58,8 @@ def _takes_any_width(candidate: Candidate) -> bool:
     config = replace(candidate.config, d_model=CONFIG.d_model + 1)
     try:
         with as_found():
-            candidate.implementation().build(config, Weights.random(config, 0), dtype=torch.float64, device="cpu")
+            weights = Weights.random(config, 0)
+            candidate.implementation().build(config, weights, dtype=torch.float64, device=candidate.device)
     except (Exception, SystemExit):
         return False
     return True
@@ -109,7 +110,7 @@ def possible_biases(candidate: Candidate) -> set[bool | str]:
         weights = Weights.random(config, 0)
         try:
             with as_found():
-                attention = adapter.build(config, weights, dtype=torch.float64, device="cpu")
+                attention = adapter.build(config, weights, dtype=torch.float64, device=candidate.device)
         except (Exception, SystemExit) as error:
             problem = f"its weights cannot be loaded: {error}"
             continue
