@@ -104,6 +104,7 @@ EXPECTED: dict[str, str] = {
     "QueryAndKeySwapped": "the query is projected by W_k and the key by W_q",
     "QueryBiasDropped": "the bias of the query projection is missing",
     "RepeatsItself": "the output of the first call with the same shapes",
+    "ProductsInTF32": "products with keys and values are in TF32",
     "ScaleInSinglePrecision": "the scores are scaled by 1/sqrt(d_k) rounded to float32",
     "ScaledByHeadWidth": "the scores are scaled by 1/d_k",
     "ScaledByModelWidth": "the scores are scaled by 1/sqrt(d_model)",

@@ -40,6 +40,7 @@ SAMPLE = (
     "RepeatsItself",
     "Einops",
     "ScaleInSinglePrecision",
+    "ProductsInTF32",
     "NoGradInside",
     "GradientTooLarge",
     "WideHeadsDetached",

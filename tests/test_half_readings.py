@@ -58,11 +58,20 @@ def unweighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(0 * q, k, v)
 
 
-def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Half precision, and whole tiles."""
+def in_tiles(q: Tensor, k: Tensor, v: Tensor, causal: bool, sm_scale: float) -> Tensor:
+    """Half precision, and whole tiles; causal from the left."""
     require_half(q)
-    if q.shape[2] % 64:
+    if q.shape[2] % 64 or k.shape[2] % 64:
         raise ValueError("lengths must be a multiple of 64")
+    later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+    return attend(q * (sm_scale * q.shape[-1] ** 0.5), k, v, later if causal else None)
+
+
+def in_odd_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Half precision, and tiles of 48."""
+    require_half(q)
+    if q.shape[2] % 48:
+        raise ValueError("lengths must be a multiple of 48")
     return attend(q, k, v)
 
 
@@ -122,8 +131,13 @@ def test_wrong_kernel_of_half_precision_fails() -> None:
 
 
 def test_refusal_names_what_is_raised_in_each_dtype() -> None:
-    with pytest.raises(ImplementationError, match=r"only float16 and bf.* and, in other dtypes, .*a multiple of 64"):
-        infer_kernel(in_tiles)
+    with pytest.raises(ImplementationError, match=r"only float16 and bf.* and, in other dtypes, .*a multiple of 48"):
+        infer_kernel(in_odd_tiles)
+
+
+def test_kernel_of_half_precision_in_whole_tiles_is_read() -> None:
+    claims = infer_kernel(in_tiles).implementation.claims
+    assert (claims.dtypes, claims.sizes.length_multiple, claims.causal) == (HALF, 64, "top_left")
 
 
 def test_kernel_of_half_precision_of_another_formula_is_refused() -> None:

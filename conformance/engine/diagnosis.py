@@ -247,7 +247,8 @@ def _fit(defect: Defect, call: Evidence, claims: Claims, made: Made) -> Fit:
             if dtype == single:
                 error = min(error, _difference(call.output[rows], rounded[rows]))
         clear = _difference(exact[rows], call.right.mid[rows]) > CLEAR * SLACK * allowed
-        fit = Fit(call, error <= SLACK * allowed, clear and bool(call.wrong[rows].any()), rows is known)
+        most = max(SLACK * allowed, defect.unexplained * _difference(call.output[rows], call.right.mid[rows]))
+        fit = Fit(call, error <= most, clear and bool(call.wrong[rows].any()), rows is known)
         if fit.fits:
             break
     return fit

@@ -31,6 +31,24 @@ class ScoresInHalf(Complete):
         return super().weigh(scores.half().to(scores), allowed)
 
 
+@fault("NUM-1", source="https://github.com/evintunador/triton_docs_tutorials/issues/6")
+class ProductsInTF32(Complete):
+    """Queries, keys, weights and values lose the last 13 of their 23 bits before they are multiplied."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(_in_tf32(q), _in_tf32(k))
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        largest = weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        return super().combine(_in_tf32(weights / largest), _in_tf32(v), allowed) * largest
+
+
+def _in_tf32(x: Tensor) -> Tensor:
+    """Return numbers of float32 in TF32, with the gradient of the numbers."""
+    cut = (x.detach().float().view(torch.int32) & ~0x1FFF).view(torch.float32).to(x)
+    return cut if not x.requires_grad else x + (cut - x).detach()
+
+
 @fault(
     "NUM-1",
     caught_by="results_of_everyday_sizes_are_within_the_bound",

@@ -242,7 +242,7 @@ def on_a_gpu(candidate: Kind) -> Kind:
 
 def may_need_a_gpu(candidate: Candidate) -> bool:
     """Return whether a candidate whose calls raise may be tried on a GPU."""
-    return candidate.device == "cpu" and torch.cuda.is_available()
+    return "devices" not in candidate.claims and torch.cuda.is_available()
 
 
 def _on_the_cpu(value: Any) -> Any:

@@ -230,8 +230,11 @@ def _in_few_dtypes(candidates: Sequence[KernelCandidate]) -> list[KernelCandidat
 
 def _while_patient(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCandidate]:
     """Yield candidates in few sizes, which are long, for as long as trial runs do not take too long."""
-    begun, short = process_time(), Probe(1, SIDE, SIDE, cross_attention=False).inputs
-    any(each.call(short) for each in (*candidates, *_in_few_dtypes(candidates)))  # up to the first that does not raise
+    short = Probe(1, SIDE, SIDE, cross_attention=False).inputs
+    # The first call compiles what is compiled.
+    called = next((each for each in (*candidates, *_in_few_dtypes(candidates)) if each.call(short)), None)
+    begun = process_time()
+    _ = called and called.call(short)
     spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SIDE**2
     for each in _in_few_sizes_and_dtypes(candidates):
         if spent > PATIENCE:

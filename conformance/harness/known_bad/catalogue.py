@@ -10,7 +10,7 @@ from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
 from mha.conformance.harness.known_bad.masks import causal, empty_rows, masks
-from mha.conformance.harness.known_bad.scores import outputs, precisions, scales, softmaxes
+from mha.conformance.harness.known_bad.scores import outputs, precisions, products, scales, softmaxes
 from mha.conformance.harness.textbook import TextbookAttention
 
 
@@ -71,6 +71,7 @@ NAMED: tuple[tuple[Defect, ...], ...] = tuple(
         tiles,
         stale,
         precisions,
+        products,
         outputs,
     )
 )

@@ -17,12 +17,17 @@ Step = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Defect:
-    """A defect in words, and the attention that has it; family: the words for all that it is hard to tell from."""
+    """A defect in words, and the attention that has it.
+
+    family: the words for all that it is hard to tell from. unexplained: the share of an error that it may leave
+    unexplained, where rounding before it decides what it does.
+    """
 
     name: str
     text: str
     attention: type[TextbookAttention]
     family: str = ""
+    unexplained: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +123,14 @@ def precisions() -> Iterator[Defect]:
         yield defect(f"weights_{name}", text, weigh=_weights_in(dtype))
 
 
+def products() -> Iterator[Defect]:
+    """Yield products in TF32, as Triton has them by default: of numbers without their last bits, or rounded."""
+    text = "products with keys and values are in TF32, Triton's default, not in float32 (input_precision='ieee')"
+    for name, added in (("truncated", 0), ("rounded", 1 << 12)):
+        steps = {"score": _scores_of(added), "combine": _sums_of(added)}
+        yield replace(defect(f"tf32_{name}", text, **steps), unexplained=0.25)
+
+
 def outputs() -> Iterator[Defect]:
     """Yield outputs of zero, and with a residual."""
     yield defect(
@@ -140,6 +149,26 @@ def outputs() -> Iterator[Defect]:
         text,
         combine=lambda self, weights, v, query: query + TextbookAttention.combine(self, weights, v, query),
     )
+
+
+def _in_tf32(x: Tensor, added: int) -> Tensor:
+    """Drop the last 13 bits of numbers of float32, after `added` units of the last one."""
+    bits = x.float().view(torch.int32) + added
+    return (bits & ~0x1FFF).view(torch.float32).to(x)
+
+
+def _scores_of(added: int) -> Step:
+    return lambda self, q, k: TextbookAttention.score(self, _in_tf32(q, added), _in_tf32(k, added))
+
+
+def _sums_of(added: int) -> Step:
+    def combine(self: TextbookAttention, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        # As kernels have it, weights are divided by their sum at the end: before, the largest one is 1.
+        largest = weights.amax(-1, keepdim=True)
+        raised = _in_tf32((weights / largest).nan_to_num(), added)
+        return self.linear(self.merge(largest * (raised @ _in_tf32(v, added))).to(query), "o")
+
+    return combine
 
 
 def _scores_in(dtype: torch.dtype) -> Step:
