@@ -36,6 +36,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     mask: MaskConvention | None = "keep",
     mask_shape: str | None = None,
     mask_numbers: bool = False,
+    causal_by_default: bool = False,
     contiguous: bool = False,
     call: Call | None = None,
     claims: Claims | None = None,
@@ -54,8 +55,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         query, key and value are one tensor, and an axis 2 that key and value are. If the context has other axes, they
         follow: "b h l d -> b l (h d)".
     contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it raises for others.
-    mask, mask_shape, mask_numbers, call, claims, name: as for `from_module`; by default, the kernel claims that it
-        returns no weights.
+    mask, mask_shape, mask_numbers, causal_by_default, call, claims, name: as for `from_module`; by default, the kernel
+        claims that it returns no weights.
 
     Raises ImplementationError for an invalid layout, a signature that is not recognised, and claims of extras.
 
@@ -77,13 +78,13 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
             f"{label}: claims has the extras {sorted(claims.extras)}, but the projections around a kernel have none; "
             "adapt a module instead"
         )
-    if call is not None and (mask_shape or mask_numbers):
+    masks = MaskFormat(mask, mask_shape, mask_numbers, causal_by_default=causal_by_default)
+    if call is not None and masks != MaskFormat(mask):
         raise ImplementationError(
-            f"{label}: call=... is given masks as the contract has them, so mask_shape and mask_numbers have no "
-            "effect; leave them out"
+            f"{label}: call=... is given masks as the contract has them, so mask_shape, mask_numbers and "
+            "causal_by_default have no effect; leave them out"
         )
     if call is None:
-        masks = MaskFormat(mask, mask_shape, mask_numbers)
         by_name = call_by_name(label, read_signature(label, axes.unpacked(kernel), masks), claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)

@@ -33,7 +33,7 @@ from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
-from mha.implementations.inference.masks import find_mask
+from mha.implementations.inference.masks import with_masks
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_close
@@ -70,6 +70,7 @@ class KernelCandidate(Candidate):
         """Return the arguments for `from_kernel`, except the claims."""
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
+        shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout: dict[str, Any] = {"layout": self.layout} if self.layout != LAYOUTS[0] else {}
         layout |= {"contiguous": True} if self.contiguous else {}
         return {"mask": self.mask, **shape, **layout}
@@ -287,7 +288,7 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         claim_more_sizes(candidate, explained=True)
     if _raises_unless_contiguous(candidate):
         candidate = replace(candidate, contiguous=True)
-    find_mask(candidate)
+    candidate = with_masks(candidate)
     find_causal(candidate)
     find_empty_row(candidate)
     find_weights(candidate)

@@ -16,7 +16,7 @@ from mha.implementations.adapters.construction import parameters_of
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.adapters.names import LENGTH_NAMES
-from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.candidate import Candidate, Kind
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, additive, is_close
@@ -25,7 +25,7 @@ from mha.spec import Claims, MaskConvention
 from mha.spec.masks import INTEGERS
 
 
-def with_masks(candidate: Candidate) -> Candidate:
+def with_masks(candidate: Kind) -> Kind:
     """Return a candidate whose masks are known, read in another way if only that explains what they do."""
     masked, problem = replace(candidate, claims=dict(candidate.claims)), None
     try:
@@ -46,7 +46,7 @@ def with_masks(candidate: Candidate) -> Candidate:
     return masked
 
 
-def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
+def _not_causal(candidate: Kind) -> Iterator[Kind]:
     """Yield what is causal by default, as explained without a mask, built without that."""
     parameters = parameters_of(candidate.constructor)
     flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default is True]
@@ -57,14 +57,14 @@ def _not_causal(candidate: Candidate) -> Iterator[Candidate]:
             yield tried
 
 
-def _replaced(candidate: Candidate) -> Iterator[Candidate]:
+def _replaced(candidate: Kind) -> Iterator[Kind]:
     """Yield what is causal without a mask, as one whose masks take the place of that."""
     if candidate.explained and candidate.formula.causal and not candidate.signature.is_causal:
         formula, causal = replace(candidate.formula, causal=None), candidate.formula.causal
         yield replace(candidate, formula=formula, causal_by_default=causal, claims=dict(candidate.claims))
 
 
-def _alone(candidate: Candidate) -> Iterator[Candidate]:
+def _alone(candidate: Kind) -> Iterator[Kind]:
     """Yield what can be called with or without a memory as self-attention, whose masks may be of one length."""
     if candidate.cross_attention == "memory" and candidate.signature.one_input:
         tried = replace(candidate, claims=candidate.claims | {"cross_attention": False})

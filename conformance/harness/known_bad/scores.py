@@ -127,8 +127,8 @@ def products() -> Iterator[Defect]:
     """Yield products in TF32, as Triton has them by default: of numbers without their last bits, or rounded."""
     text = "products with keys and values are in TF32, Triton's default, not in float32 (input_precision='ieee')"
     for name, added in (("truncated", 0), ("rounded", 1 << 12)):
-        steps = {"score": _scores_of(added), "combine": _sums_of(added)}
-        yield replace(defect(f"tf32_{name}", text, **steps), unexplained=0.25)
+        made = defect(f"tf32_{name}", text, score=_scores_of(added), combine=_sums_of(added))
+        yield replace(made, unexplained=0.25)
 
 
 def outputs() -> Iterator[Defect]:
