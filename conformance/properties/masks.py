@@ -123,6 +123,9 @@ def all_true_mask_equals_no_mask(session: Session, case: Case) -> None:
     expect_agree(output, expected, session.bound_of(problem), because="the result without a mask")
 
 
+KEYS_FIRST = "with keys before queries in memory"
+
+
 @property_of("MSK-5", Domain(masks=(*BOOLEAN, *FLOAT), causal=BOTH))
 def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     """A broadcast mask equals the same mask expanded, along any axes, in any memory layout."""
@@ -136,7 +139,7 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     forms = {
         "with stride 0": expanded,
         "and contiguous": expanded.contiguous(),
-        "with keys before queries in memory": expanded.mT.contiguous().mT,
+        KEYS_FIRST: expanded.mT.contiguous().mT,
         "as a slice of a larger tensor": torch.nn.functional.pad(expanded, (0, 1))[..., :-1],
         "along some axes": mask.expand(*(dict(zip(axes, sizes, strict=True)).get(axis, -1) for axis in range(4))),
     }
@@ -144,7 +147,10 @@ def broadcast_mask_equals_expanded(session: Session, case: Case) -> None:
     for form, same in forms.items():
         output = session(problem.change(mask=same)).output
         because = f"the result for the same mask, here expanded {form}"
-        expect_unchanged(session, output, base, bound=bound, because=because)
+        if form == KEYS_FIRST:  # `torch.where` lays out scores as its mask, and so a sum may be in another order
+            expect_agree(output, base, bound, because=because)
+        else:
+            expect_unchanged(session, output, base, bound=bound, because=because)
 
 
 @property_of(

@@ -150,7 +150,7 @@ class CallByName:
     of_heads: whether the inputs are of heads, so that their last axis is d_k. merged: whether the batch's axis is that
     of the heads too. same_shape: whether the output has the shape of the query. n_heads: H, to which masks are expanded
     that the function takes for each head. weights: as for `as_output`. alone: for query, key and value that are one
-    tensor, the call that leaves out a memory; None if it is always passed.
+    tensor, the call that leaves out a memory; None if it is always passed. head_dim: d_k.
     """
 
     label: str
@@ -163,6 +163,7 @@ class CallByName:
     merged: bool = False
     same_shape: bool = True
     n_heads: int = 1
+    head_dim: int = 1
     weights: int | None = None
     alone: CallByName | None = None
 
@@ -171,7 +172,8 @@ class CallByName:
         axes = self.batch_axis, self.length_axis
         batch_axis, length_axis = reversed(axes) if config.length_first else axes
         alone = self.alone and self.alone.built_for(config)
-        return replace(self, n_heads=config.n_heads, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
+        sizes: dict[str, Any] = {"n_heads": config.n_heads, "head_dim": config.head_dim}
+        return replace(self, **sizes, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
 
     def __call__(  # noqa: PLR0913  the arguments of an attention
         self,
@@ -219,7 +221,7 @@ class CallByName:
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         if name in self.signature.rotations:
-            return _no_rotation(name, query)
+            return _no_rotation(NEUTRAL_MEANING[name], query, sizes[2], self.head_dim // 2)
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
         values = {
             "dropout": 0.0,
@@ -307,7 +309,12 @@ def _plain(value: Any) -> str:
     return repr(set(value)) if isinstance(value, frozenset) else repr(value)
 
 
-def _no_rotation(name: str, query: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """Return cosines of 1 or sines of 0, or both, for any number of positions and any width."""
-    cosines, sines = query.new_ones(1, 1, 1), query.new_zeros(1, 1, 1)
-    return {"cosines": cosines, "sines": sines}.get(NEUTRAL_MEANING[name], (cosines, sines))
+def _no_rotation(meaning: str, query: Tensor, length: int, pairs: int) -> Tensor | tuple[Tensor, Tensor]:
+    """Return cosines of 1 or sines of 0, or both: of so many positions and pairs of columns, or of any number."""
+    shape = (length, pairs) if meaning.endswith("of_pairs") else (1, 1, 1)
+    cosines, sines = query.new_ones(shape), query.new_zeros(shape)
+    if meaning == "rotation":
+        return cosines, sines
+    if meaning == "rotation_of_pairs":  # a dtype of complex numbers has at least 32 bits for each part
+        return torch.complex(*(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (cosines, sines)))
+    return cosines if meaning.startswith("cosines") else sines

@@ -191,7 +191,7 @@ class KernelAttention(nn.Module):
         self.kernel, self.contiguous = adapter.kernel, adapter.contiguous
         self.call, self.claims = adapter.call, adapter.claims
         if isinstance(self.call, CallByName):
-            self.call = replace(self.call, n_heads=config.n_heads)
+            self.call = replace(self.call, n_heads=config.n_heads, head_dim=config.head_dim)
         for name in PARAMETERS:
             given = getattr(weights, name)
             held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))

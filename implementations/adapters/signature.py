@@ -19,6 +19,7 @@ from mha.implementations.adapters.names import (
     OTHER_MASKS,
     PADDING_NAMES,
     QUERY_WORDS,
+    ROTATIONS,
     is_option,
     words_of,
 )
@@ -85,6 +86,7 @@ def signature_of(
     )
     given = (mask, of_padding, is_causal, need_weights, average)
     others += [name for name in _required_options(parameters) if name not in given]
+    others += [name for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "n_heads" and _is_number(p)]
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -165,6 +167,10 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     return next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
 
 
+def _is_number(parameter: inspect.Parameter) -> bool:
+    return type(parameter.default) is int
+
+
 def _is_flag(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
 
@@ -230,7 +236,7 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
 def _is_rotation(parameter: inspect.Parameter) -> bool:
     """Return whether a required parameter is of a rotation, and cannot be None."""
     meaning, annotation = NEUTRAL_MEANING.get(parameter.name), _annotation(parameter)
-    if meaning not in ("cosines", "sines", "rotation") or "None" in annotation or "Optional" in annotation:
+    if meaning not in ROTATIONS or "None" in annotation or "Optional" in annotation:
         return False
     return "tuple" in annotation.lower() if meaning == "rotation" else not annotation.startswith(NUMBERS)
 
@@ -244,12 +250,13 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option.
 
-    Where none of them can be an input, the first parameter is one, if its default is None.
+    `*args` is one if it comes first. Where none of them can be an input, the first parameter is one, if its default is None.
 
     >>> _required(inspect.signature(lambda hidden_states=None, mask=None: hidden_states).parameters)
     [<Parameter "hidden_states=None">]
     """
     own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
+    own = own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]  # beside other inputs, it takes none
     required = [p for p in own if p.default is p.empty]
     has_input = any(p.name not in NEUTRAL_MEANING for p in required)
     return required if has_input else [p for p in own[:1] if p.default is None] + required

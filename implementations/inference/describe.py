@@ -12,7 +12,7 @@ from torch import nn
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout, parameters_of
 from mha.implementations.adapters.constructor_names import BIAS_ROLES, CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING
+from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, ROTATIONS
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
@@ -120,9 +120,6 @@ def _masks(candidate: Candidate) -> list[Row]:
     read = candidate.mask or candidate.hides_queries
     evidence = candidate.assumed or ("tested" if read else "by name")
     return [Row("mask", _mask(candidate), evidence), *_empty_rows(candidate)]
-
-
-ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines of 0"}
 
 
 def _given(name: str, candidate: Candidate) -> str:
