@@ -150,13 +150,17 @@ def with_config(case: Case, config: Config) -> Problem:
     return problem.change(config=config, weights=weights, query=query, key=key, value=value)
 
 
+# Of heads, beside that of d_model / n_heads.
+OWN_WIDTHS = (*range(1, 9), 16, 48)
+
+
 def own_head_dim(case: Case, claims: Claims) -> Config:
     """Return the case's configuration with heads of another width than d_model / n_heads, of a size that is claimed.
 
     Up to 2 is added to d_model, so that `n_heads` need not divide it.
     """
     d_model = case.config.d_model + case.seed % 3
-    widths = sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or range(1, 9)})
+    widths = sorted({claims.sizes.fit_head_dim(width) for width in claims.sizes.head_dims or OWN_WIDTHS})
     others = [width for width in widths if width * case.n_heads != d_model] or widths
     return replace(case.config, d_model=d_model, d_head=others[case.seed // 3 % len(others)])
 

@@ -60,7 +60,7 @@ def first_wrong_step(prop: Property, session: Session) -> str:
         if call is None:
             return ""
         dtype, device = call.step.problem.query.dtype, session.case.device
-        with built_for_calls(max(call.step.problem.shape[2:])):
+        with built_for_calls(max(call.step.problem.shape[2:]), call.step.problem.shape[0]):
             attention = original.build(call.config, call.weights, dtype=dtype, device=device)
         steps = list(_steps(attention, call, session.claims))
     wrong = next((number for number, (_, is_right) in enumerate(steps) if not is_right), None)

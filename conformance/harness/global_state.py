@@ -103,6 +103,21 @@ def changes_of_call(session: Session, problem: Problem) -> list[str]:
             return before.changes()
 
 
+def changes_of_construction(session: Session, problem: Problem) -> list[str]:
+    """Build the attention of a problem; return what that changed, which is put back. Raises CallRaised.
+
+    Initial weights may be drawn, but not so that the random state is always the same afterwards.
+    """
+    with preserved(), as_found():
+        before, states = GlobalState.read(), set[bytes]()
+        for seed in range(2):
+            torch.default_generator.manual_seed(seed)
+            session.fresh(problem)
+            states.add(torch.get_rng_state().numpy().tobytes())
+        changes = [each for each in before.changes() if "random state" not in each]
+        return changes if len(states) > 1 else [*changes, "torch's random state, always to the same"]
+
+
 # By implementation, dtype and device: what the first call changed. The implementation is kept alive so that its id is
 # not used again.
 _first_calls: dict[tuple[int, str, str], tuple[Implementation, list[str]]] = {}

@@ -82,7 +82,7 @@ class Session:
         self._built: dict[tuple[Config, int], Instance] = {}
         self._modes: dict[int, bool] = {}
         self.latest: Instance
-        self._longest = max(case.L, case.S)
+        self._longest, self._most_items = max(case.L, case.S), case.B
         self.margin, self.scripted = 0.0, True
         torch.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
         if case.device != "cpu":
@@ -98,7 +98,7 @@ class Session:
         dtype, step = getattr(torch, self.case.dtype), BuildStep(len(self._done) + 1, config, weights)
         with self._step(step), guarded(f"build({config})"):
             implementation = on_ranks(self.implementation, self.case.ranks)
-            with built_for_calls(self._longest):
+            with built_for_calls(self._longest, self._most_items):
                 built = implementation.build(config, weights, dtype=dtype, device=self.case.device)
             self.latest = Instance(step.number, built)
             return self.latest
@@ -114,6 +114,7 @@ class Session:
         """Build another attention with the configuration and the weights of a problem; raises CallRaised."""
         self._require_claimed_sizes(problem)
         self._longest = max(self._longest, *problem.shape[2:])
+        self._most_items = max(self._most_items, problem.shape[0])
         return self.build(problem.config, problem.weights)
 
     def derive(self, origin: Instance, change: Callable[[Any], Any], code: str) -> Instance:

@@ -70,7 +70,7 @@ DROPOUT_PATTERNS = Domain(
     layouts=DENSE,
     modes=("train", "train_no_grad"),
     max_heads=3,
-    max_B=2,
+    max_B=3,
 )
 # Two seeds drop the same of 64 keys, or outputs, with probability 2^-64 only, even if all rows share a pattern.
 DROPOUT_SEEDS = Domain(values=("normal",), layouts=DENSE, modes=("train",), min_L=8, min_S=64, min_head_dim=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ from mha.spec import Problem
 from mha.spec.bounds import Ball, units_of
 
 TRAINING = ("train",)
+# S, by the seed of the case: beside tiles, and for heads as narrow as those of small models, whose d_k is 2 S + 1.
+LENGTHS = (17, 65, 15, 65, 7, 65)
 ONE_UNMASKED_PATTERN = replace(DROPOUT_PATTERNS, masks=("none",), causal=(False,), max_B=1, max_heads=1)
 
 
@@ -56,7 +59,7 @@ def evaluation_and_zero_drop_nothing(session: Session, case: Case) -> None:
 @property_of("DRP-2", DROPOUT_PATTERNS, needs="dropout=True", must_reject=("zeros", "noise"), max_cases=12)
 def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> None:
     """In training each weight is dropped on its own with probability p, and rescaled otherwise."""
-    length = 65 if case.seed % 2 else 17
+    length = LENGTHS[case.seed % len(LENGTHS)]
     queries = length if case.inputs == "self" else length - 1
     for dropout in PROBABILITIES:
         problem = with_width(replace(case, L=queries, S=length), session.claims, 2 * length + 1).problem()
@@ -66,9 +69,8 @@ def each_weight_is_dropped_alone_or_rescaled(session: Session, case: Case) -> No
 @property_of("DRP-2", ONE_UNMASKED_PATTERN, needs="dropout=True", max_cases=1, number=2)
 def the_share_that_is_dropped_is_p(session: Session, case: Case) -> None:
     """In training the share of dropped weights is p, so that the output is unbiased."""
-    for dropout in PROBABILITIES:
-        large = replace(case, L=LARGE_LENGTH, S=LARGE_LENGTH)
-        problem = with_width(large, session.claims, 2 * LARGE_LENGTH).problem()
+    for length, dropout in product((LARGE_LENGTH, 15), PROBABILITIES):  # the latter for heads of an ordinary width
+        problem = with_width(replace(case, L=length, S=length), session.claims, 2 * length).problem()
         expect_dropped_weights(session, problem, dropout, case.seed)
 
 

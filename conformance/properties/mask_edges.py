@@ -16,10 +16,13 @@ from mha.conformance.harness.assertions import assume, expect, expect_agree, exp
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
+from mha.conformance.properties.domains import EVERYDAY_SIZES
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_finite, expect_gradients, refuses
 from mha.spec import Claims, Problem, to_convention
 from mha.spec.bounds import Ball
+
+FEW_OF_WIDE_HEADS = {"n_heads": (2, 3), "head_dim": (128, 64, 20), "B": (2, 1), "L": (7, 1), "S": (9, 33)}
 
 
 @property_of(
@@ -47,6 +50,23 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
             _expect_rows(rows, result.output, expected.output, because)
             if result.weights is not None:
                 _expect_rows(expected.empty.unsqueeze(-1), result.weights, expected.weights, because)
+
+
+@property_of(
+    "MSK-8",
+    replace(EVERYDAY_SIZES, masks=EMPTY, sizes=FEW_OF_WIDE_HEADS),
+    needs="empty_row=zeros|nan|uniform",
+    requires="HED-1",
+    must_reject=("unmasked", "noise"),
+    max_cases=3,
+    number=5,
+)
+def empty_rows_of_wide_heads_follow_the_declared_policy(session: Session, case: Case) -> None:
+    """A row without an allowed key follows the declared policy for heads of the widths of everyday models."""
+    problem = case.problem()
+    expected, output = session.expected(problem), session(problem).output
+    because = f"the policy {session.claims.empty_row!r} for a row without an allowed key, with d_k = {case.head_dim}"
+    _expect_rows(expected.empty.any(1).unsqueeze(-1), output, expected.output, because)
 
 
 @property_of("MSK-5", Domain(masks=("empty_or_full",), causal=BOTH, min_S=2), number=3)

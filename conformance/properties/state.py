@@ -17,7 +17,7 @@ from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, DENSE, MODERATE, Dom
 from mha.conformance.cases.masks import BOOLEAN, COMMON, EMPTY, FLOAT
 from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_unchanged
-from mha.conformance.harness.global_state import changes_of_call, changes_of_first_call
+from mha.conformance.harness.global_state import changes_of_call, changes_of_construction, changes_of_first_call
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
@@ -173,9 +173,11 @@ def what_is_loaded_counts_in_decoding(session: Session, case: Case) -> None:
     "STA-5", Domain(masks=COMMON, causal=BOTH, values=("normal",), layouts=DENSE), must_reject=(), max_cases=30
 )
 def global_state_is_left_alone(session: Session, case: Case) -> None:
-    """A call does not change global state, nor does the first call of the process."""
+    """A call does not change global state, nor does the first call of the process, nor construction."""
     session.scripted = False
     problem = case.problem()
+    changes = changes_of_construction(session, problem)
+    expect(not changes, f"the construction changed {' and '.join(changes)}")
     if session.claims.dropout and case.seed % 2:
         problem = with_dropout(problem, 0.5)
         session.built(problem).attention.eval()  # where nothing is dropped

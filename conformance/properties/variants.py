@@ -151,6 +151,21 @@ def grouped_heads_have_gradients(session: Session, case: Case) -> None:
     expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
 
 
+@property_of(
+    "GQA-1",
+    replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs=("grouped_query", "gradients"),
+    requires="HED-1",
+    must_reject=("nan_gradients", "detached"),
+    max_cases=3,
+    number=11,
+)
+def grouped_heads_of_everyday_sizes_have_gradients(session: Session, case: Case) -> None:
+    """The gradients with grouped heads of the sizes of everyday models are within the bound."""
+    problem = with_config(case, grouped(case))
+    expect_gradients(session, problem, None, f"with {problem.config.n_kv_heads} key/value heads")
+
+
 # The causal flag beside an extra key is a matter of PTH-5.
 TOGETHER = replace(VARIANT, causal=(False,), inputs=("cross",), need_weights=(False,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -35,6 +35,8 @@ MAX_LENGTH = 2304
 # The same for everyday cases: filling a table of MAX_LENGTH squared takes longer than judging one of them.
 SHORT = 512
 _length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
+# The number of items for which a cache is made; trial runs have up to 64.
+_batch: ContextVar[int] = ContextVar("batch", default=64)
 SMALL = Config(d_model=4, n_heads=2)
 # The sizes in the code of a function of d_model and n_heads.
 SIZES = {"d_model": "d_model", "n_heads": "n_heads", "head_dim": "d_model // n_heads"}
@@ -50,12 +52,18 @@ def built_for(length: int) -> Iterator[None]:
         _length.reset(token)
 
 
-def built_for_calls(longest: int) -> AbstractContextManager[None]:
-    """Let constructors that ask for the longest input have room for what properties make of a problem this long.
+@contextmanager
+def built_for_calls(longest: int, batch: int) -> Iterator[None]:
+    """Let constructors that ask for the longest input, or the largest batch, have room for what properties make of one.
 
-    They double its keys, and add some.
+    They double its keys or its items, and add some.
     """
-    return built_for(3 * longest)
+    token = _batch.set(3 * max(batch, 2))
+    try:
+        with built_for(3 * longest):
+            yield
+    finally:
+        _batch.reset(token)
 
 
 def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume: bool = True) -> dict[str, str]:
@@ -294,7 +302,8 @@ def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) ->
     values: dict[str, Any] = {field: getattr(config, field) for field in fields}
     values |= {field: any(config.has_bias(role) for role in roles) for field, roles in BIAS_ROLES.items()}
     values |= {"n_kv_heads": config.kv_heads, "head_dim": config.head_dim if config.n_heads else config.d_model}
-    values |= {"max_length": _length.get(), "batch_first": not config.length_first, "causal": False}
+    values |= {"max_length": _length.get(), "max_batch": _batch.get()}
+    values |= {"batch_first": not config.length_first, "causal": False}
     values |= {"layer_index": 0, "layer_number": 1}  # numbers count from 1, as in Megatron
     values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
     if dropout == "output" and has_output_dropout:

@@ -55,6 +55,7 @@ CONSTRUCTOR_NAMES = {
         *("block_size", "context_length", "max_len", "max_length", "max_seq_len", "max_position_embeddings", "n_ctx"),
         *("seq_len", "max_seq_length", "n_positions", "max_sequence_length", "ctx_len"),
     ),
+    "max_batch": ("max_batch_size", "max_batch", "max_bsz"),
     "n_kv_heads": (
         *("n_kv_heads", "num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_head", "n_key_value_heads"),
         *("kv_n_heads", "num_kv_groups", "n_kv_groups", "num_query_groups", "n_query_groups", "num_kv_head"),
@@ -98,7 +99,7 @@ KEPT = {name for field in IF_REQUIRED for name in CONSTRUCTOR_NAMES[field]}
 # A block_size of so many positions may be that of a tile, and is kept.
 TILE_LENGTHS = (8, 16, 32, 64, 128, 256)
 # Cases vary these, though a `functools.partial` sets them; all else that one sets is kept.
-VARIED = {"config", "d_model", "n_heads", "n_kv_heads", "head_dim", "kdim", "vdim", "max_length"}
+VARIED = {"config", "d_model", "n_heads", "n_kv_heads", "head_dim", "kdim", "vdim", "max_length", "max_batch"}
 VARIED |= {"dropout", "output_dropout", "batch_first", "bias_kv", "zero_key"}
 # The projections that an argument of `CONSTRUCTOR_NAMES` for biases is about; it is true if one of them has a bias.
 BIAS_ROLES = {"bias": "qkvo"} | {f"{roles}_bias": roles for roles in ("qkv", "q", "k", "v", "kv", "o")}

@@ -230,15 +230,17 @@ class KernelAttention(nn.Module):
         return Output(self._project(joined, "o"), weights)
 
     def _heads(self, x: Tensor, role: str) -> Tensor:
-        """Return the heads of an input; those of a query that is not contiguous lie otherwise than those of the key.
+        """Return the heads of an input; those of one that is not contiguous lie otherwise than projections do.
 
-        In a model, they may come from a rotary embedding, and those of the value from a projection. The gradient of the
-        context lies otherwise, too.
+        In a model, those of the query may come from a rotary embedding, and those of key and value from a cache that
+        has room for more. The gradient of the context lies otherwise, too.
         """
         heads = rearrange(self._project(x, role), f"b l (h d) -> {self.axes.heads}", d=self.config.head_dim)
         if self.contiguous:
             return heads.contiguous()
-        return _laid_out_otherwise(heads) if role == "q" and not x.is_contiguous() else heads
+        if x.is_contiguous():
+            return heads
+        return _laid_out_otherwise(heads) if role == "q" else _with_room(heads, self.axes.heads)
 
     def _project(self, x: Tensor, role: str) -> Tensor:
         return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
@@ -280,6 +282,14 @@ def _laid_out_otherwise(heads: Tensor) -> Tensor:
     if heads.ndim < 4:
         return heads
     return heads.transpose(1, 2).contiguous().transpose(1, 2) if heads.is_contiguous() else heads.contiguous()
+
+
+def _with_room(heads: Tensor, axes: str) -> Tensor:
+    """Return heads of four axes as a slice of what is longer by one position, of NaN."""
+    if heads.ndim < 4:
+        return heads
+    axis = axes.split().index("l")
+    return F.pad(heads, (0, 0) * (3 - axis) + (0, 1), value=torch.nan).narrow(axis, 0, heads.shape[axis])
 
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:

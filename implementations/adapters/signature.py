@@ -250,7 +250,8 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option.
 
-    `*args` is one if it comes first. Where none of them can be an input, the first parameter is one, if its default is None.
+    `*args` is one if it comes first. Where none of them can be an input, the first parameter is one, if its default is
+    None.
 
     >>> _required(inspect.signature(lambda hidden_states=None, mask=None: hidden_states).parameters)
     [<Parameter "hidden_states=None">]

@@ -25,9 +25,8 @@ NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout"
 NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
-CONSTANTS = {"max_length": "longest input", "causal": "False", "layer_index": "0", "layer_number": "1"} | dict.fromkeys(
-    BIAS_ROLES, "bias"
-)
+CONSTANTS = {"max_length": "longest input", "max_batch": "largest batch", "causal": "False"}
+CONSTANTS |= {"layer_index": "0", "layer_number": "1"} | dict.fromkeys(BIAS_ROLES, "bias")
 CONSTANTS |= {f"{role}_layer": f"Linear(w_{role})" for role in "qkvo"}
 CONVENTIONS = {
     "keep": "True = may attend",

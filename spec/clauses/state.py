@@ -101,7 +101,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Global state is left alone",
         statement=(
             "A call does not change global state: default dtype, gradient mode, random state (except for dropout in "
-            "training), thread count, deterministic flags, the handling of subnormal numbers, and the warnings filter."
+            "training), thread count, deterministic flags, the handling of subnormal numbers, and the warnings filter. "
+            "Nor does construction, which may draw initial weights, but not reset the random state."
         ),
         why=(
             "A module is a small part of a program. If it resets the random state, data order and dropout repeat "
