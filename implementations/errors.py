@@ -35,12 +35,13 @@ class UnsupportedCallError(ImplementationError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an exception as one line of at most 300 characters.
+    """Return the message of an exception as one line of at most 300 characters, of a longer one its beginning and end.
 
     >>> one_line(ValueError("no rope:\\n    odd width"))
     'no rope: odd width'
     """
     try:
-        return " ".join(str(error).split())[:300]
+        line = " ".join(str(error).split())
+        return line if len(line) <= 300 else f"{line[:147]} ... {line[-148:]}"
     except Exception:  # it may have a message that cannot be made
         return "an exception without a message"

@@ -49,6 +49,34 @@ class MaskDropped(Complete):
         return weights
 
 
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="d_k <= 32")
+class NarrowNotRescaled(Complete):
+    """In heads of up to 32 columns, the kept weights are not rescaled."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        narrow = self.training and self.config.head_dim <= 32
+        return super().drop(weights) * (1 - self.config.dropout if narrow else 1.0)
+
+
+@fault("DRP-2", caught_by="the_share_that_is_dropped_is_p", trigger="d_k <= 32")
+class NarrowQueriesDropAlike(Complete):
+    """In heads of up to 32 columns, all queries drop the same keys."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if self.config.head_dim > 32:
+            return super().drop(weights)
+        return weights * super().drop(torch.ones_like(weights[:, :, :1]))
+
+
+@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="B > 2")
+class ItemsDropAlike(Complete):
+    """The third item of a batch drops what the first one drops, and so on."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        dropped = super().drop(torch.ones_like(weights[:2]))
+        return weights * dropped.repeat(-(-len(weights) // 2), 1, 1, 1)[: len(weights)]
+
+
 @fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled")
 class ValueBiasKept(Complete):
     """The bias of the values is added to the contexts, where rows sum to 1 only without dropout."""

@@ -36,6 +36,19 @@ class NanInEmptyRow(Correct):
         return scores.masked_fill(~allowed, -math.inf).softmax(-1)
 
 
+@fault(
+    "MSK-8",
+    caught_by="empty_rows_of_wide_heads_follow_the_declared_policy",
+    trigger="an empty row, d_k > 64",
+)
+class EmptyRowOfWideHeads(Complete):
+    """An empty row is NaN for heads wider than 64."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        wide = self.config.head_dim > 64
+        return super().weigh(scores, allowed).masked_fill(~allowed.any(-1, keepdim=True), math.nan if wide else 0.0)
+
+
 @fault("MSK-8", trigger="causal, with a mask, an empty row", source="https://github.com/pytorch/pytorch/pull/190486")
 class EmptyUnderCausal(Correct):
     """A row that only the causal mask and the padding together leave empty is NaN."""

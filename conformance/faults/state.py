@@ -122,6 +122,24 @@ class DrawsInEvaluation(Complete):
 
 
 @fault("STA-5", script_shows=False)
+class ReseedsInConstruction(Complete):
+    """The construction seeds torch, for initial weights that are the same each time."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        torch.manual_seed(42)
+
+
+@fault("STA-5", script_shows=False)
+class PrecisionLeftInConstruction(Complete):
+    """The construction lets products of float32 be less precise, for the whole process."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        torch.set_float32_matmul_precision("high")
+
+
+@fault("STA-5", script_shows=False)
 class DefaultDtypeChanged(Complete):
     """The call changes the default dtype."""
 

@@ -26,6 +26,18 @@ class GroupsDetached(Complete):
         return super().repeat(x.detach() if x.shape[1] < self.config.n_heads else x)
 
 
+@fault(
+    "GQA-1", caught_by="grouped_heads_of_everyday_sizes_have_gradients", trigger="d_k > 16, grouped heads, backwards"
+)
+class WideGroupsNotSummed(Complete):
+    """A key/value head wider than 16 gets the gradient of the last query head that shares it, instead of their sum."""
+
+    def repeat(self, x: Tensor) -> Tensor:
+        repeated, times = super().repeat(x), self.config.n_heads // self.config.kv_heads
+        last = torch.arange(self.config.n_heads, device=x.device)[:, None, None] % times == times - 1
+        return repeated if self.config.head_dim <= 16 else torch.where(last, repeated, repeated.detach())
+
+
 @fault("GQA-1", caught_by="grouped_heads_of_everyday_sizes_match_the_oracle", trigger="d_k > 16, grouped heads")
 class GroupedWideCut(Complete):
     """With grouped heads, only the first 16 columns of a head enter the scores."""

@@ -250,14 +250,15 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option.
 
-    `*args` is one if it comes first. Where none of them can be an input, the first parameter is one, if its default is
-    None.
+    `*args` is one if it comes first, or after a query alone. Where none of them can be an input, the first parameter is
+    one, if its default is None.
 
     >>> _required(inspect.signature(lambda hidden_states=None, mask=None: hidden_states).parameters)
     [<Parameter "hidden_states=None">]
     """
     own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
-    own = own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]  # beside other inputs, it takes none
+    if len(own) != 2 or own[0].name not in INPUT_NAMES["query"]:
+        own = own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]
     required = [p for p in own if p.default is p.empty]
     has_input = any(p.name not in NEUTRAL_MEANING for p in required)
     return required if has_input else [p for p in own[:1] if p.default is None] + required

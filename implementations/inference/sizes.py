@@ -6,6 +6,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from time import process_time
 from typing import Any
 
@@ -143,12 +144,15 @@ def find_widths(candidate: Candidate) -> None:
     Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for. Raises Unclear as
     `_widths` does.
     """
-    counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
+    counts, tried_in = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3})), [candidate]
 
     def problem_of(width: int) -> str:
         tried = {5: [CONFIG.n_heads]}.get(width, counts if width in SHOWN_BY else counts[:1])
-        return next(filter(None, (_problem_with_heads(candidate, width, count) for count in tried)), "")
+        return next(filter(None, (_problem_with_heads(*each, width) for each in product(tried_in, tried))), "")
 
+    if problem_of(5):  # then other dtypes may take fewer widths
+        dtypes = candidate.claims.get("dtypes", Claims().dtypes)
+        tried_in += [replace(candidate, dtype=getattr(torch, name)) for name in sorted(dtypes)]
     widths, raised = _widths(problem_of)
     if not raised:
         return
@@ -156,7 +160,7 @@ def find_widths(candidate: Candidate) -> None:
     candidate.claims["sizes"] = replace(candidate.sizes, **widths)
 
 
-def _problem_with_heads(candidate: Candidate, width: int, count: int) -> str:
+def _problem_with_heads(candidate: Candidate, count: int, width: int) -> str:
     """Return what a module raises that has so many heads of a width; empty if it takes them."""
     own = "own_head_dim" in candidate.claims
     sizes = {"n_heads": count} | ({"d_head": width} if own else {"d_model": count * width})
