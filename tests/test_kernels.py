@@ -30,6 +30,13 @@ def reads_all_as_the_query_lies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
+def reads_items_one_after_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As if there were nothing between the items of key and value, as there is in a cache with room for more."""
+    strides = (k[0].numel(), *k.stride()[1:])
+    k, v = (x.as_strided(x.shape, strides, x.storage_offset()) if x.stride(0) > strides[0] else x for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 class _ReadsGradientAsHeadsLie(torch.autograd.Function):
     """The backward pass reads its gradient as if length came before heads in memory."""
 
@@ -59,6 +66,7 @@ def reads_gradient_as_heads_lie(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (right, "STA-1,STA-2,SHP-7,GRD-1", ""),
         (scales_in_place, "STA-1,STA-2", "STA-1, STA-2"),
         (reads_all_as_the_query_lies, "SHP-7", "SHP-7"),
+        (reads_items_one_after_another, "SHP-7", "SHP-7"),
         (reads_gradient_as_heads_lie, "GRD-1", "GRD-1"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

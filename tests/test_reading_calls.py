@@ -1,0 +1,133 @@
+"""Calls in conventions that people use: masks instead of a causal flag, rotations, `*args`, and sizes with defaults."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mha.conformance import check
+from mha.implementations.adapters.kernel import from_kernel
+from mha.implementations.inference.infer import infer
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Claims, Config
+
+
+def causal_unless_masked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=attn_mask is None)
+
+
+def where_allowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`torch.where` lays out the scores as the mask, so sums may be in another order."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scores if mask is None else torch.where(mask, scores, -1e30)
+    raised = torch.exp(scores - scores.amax(-1, keepdim=True))
+    raised = raised if mask is None else raised * mask
+    context: Tensor = raised / raised.sum(-1, keepdim=True).clamp(min=1e-30) @ v
+    return context
+
+
+def merged(q: Tensor, k: Tensor, v: Tensor, num_heads: int = 4) -> Tensor:
+    """Heads that it splits itself."""
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Self(nn.Module):
+    """Self-attention, with a rotation if it is given one."""
+
+    def __init__(self, dim: int, n_heads: int) -> None:
+        super().__init__()
+        Config(dim, n_heads).validate()
+        self.n_heads = n_heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        return [layer(x).unflatten(-1, (self.n_heads, -1)) for layer in (self.wq, self.wk, self.wv)]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        output: Tensor = self.wo(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return output
+
+
+class Complex(Self):
+    """Rotary positions as complex numbers (L, d_k / 2)."""
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.attend(self.rotated(q, freqs_cis), self.rotated(k, freqs_cis), v)
+
+    def rotated(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)) if x.dtype.itemsize < 8 else self.wide(x))
+        assert freqs_cis.shape == (x.shape[1], x.shape[-1] // 2)
+        return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3).to(x)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, 2))
+
+
+class Pairs(Self):
+    """Rotary positions as cosines and sines (L, d_k / 2)."""
+
+    def forward(self, x: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.attend(self.rotated(q, freqs_cos, freqs_sin), self.rotated(k, freqs_cos, freqs_sin), v)
+
+    def rotated(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        one, other = x.unflatten(-1, (-1, 2)).unbind(-1)
+        cosines, sines = (each.view(1, x.shape[1], 1, x.shape[-1] // 2) for each in (cosines, sines))
+        return torch.stack((one * cosines - other * sines, one * sines + other * cosines), -1).flatten(3)
+
+
+class Starred(Self):
+    """Takes what else there may be, and ignores it."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.attend(*self.heads(x))
+
+
+class Cached(Self):
+    """Writes keys to a cache of so many items."""
+
+    def __init__(self, dim: int, n_heads: int, max_batch_size: int = 4, max_seq_len: int = 64) -> None:
+        super().__init__(dim, n_heads)
+        cache = torch.zeros(max_batch_size, max_seq_len, n_heads, dim // n_heads)
+        self.register_buffer("cache", cache, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        self.cache[: x.shape[0], : x.shape[1]] = k.detach()
+        return self.attend(q, k, v)
+
+
+def test_kernel_is_causal_unless_it_is_given_a_mask() -> None:
+    result = infer_kernel(causal_unless_masked)
+    assert "causal_by_default=True" in result.declaration
+    assert check(result.implementation, "quick", dtypes="float32", clauses=["HED-1", "CAU", "MSK-1", "MSK-4"]).conforms
+
+
+def test_masks_of_another_memory_order_may_be_summed_in_another_order() -> None:
+    implementation = from_kernel(where_allowed, claims=Claims(returns_weights=False))
+    assert check(implementation, "default", dtypes="float32", clauses="MSK-5").conforms
+
+
+def test_number_of_heads_is_given_where_it_has_a_default_too() -> None:
+    result = infer_kernel(merged)
+    assert "num_heads=n_heads" in result.report()
+    assert check(result.implementation, "quick", dtypes="float32", clauses="HED-1").conforms
+
+
+@pytest.mark.parametrize(
+    ("cls", "given"),
+    [(Complex, "freqs_cis=1"), (Pairs, "freqs_cos=1, freqs_sin=0"), (Starred, ""), (Cached, "largest batch")],
+)
+def test_class_is_read_and_judged(cls: type[nn.Module], given: str) -> None:
+    result = infer(cls)
+    assert given in result.report()
+    assert "softmax(q k^T / sqrt(d_k)) v W_o" in result.report()
+    assert check(result.implementation, "quick", dtypes="float32", clauses=["HED-1", "NUM-1", "SHP-1"]).conforms
