@@ -85,8 +85,7 @@ def signature_of(
         option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
     )
     given = (mask, of_padding, is_causal, need_weights, average)
-    others += [name for name in _required_options(parameters) if name not in given]
-    others += [name for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "n_heads" and _is_number(p)]
+    others += [name for name in _given_options(parameters) if name not in given]
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -167,10 +166,6 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     return next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
 
 
-def _is_number(parameter: inspect.Parameter) -> bool:
-    return type(parameter.default) is int
-
-
 def _is_flag(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.default, bool) or parameter.annotation in (bool, "bool")
 
@@ -210,9 +205,12 @@ def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
     return [last for last, fits in ((False, query_first), (True, query_last)) if fits]
 
 
-def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the options without a default."""
-    return [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
+def _given_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the options without a default, and a number of heads with one, which is that of a single model."""
+    heads = [
+        name for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "n_heads" and type(p.default) is int
+    ]
+    return heads + [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
 
 
 def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -247,18 +245,23 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
     return required[:1] + [p for p in required[1:] if p.name not in NEUTRAL_MEANING]
 
 
+def _possible_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the parameters that are not `self`, `**kwargs` or an option; `*args` if it is first, or after a query."""
+    own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
+    if len(own) == 2 and own[0].name in INPUT_NAMES["query"]:
+        return own
+    return own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]
+
+
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
     """Return the parameters without a default that are not `self`, `**kwargs` or an option.
 
-    `*args` is one if it comes first, or after a query alone. Where none of them can be an input, the first parameter is
-    one, if its default is None.
+    Where none of them can be an input, the first parameter is one, if its default is None.
 
     >>> _required(inspect.signature(lambda hidden_states=None, mask=None: hidden_states).parameters)
     [<Parameter "hidden_states=None">]
     """
-    own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
-    if len(own) != 2 or own[0].name not in INPUT_NAMES["query"]:
-        own = own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]
+    own = _possible_inputs(parameters)
     required = [p for p in own if p.default is p.empty]
     has_input = any(p.name not in NEUTRAL_MEANING for p in required)
     return required if has_input else [p for p in own[:1] if p.default is None] + required

@@ -70,11 +70,17 @@ def _alignment(candidate: Candidate) -> Alignment:
         return "top_left"
     if candidate.explained and candidate.formula.causal and not candidate.special.name:
         return candidate.formula.causal
-    if candidate.explained and not candidate.special.name:
-        for alignment in ALIGNMENTS:
-            if all(_is_aligned(tried, probe, alignment) for probe in tried.probes):
-                return alignment
+    if explained := _explained(tried):
+        return explained
     return min(ALIGNMENTS, key=lambda alignment: _misaligned(tried, alignment))
+
+
+def _explained(candidate: Candidate) -> Alignment | None:
+    """Return the alignment with which the formula gives the outputs of causal calls, if there is one."""
+    for alignment in ALIGNMENTS if candidate.explained and not candidate.special.name else ():
+        if all(_is_aligned(candidate, probe, alignment) for probe in candidate.probes):
+            return alignment
+    return None
 
 
 def _is_aligned(candidate: Candidate, probe: Probe, alignment: Alignment) -> bool:

@@ -105,7 +105,6 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
         Row("causal", _causal(candidate), _evidence_of_causal(candidate)),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
-        *([Row("devices", "a GPU: on the CPU, calls raise", "tested")] if "devices" in candidate.claims else []),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
         *([Row("rounding", SINGLE_SOFTMAX, "tested")] if "rounding" in candidate.claims else []),
         *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
@@ -171,6 +170,7 @@ def _options(candidate: Candidate) -> list[Row]:
         *([Row("gradients", NO_GRADIENTS, "tested")] if "gradients" in candidate.claims else []),
         *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
+        *([Row("devices", "a GPU: on the CPU, calls raise", "tested")] if "devices" in candidate.claims else []),
     ]
 
 

@@ -202,11 +202,24 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             return _found(tried, module, arguments)
     if isinstance(problem, EachCallRaises) and may_need_a_gpu(empty):
         return _first_found(on_a_gpu(empty), module, arguments)
+    raise _refusal(empty, module, arguments, problem)
+
+
+def _refusal(
+    empty: Candidate, module: nn.Module, arguments: Mapping[str, str], problem: Unclear | None
+) -> ImplementationError:
+    """Return why a module is not read, and what to do; problem: what is left open."""
+    label = empty.label
+    if offsets := ", ".join(name for name in empty.signature.others if name.startswith("cu_seqlens")):
+        return ImplementationError(
+            f"{label} takes sequences packed one after another ({offsets}); judge a module of a batch, (b, l, d), that "
+            f"packs its items, calls {label}, and unpacks the result"
+        )
     if variables := ", ".join(read_from_module(empty.constructor)):
-        advice = building_advice(empty.label, empty.constructor, arguments)
-        raise ImplementationError(f"{empty.label} reads {variables} from its module: {problem}; {advice}")
-    raise ImplementationError(
-        f"{empty.label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
+        advice = building_advice(label, empty.constructor, arguments)
+        return ImplementationError(f"{label} reads {variables} from its module: {problem}; {advice}")
+    return ImplementationError(
+        f"{label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
     )
 
 
@@ -230,7 +243,9 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
 def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
     unknown = [name for name in empty.signature.others if name not in NEUTRAL_MEANING]
-    return f"; forward also requires {', '.join(unknown)}, of no known meaning, and was given None" if unknown else ""
+    names = ", ".join(unknown)
+    given = "of no known meaning, and was given None; pass call=... that gives something else"
+    return f"; forward also requires {names}, {given}" if unknown else ""
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:
