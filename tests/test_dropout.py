@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
 
 from mha.conformance.properties import dropout_statistics
-from mha.conformance.properties.dropout_statistics import FALSE_ALARM, LARGE_LENGTH, PROBABILITIES, accepted_counts
+from mha.conformance.properties.dropout_statistics import (
+    FALSE_ALARM,
+    LARGE_LENGTH,
+    PROBABILITIES,
+    accepted_counts,
+    chance_of_one_pattern,
+    least_patterns,
+)
 
 DRAWS = LARGE_LENGTH**2
 
@@ -61,3 +69,19 @@ def test_smallest_error_that_is_caught(p: float, error: float) -> None:
 def test_docstring_states_the_power() -> None:
     stated = f"p = 0.5: a probability that is off by {smallest_error(0.5):.3f} is caught with probability 0.99"
     assert stated in str(dropout_statistics.__doc__)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.1])
+def test_chance_that_all_rows_drop_alike_is_not_underestimated(p: float) -> None:
+    """Counted over all patterns of three rows and two columns."""
+    rows, columns = 3, 2
+    chance = 0.0
+    for drops in product((0, 1), repeat=rows * columns):
+        pattern = [drops[columns * row : columns * (row + 1)] for row in range(rows)]
+        if len({*pattern}) == 1:
+            chance += math.prod(p if drop else 1 - p for drop in drops)
+    assert chance_of_one_pattern(rows, columns, p) == pytest.approx(chance)
+
+
+def test_few_columns_need_more_rows_to_tell_patterns_apart() -> None:
+    assert [least_patterns(65, 65, 0.5), least_patterns(15, 15, 0.5), least_patterns(15, 15, 0.1)] == [65, 2, 1]

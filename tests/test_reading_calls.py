@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mha.conformance import check
-from mha.implementations.adapters.kernel import from_kernel
+from mha.implementations import ImplementationError, from_kernel
 from mha.implementations.inference.infer import infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config
@@ -35,6 +35,21 @@ def merged(q: Tensor, k: Tensor, v: Tensor, num_heads: int = 4) -> Tensor:
     """Heads that it splits itself."""
     q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def repeats_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, num_heads: int = 1) -> Tensor:
+    """A number of heads that is not that of the model."""
+    mask = None if mask is None else mask.repeat_interleave(num_heads, 0)
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def not_beside_a_mask(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, autoregressive: bool = True
+) -> Tensor:
+    """Causal, or masked."""
+    if autoregressive and mask is not None:
+        raise ValueError("either")
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=autoregressive)
 
 
 class Self(nn.Module):
@@ -84,6 +99,25 @@ class Pairs(Self):
         return torch.stack((one * cosines - other * sines, one * sines + other * cosines), -1).flatten(3)
 
 
+class FullWidth(Self):
+    """Cosines and sines of each column."""
+
+    def forward(self, x: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.attend(*(t * freqs_cos + t.roll(1, -1) * freqs_sin for t in (q, k)), v)
+
+
+class Guarded(Self):
+    """Unpacks what it may be given, which need not be complex."""
+
+    def forward(self, x: Tensor, freqs_cis: Any) -> Tensor:
+        q, k, v = self.heads(x)
+        if freqs_cis is not None:
+            cosines, sines = freqs_cis
+            q, k = (t * cosines + t.roll(1, -1) * sines for t in (q, k))
+        return self.attend(q, k, v)
+
+
 class Starred(Self):
     """Takes what else there may be, and ignores it."""
 
@@ -122,9 +156,27 @@ def test_number_of_heads_is_given_where_it_has_a_default_too() -> None:
     assert check(result.implementation, "quick", dtypes="float32", clauses="HED-1").conforms
 
 
+def test_number_of_heads_keeps_its_default_where_heads_are_split_already() -> None:
+    result = infer_kernel(repeats_mask)
+    assert "num_heads=n_heads" not in result.report()
+    assert "masks" in result.declaration
+
+
+def test_flag_of_a_function_that_is_not_passed_keeps_its_default() -> None:
+    with pytest.raises(ImplementationError, match="either"):
+        infer_kernel(not_beside_a_mask)
+
+
 @pytest.mark.parametrize(
     ("cls", "given"),
-    [(Complex, "freqs_cis=1"), (Pairs, "freqs_cos=1, freqs_sin=0"), (Starred, ""), (Cached, "largest batch")],
+    [
+        (Complex, "rotation_pairs=True"),
+        (Pairs, "freqs_sin=0 of shape (l, d_k / 2)"),
+        (FullWidth, "freqs_cos=1, freqs_sin=0"),
+        (Guarded, "freqs_cis=None"),
+        (Starred, ""),
+        (Cached, "largest batch"),
+    ],
 )
 def test_class_is_read_and_judged(cls: type[nn.Module], given: str) -> None:
     result = infer(cls)

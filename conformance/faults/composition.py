@@ -52,14 +52,6 @@ class MaskForgottenCompiled(mask_ignored(when=lambda q, is_causal: torch.compile
     """The mask is ignored under `torch.compile`."""
 
 
-@fault("CMP-2", caught_by="exported_program_agrees", trigger="exported, causal without a mask")
-class CausalLostIfExported(Complete):
-    """An exported program is not causal unless there is a mask."""
-
-    def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return super().allow(mask, is_causal and not (mask is None and torch.compiler.is_exporting()), q, k)
-
-
 @fault("CMP-1", caught_by="compiled_mask_agrees", trigger="compiled, a row without keys")
 class RowsGuardedIfEager(Complete):
     """Rows without a key are looked for only where that needs no break of the graph."""

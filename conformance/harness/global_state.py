@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import sys
 import warnings
 from collections.abc import Iterable
@@ -38,8 +39,8 @@ class GlobalState:
     @staticmethod
     def read() -> GlobalState:
         """Return the state as it is now."""
-        random = sys.modules.get("numpy.random")
-        numpy_state = pickle.dumps(random.get_state()) if random else None
+        of_numpy = sys.modules.get("numpy.random")
+        numpy_state = pickle.dumps(of_numpy.get_state()) if of_numpy else None
         return GlobalState(settings(), list(warnings.filters), frozenset(sys.modules), numpy_state)
 
     def changes(self) -> list[str]:
@@ -103,19 +104,24 @@ def changes_of_call(session: Session, problem: Problem) -> list[str]:
             return before.changes()
 
 
+RANDOM = ("torch's random state", "Python's random state")
+
+
 def changes_of_construction(session: Session, problem: Problem) -> list[str]:
     """Build the attention of a problem; return what that changed, which is put back. Raises CallRaised.
 
-    Initial weights may be drawn, but not so that the random state is always the same afterwards.
+    Initial weights may be drawn, but not so that a random state is always the same afterwards.
     """
     with preserved(), as_found():
-        before, states = GlobalState.read(), set[bytes]()
+        before, states = GlobalState.read(), []
         for seed in range(2):
             torch.default_generator.manual_seed(seed)
+            random.seed(seed)
             session.fresh(problem)
-            states.add(torch.get_rng_state().numpy().tobytes())
+            states.append(settings())
+        reset = [name for name in RANDOM if states[0][name] == states[1][name]]
         changes = [each for each in before.changes() if "random state" not in each]
-        return changes if len(states) > 1 else [*changes, "torch's random state, always to the same"]
+        return changes + [f"{name}, always to the same" for name in reset]
 
 
 # By implementation, dtype and device: what the first call changed. The implementation is kept alive so that its id is

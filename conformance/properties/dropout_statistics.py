@@ -144,24 +144,23 @@ def expect_share(result: RecordedTensor, allowed: Tensor, dropout: float, names:
         assertion,
     )
     if not masked:
-        _expect_different_rows(result.code, dropped, dropout, names[0])
-        _expect_different_rows(f"{result.code}.T", dropped.T, dropout, names[1])
+        for pattern, name, code in zip((dropped, dropped.T), names, (result.code, f"{result.code}.T"), strict=True):
+            least = least_patterns(len(pattern), len(pattern.T), dropout)
+            message = f"with p = {dropout}, {'two' if least > 2 else 'all'} {name} of {result.code} drop the same"
+            assertion = f"assert len(({code} == 0).unique(dim=0)) >= {least}"
+            expect(len(pattern.unique(dim=0)) >= least, message, assertion)
 
 
-def _expect_different_rows(code: str, dropped: Tensor, dropout: float, name: str) -> None:
-    """No two rows of a matrix drop the same; if two may do so by chance, being short, not all of them do.
+def least_patterns(rows: int, columns: int, dropout: float) -> int:
+    """Return how many rows must differ: all if two may not drop the same by chance, two if all may not, or else one."""
+    if _chance_of_a_repeated_pattern(rows, columns, dropout) <= FALSE_ALARM:
+        return rows
+    return 2 if chance_of_one_pattern(rows, columns, dropout) <= FALSE_ALARM else 1
 
-    code: of the matrix. name: what its rows are.
-    """
-    rows, columns = dropped.shape
-    least, which = rows, "two"
-    if _chance_of_a_repeated_pattern(rows, columns, dropout) > FALSE_ALARM:
-        least, which = 2, "all"
-        if rows < 2 or _chance_of_a_repeated_pattern(2, (rows - 1) * columns, dropout) > FALSE_ALARM:
-            return
-    message = f"with p = {dropout}, {which} {name} of {code.removesuffix('.T')} drop the same"
-    assertion = f"assert len(({code} == 0).unique(dim=0)) >= {least}"
-    expect(len(dropped.unique(dim=0)) >= least, message, assertion)
+
+def chance_of_one_pattern(rows: int, columns: int, dropout: float) -> float:
+    """Return the probability that all rows drop the same."""
+    return (dropout**rows + (1 - dropout) ** rows) ** columns
 
 
 @cache

@@ -221,7 +221,7 @@ class CallByName:
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""
         if name in self.signature.rotations:
-            return _no_rotation(NEUTRAL_MEANING[name], query, sizes[2], self.head_dim // 2)
+            return _no_rotation(name, query, (sizes[2], self.head_dim // 2) if self.signature.pairs else (1, 1, 1))
         scale = query.shape[-1] ** -0.5 if self.of_heads else None
         values = {
             "dropout": 0.0,
@@ -309,12 +309,9 @@ def _plain(value: Any) -> str:
     return repr(set(value)) if isinstance(value, frozenset) else repr(value)
 
 
-def _no_rotation(meaning: str, query: Tensor, length: int, pairs: int) -> Tensor | tuple[Tensor, Tensor]:
-    """Return cosines of 1 or sines of 0, or both: of so many positions and pairs of columns, or of any number."""
-    shape = (length, pairs) if meaning.endswith("of_pairs") else (1, 1, 1)
+def _no_rotation(name: str, query: Tensor, shape: tuple[int, ...]) -> Tensor | tuple[Tensor, Tensor]:
+    """Return cosines of 1 or sines of 0, or both; of one element each, for any number of positions and any width."""
     cosines, sines = query.new_ones(shape), query.new_zeros(shape)
-    if meaning == "rotation":
-        return cosines, sines
-    if meaning == "rotation_of_pairs":  # a dtype of complex numbers has at least 32 bits for each part
+    if NEUTRAL_MEANING[name] == "positions":  # complex numbers, which have at least 32 bits for each part
         return torch.complex(*(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (cosines, sines)))
-    return cosines if meaning.startswith("cosines") else sines
+    return {"cosines": cosines, "sines": sines}.get(NEUTRAL_MEANING[name], (cosines, sines))

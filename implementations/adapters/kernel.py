@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature, versions_of
 from mha.implementations.adapters.masks import MaskFormat
 from mha.implementations.adapters.outputs import as_output
+from mha.implementations.adapters.signature import Signature, numbers_of_heads
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights, validate_call
 
@@ -85,7 +86,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
             "causal_by_default have no effect; leave them out"
         )
     if call is None:
-        by_name = call_by_name(label, read_signature(label, axes.unpacked(kernel), masks), claims, axes.heads, masks)
+        signature = axes.with_heads(kernel, read_signature(label, axes.unpacked(kernel), masks))
+        by_name = call_by_name(label, signature, claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
 
@@ -131,6 +133,13 @@ class KernelAxes:
     def takes_all_heads(self) -> bool:
         """Whether the kernel takes query, key and value, each with all its heads."""
         return not (self.packed or self.one_by_one)
+
+    def with_heads(self, kernel: Callable[..., Any], signature: Signature) -> Signature:
+        """Return a signature whose number of heads is given though it has a default, where the kernel splits heads."""
+        if "(h d)" not in self.heads:
+            return signature
+        heads = numbers_of_heads(inspect.signature(function_of(kernel)).parameters)
+        return replace(signature, others=(*signature.others, *heads))
 
     def unpacked(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of query, key and value, of all heads, for a kernel that takes them otherwise."""

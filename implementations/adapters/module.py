@@ -70,6 +70,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     mask_required: bool = False,
     memory_optional: bool = False,
     query_last: bool | None = None,
+    rotation_pairs: bool = False,
     layout: str = "b l d",
     weights: str | int | None = None,
     call: Call | None = None,
@@ -105,6 +106,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         self-attention with the same masks. The memory is then left out where query, key and value are one tensor.
     query_last: of two inputs, whether the first one is key and value, and the second one the query, or the other way
         round; by default, their names say it.
+    rotation_pairs: whether the rotation that a call requires (`freqs_cos` and `freqs_sin`, or complex `freqs_cis`) has
+        the shape (L, d_k / 2), as in Llama; by default, cosines and sines are of one element, and `freqs_cis` is None.
     layout: the axes of inputs and output in order, "b l d" (batch, length, d_model), "l b d", "b d l", or "b d l 1",
         "b l 1 d" or "b 1 l d" for an image of one column, or of one row.
     weights: the attribute, by its dotted name, on which a call leaves the weights, if it does not return them; or their
@@ -149,7 +152,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
-    own_format = memory_optional or query_last is not None or masks != MaskFormat(mask)
+    own_format = memory_optional or rotation_pairs or query_last is not None or masks != MaskFormat(mask)
     _validate(label, parameters, layout, weights, call, own_format=own_format)
     arguments = constructor_arguments(label, constructor)
     options: dict[str, Any] = {"memory_optional": memory_optional, "query_last": query_last}
@@ -158,6 +161,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     claims = _claims(label, claims, masks, signature)
     _require_head_dim(label, claims, arguments)
     place, attribute = (weights, None) if isinstance(weights, int) else (None, weights)
+    signature = signature and signature.with_rotations(of_pairs=rotation_pairs)
     call = call if signature is None else call_by_name(label, signature, claims, layout, masks, place)
     assert call
     return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, attribute)
@@ -173,8 +177,8 @@ def _validate(
     if call is not None and own_format:
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, and makes the call itself, so mask_shape, "
-            "mask_numbers, padding, causal_by_default, mask_required, memory_optional and query_last have no effect; "
-            "leave them out"
+            "mask_numbers, padding, causal_by_default, mask_required, memory_optional, query_last and rotation_pairs "
+            "have no effect; leave them out"
         )
     place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None
     if not (weights is None or isinstance(weights, str) or place):

@@ -64,13 +64,10 @@ NEUTRAL_NAMES = {
     "module": ("module",),
     # Of what is decoded from its beginning, without rotary positions.
     "start": ("start_pos", "start"),
-    "positions": ("freqs", "input_pos", "rotary_emb"),
-    # Of a rotation, which may be a pair, or for each position and pair of columns.
-    "cosines": ("cos",),
-    "sines": ("sin",),
-    "cosines_of_pairs": ("freqs_cos",),
-    "sines_of_pairs": ("freqs_sin",),
-    "rotation_of_pairs": ("freqs_cis",),
+    "positions": ("freqs_cis", "freqs", "input_pos", "rotary_emb"),
+    # Of a rotation, which may be a pair.
+    "cosines": ("cos", "freqs_cos"),
+    "sines": ("sin", "freqs_sin"),
     "rotation": ("position_embeddings", "cos_sin"),
     "cache": ("kv_cache",),
     "tile": (
@@ -83,14 +80,8 @@ NEUTRAL_NAMES = {
 }
 # What functions for transformers read from the module that they are given.
 MODULE = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=False, layer_idx=0)
-ROTATIONS = {
-    "cosines": "1",
-    "sines": "0",
-    "rotation": "cosines of 1 and sines of 0",
-    "cosines_of_pairs": "1",
-    "sines_of_pairs": "0",
-    "rotation_of_pairs": "1",
-}
+# Of a rotation for each position and pair of columns, (L, d_k / 2), if need be; the first one in complex numbers.
+PAIRED = ("freqs_cis", "freqs_cos", "freqs_sin")
 NEUTRAL_MEANING = {name: meaning for meaning, names in NEUTRAL_NAMES.items() for name in names}
 KNOWN_OPTIONS = {name for names in (PADDING_NAMES, *OPTION_NAMES.values()) for name in names}
 

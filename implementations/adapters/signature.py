@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -18,8 +18,8 @@ from mha.implementations.adapters.names import (
     OPTION_NAMES,
     OTHER_MASKS,
     PADDING_NAMES,
+    PAIRED,
     QUERY_WORDS,
-    ROTATIONS,
     is_option,
     words_of,
 )
@@ -36,7 +36,8 @@ class Signature:
     mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
-    rotations: those of them that are given cosines of 1 and sines of 0.
+    rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or `PAIRED`, are for each
+        position and pair of columns.
     alone: what they mean in self-attention, where a memory is left out; None if it is always passed.
     """
 
@@ -51,6 +52,7 @@ class Signature:
     required: frozenset[str]
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
+    pairs: bool = False
     query: str | None = None
     alone: Signature | None = None
 
@@ -58,6 +60,13 @@ class Signature:
     def has_optional_memory(self) -> bool:
         """Whether it takes a memory, and can be called without one."""
         return self.memory is not None and self.one_input
+
+    def with_rotations(self, *, of_pairs: bool) -> Signature:
+        """Return the same, with rotations for each position and pair of columns, or as they are."""
+        if not of_pairs:
+            return self
+        given = self.rotations.union(name for name in self.others if name in PAIRED)
+        return replace(self, rotations=given, pairs=True, alone=self.alone and self.alone.with_rotations(of_pairs=True))
 
     @property
     def guesses_mask(self) -> bool:
@@ -85,7 +94,7 @@ def signature_of(
         option_name(name, parameters) for name in ("is_causal", "need_weights", "average")
     )
     given = (mask, of_padding, is_causal, need_weights, average)
-    others += [name for name in _given_options(parameters) if name not in given]
+    others += [name for name in _required_options(parameters) if name not in given]
     return Signature(
         inputs=inputs,
         one_input=one_input,
@@ -205,12 +214,15 @@ def possible_orders(parameters: Mapping[str, inspect.Parameter]) -> list[bool]:
     return [last for last, fits in ((False, query_first), (True, query_last)) if fits]
 
 
-def _given_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the options without a default, and a number of heads with one, which is that of a single model."""
-    heads = [
-        name for name, p in parameters.items() if NEUTRAL_MEANING.get(name) == "n_heads" and type(p.default) is int
-    ]
-    return heads + [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
+def _required_options(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the options without a default."""
+    return [name for name, p in parameters.items() if is_option(name) and p.default is p.empty]
+
+
+def numbers_of_heads(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
+    """Return the parameters that are a number of heads, by their name, with that of one model as default."""
+    counts = [name for name, p in parameters.items() if type(p.default) is int and p.default > 0]
+    return tuple(name for name in counts if NEUTRAL_MEANING.get(name) == "n_heads")
 
 
 def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -234,7 +246,7 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
 def _is_rotation(parameter: inspect.Parameter) -> bool:
     """Return whether a required parameter is of a rotation, and cannot be None."""
     meaning, annotation = NEUTRAL_MEANING.get(parameter.name), _annotation(parameter)
-    if meaning not in ROTATIONS or "None" in annotation or "Optional" in annotation:
+    if meaning not in ("cosines", "sines", "rotation") or "None" in annotation or "Optional" in annotation:
         return False
     return "tuple" in annotation.lower() if meaning == "rotation" else not annotation.startswith(NUMBERS)
 
@@ -246,9 +258,12 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 
 
 def _possible_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters that are not `self`, `**kwargs` or an option; `*args` if it is first, or after a query."""
+    """Return the parameters that are not `self`, `**kwargs` or an option, nor `*args` beside other inputs.
+
+    In `forward(query, *rest)`, the rest is key and value.
+    """
     own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
-    if len(own) == 2 and own[0].name in INPUT_NAMES["query"]:
+    if own and own[0].name in INPUT_NAMES["query"] and not input_names(parameters):
         return own
     return own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]
 

@@ -32,8 +32,8 @@ GPU = "cuda"
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_optional, query_last, padding: as for
-    `from_module`. label: the name of the class.
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_optional, query_last, padding,
+    rotation_pairs: as for `from_module`. label: the name of the class.
     causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
@@ -45,7 +45,7 @@ class Candidate:
     mask is causal. last: the module that was called last. assumed: why the format of masks is assumed, if none explains
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
     padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
-    empty_row: the policy for rows without a key, if one is found.
+    empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
     """
 
     constructor: Callable[..., nn.Module]
@@ -82,6 +82,8 @@ class Candidate:
     hides_queries: bool = False
     drops_otherwise: bool = False
     empty_row: EmptyRow | None = None
+    detached: bool = False
+    rotation_pairs: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -90,6 +92,7 @@ class Candidate:
         shape |= {"mask_required": True} if self.mask_required else {}
         shape |= {"memory_optional": True} if self.memory_optional else {}
         shape |= {} if self.query_last is None else {"query_last": self.query_last}
+        shape |= {"rotation_pairs": True} if self.rotation_pairs else {}
         shape |= {"padding": self.padding} if self.padding else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout: dict[str, Any] = {"layout": self.layout} if self.layout != "b l d" else {}
@@ -182,7 +185,8 @@ class Candidate:
     def signature_with(self, *, padding: bool) -> Signature:
         """What they mean if one mask is of key padding, or if none is."""
         options: dict[str, Any] = {"padding": padding, "query_last": self.query_last}
-        return signature_of(self.forward_parameters, **options, self_attention=not self.cross_attention)
+        found = signature_of(self.forward_parameters, **options, self_attention=not self.cross_attention)
+        return found.with_rotations(of_pairs=self.rotation_pairs)
 
     def call(
         self,

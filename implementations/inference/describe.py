@@ -12,7 +12,7 @@ from torch import nn
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout, parameters_of
 from mha.implementations.adapters.constructor_names import BIAS_ROLES, CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import ParameterPath
-from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, ROTATIONS
+from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, PAIRED
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
@@ -120,9 +120,14 @@ def _masks(candidate: Candidate) -> list[Row]:
     return [Row("mask", _mask(candidate), evidence), *_empty_rows(candidate)]
 
 
+ROTATIONS = {"cosines": "1", "sines": "0", "rotation": "cosines of 1 and sines of 0"}
+
+
 def _given(name: str, candidate: Candidate) -> str:
     """Return what a required parameter of `NEUTRAL_NAMES` is given, as code."""
     meaning = NEUTRAL_MEANING[name]
+    if candidate.rotation_pairs and name in PAIRED:
+        return f"{name}={'0' if meaning == 'sines' else '1'} of shape (l, d_k / 2)"
     if meaning in ROTATIONS and name not in candidate.signature.rotations:
         return f"{name}=None"
     given = {
@@ -153,7 +158,6 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
 DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
-NO_GRADIENTS = "none: with them, calls raise, or outputs have none"
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
 WIDTHS |= {"multi_query": "one key and value for all heads"}
 
@@ -167,11 +171,19 @@ def _options(candidate: Candidate) -> list[Row]:
         *([Row("dropout", DROPS_OTHERWISE, "tested")] if candidate.drops_otherwise else []),
         *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
         *([Row("lengths", lengths, "tested")] if (lengths := _lengths(candidate)) else []),
-        *([Row("gradients", NO_GRADIENTS, "tested")] if "gradients" in candidate.claims else []),
+        *([Row("gradients", _no_gradients(candidate), "tested")] if "gradients" in candidate.claims else []),
         *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
         *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
         *([Row("devices", "a GPU: on the CPU, calls raise", "tested")] if "devices" in candidate.claims else []),
     ]
+
+
+def _no_gradients(candidate: Candidate) -> str:
+    return (
+        "none: its outputs have none, as if it were not for training"
+        if candidate.detached
+        else "none: with them, calls raise"
+    )
 
 
 def _head_dims(candidate: Candidate) -> str:

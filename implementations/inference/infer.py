@@ -24,7 +24,7 @@ from mha.implementations.adapters.construction import (
 )
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
-from mha.implementations.adapters.names import NEUTRAL_MEANING
+from mha.implementations.adapters.names import NEUTRAL_MEANING, PAIRED
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.errors import ImplementationError
@@ -195,14 +195,21 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
             problem = problem or unclear
-    half = (replace(empty, dtype=dtype) for dtype in FEW_DTYPES[1:])
-    square = replace(empty, claims=empty.claims | {"cross_attention": False})
-    for tried in (*half, square, *map(in_whole_tiles, (empty, square))) if isinstance(problem, EachCallRaises) else ():
+    for tried in _others(empty) if isinstance(problem, EachCallRaises) else ():
         with suppress(Unclear):
             return _found(tried, module, arguments)
     if isinstance(problem, EachCallRaises) and may_need_a_gpu(empty):
         return _first_found(on_a_gpu(empty), module, arguments)
     raise _refusal(empty, module, arguments, problem)
+
+
+def _others(empty: Candidate) -> Iterator[Candidate]:
+    """Yield what else a module may be whose calls raise: for rotations of pairs, half precision, or few lengths."""
+    if {*PAIRED}.intersection(empty.signature.others):
+        yield replace(empty, rotation_pairs=True)
+    yield from (replace(empty, dtype=dtype) for dtype in FEW_DTYPES[1:])
+    square = replace(empty, claims=empty.claims | {"cross_attention": False})
+    yield from (square, *map(in_whole_tiles, (empty, square)))
 
 
 def _refusal(
@@ -218,9 +225,8 @@ def _refusal(
     if variables := ", ".join(read_from_module(empty.constructor)):
         advice = building_advice(label, empty.constructor, arguments)
         return ImplementationError(f"{label} reads {variables} from its module: {problem}; {advice}")
-    return ImplementationError(
-        f"{label} needs a declaration: {problem}{_unknown_inputs(empty)}{_advice(empty, module)}"
-    )
+    advice = f"{_unknown_inputs(empty)}{_advice(empty, module)}"
+    return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
 
 
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
@@ -243,9 +249,8 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
 def _unknown_inputs(empty: Candidate) -> str:
     """Return a remark on what `forward` requires that has no known name."""
     unknown = [name for name in empty.signature.others if name not in NEUTRAL_MEANING]
-    names = ", ".join(unknown)
-    given = "of no known meaning, and was given None; pass call=... that gives something else"
-    return f"; forward also requires {names}, {given}" if unknown else ""
+    advice = "of no known meaning, and was given None; pass call=... that gives something else"
+    return f"; forward also requires {', '.join(unknown)}, {advice}" if unknown else ""
 
 
 def _advice(empty: Candidate, module: nn.Module) -> str:

@@ -86,7 +86,9 @@ class KernelCandidate(Candidate):
 
     def signature_with(self, *, padding: bool) -> Signature:
         """What the parameters mean; `from_kernel` declares no mask of padding beside another one."""
-        return super().signature_with(padding=False)
+        return KernelAxes.read(self.label, self.layout).with_heads(
+            self.constructor, super().signature_with(padding=False)
+        )
 
     @property
     def forward_parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -235,7 +237,8 @@ def _while_patient(candidates: Sequence[KernelCandidate]) -> Iterator[KernelCand
     # The first call compiles what is compiled.
     called = next((each for each in (*candidates, *_in_few_dtypes(candidates)) if each.call(short)), None)
     begun = process_time()
-    _ = called and called.device == "cpu" and called.call(short)  # a GPU takes no longer for more
+    if called and called.device == "cpu":  # a GPU takes no longer for more
+        called.call(short)
     spent = (process_time() - begun) * max(probe.batch * probe.keys**2 for probe in FEW) / SIDE**2
     for each in _in_few_sizes_and_dtypes(candidates):
         if spent > PATIENCE:
@@ -288,13 +291,13 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         claim_more_sizes(candidate, explained=True)
     if _raises_unless_contiguous(candidate):
         candidate = replace(candidate, contiguous=True)
-    candidate = with_masks(candidate)
+    candidate = with_masks(candidate, rebuilt=False)
     find_causal(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
-    if _is_forward_only(candidate):
-        candidate.claims["gradients"] = False
+    if "devices" in candidate.claims and _is_forward_only(candidate):
+        candidate.claims["gradients"], candidate.detached = False, True
     if in_few:
         explained = dict(candidate.claims)
         claim_more_sizes(candidate, explained=False)
@@ -325,7 +328,7 @@ def _raises_unless_contiguous(candidate: KernelCandidate) -> bool:
 
 
 def _is_forward_only(candidate: KernelCandidate) -> bool:
-    """Return whether no gradient reaches the inputs through what a kernel returns, as one that is not for training."""
+    """Return whether what a kernel of a GPU returns has no gradient, as one that is not for training."""
     results = []
 
     @wraps(function_of(candidate.constructor))

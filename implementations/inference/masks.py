@@ -25,8 +25,11 @@ from mha.spec import Claims, MaskConvention
 from mha.spec.masks import INTEGERS
 
 
-def with_masks(candidate: Kind) -> Kind:
-    """Return a candidate whose masks are known, read in another way if only that explains what they do."""
+def with_masks(candidate: Kind, *, rebuilt: bool = True) -> Kind:
+    """Return a candidate whose masks are known, read in another way if only that explains what they do.
+
+    rebuilt: whether it may be built otherwise, so that it is not causal.
+    """
     masked, problem = replace(candidate, claims=dict(candidate.claims)), None
     try:
         find_mask(masked)
@@ -34,7 +37,9 @@ def with_masks(candidate: Kind) -> Kind:
         problem = unclear
     if not problem and not masked.assumed:
         return masked
-    for tried in chain(_not_causal(candidate), _replaced(candidate), _alone(candidate) if problem else ()):
+    for tried in chain(
+        _not_causal(candidate) if rebuilt else (), _replaced(candidate), _alone(candidate) if problem else ()
+    ):
         with suppress(Unclear):
             find_mask(tried)
             if not tried.assumed:

@@ -180,6 +180,9 @@ CLAUSES: tuple[Clause, ...] = (
             "A kernel that takes `query.data_ptr()` and the sizes, but not the strides: for `x.transpose(0, 1)`, it "
             "reads the rows of other items."
         ),
-        fix="Use `reshape` instead of `view`, and pass a kernel the strides, or what `.contiguous()` returns.",
+        fix=(
+            "Use `reshape` instead of `view`, and pass a kernel the strides, or what `.contiguous()` returns. A kernel "
+            "that is meant for contiguous heads alone is declared with `from_kernel(contiguous=True)`."
+        ),
     ),
 )

@@ -102,7 +102,7 @@ CLAUSES: tuple[Clause, ...] = (
         statement=(
             "A call does not change global state: default dtype, gradient mode, random state (except for dropout in "
             "training), thread count, deterministic flags, the handling of subnormal numbers, and the warnings filter. "
-            "Nor does construction, which may draw initial weights, but not reset the random state."
+            "Nor does construction, which may draw initial weights, but not reset the random state of torch or Python."
         ),
         why=(
             "A module is a small part of a program. If it resets the random state, data order and dropout repeat "
