@@ -26,6 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         process["on_gpu"] = self.device == "cpu" and "devices" in self.claims
         return call(self, *given, **options)
 
+    monkeypatch.setitem(process, "on_gpu", False)
     monkeypatch.setattr(candidate, "GPU", "cpu")
     monkeypatch.setattr(candidate.Candidate, "call", called)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -42,6 +43,16 @@ def attend_in_half(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise TypeError("half precision alone")
     return attend(q, k, v)
+
+
+@torch.no_grad()
+def attend_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As a kernel without a backward."""
+    return attend(q, k, v)
+
+
+def attend_without_value_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v.detach())
 
 
 def refuse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -71,6 +82,14 @@ def test_what_raises_on_the_cpu_alone_is_read_on_the_gpu() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+def test_gradients_are_not_claimed_if_there_are_none_at_all() -> None:
+    result = infer_kernel(attend_forward)
+    assert not result.implementation.claims.gradients
+    assert "its outputs have none" in result.report()
+    assert infer_kernel(attend_without_value_gradients).implementation.claims.gradients
+
+
+@pytest.mark.usefixtures("gpu")
 def test_what_raises_there_too_is_refused_with_what_it_raises_there() -> None:
     with pytest.raises(ImplementationError, match="out of memory"):
         infer_kernel(refuse)
@@ -82,11 +101,10 @@ def test_what_is_read_on_the_cpu_is_not_tried_on_the_gpu() -> None:
     assert result.implementation.claims.devices == {"cpu", "cuda"}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs to have no GPU")
 def test_without_a_gpu_it_is_refused() -> None:
-    process["on_gpu"] = False
-    if not torch.cuda.is_available():
-        with pytest.raises(ImplementationError, match="cannot be accessed from the CPU"):
-            infer_kernel(attend)
+    with pytest.raises(ImplementationError, match="cannot be accessed from the CPU"):
+        infer_kernel(attend)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -121,7 +121,7 @@ def changes_of_construction(session: Session, problem: Problem) -> list[str]:
             states.append(settings())
         reset = [name for name in RANDOM if states[0][name] == states[1][name]]
         changes = [each for each in before.changes() if "random state" not in each]
-        return changes + [f"{name}, always to the same" for name in reset]
+        return changes + [f"{name}, to the same each time" for name in reset]
 
 
 # By implementation, dtype and device: what the first call changed. The implementation is kept alive so that its id is

@@ -172,8 +172,8 @@ class CallByName:
         axes = self.batch_axis, self.length_axis
         batch_axis, length_axis = reversed(axes) if config.length_first else axes
         alone = self.alone and self.alone.built_for(config)
-        sizes: dict[str, Any] = {"n_heads": config.n_heads, "head_dim": config.head_dim}
-        return replace(self, **sizes, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
+        call = replace(self, batch_axis=batch_axis, length_axis=length_axis, alone=alone)
+        return replace(call, n_heads=config.n_heads, head_dim=config.head_dim)
 
     def __call__(  # noqa: PLR0913  the arguments of an attention
         self,

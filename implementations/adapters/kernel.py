@@ -200,7 +200,7 @@ class KernelAttention(nn.Module):
         self.kernel, self.contiguous = adapter.kernel, adapter.contiguous
         self.call, self.claims = adapter.call, adapter.claims
         if isinstance(self.call, CallByName):
-            self.call = replace(self.call, n_heads=config.n_heads, head_dim=config.head_dim)
+            self.call = self.call.built_for(config)
         for name in PARAMETERS:
             given = getattr(weights, name)
             held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from time import process_time
 from typing import Any
@@ -144,18 +144,18 @@ def find_widths(candidate: Candidate) -> None:
     Rotary embeddings take even widths, or multiples of 4, and kernels those that they are made for. Raises Unclear as
     `_widths` does.
     """
-    counts, tried_in = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3})), [candidate]
+    counts = sorted({1, 2, 3}.intersection(candidate.sizes.n_heads or {1, 2, 3}))
 
-    def problem_of(width: int) -> str:
+    def problem_of(width: int, dtypes: Iterable[torch.dtype] = (candidate.dtype,)) -> str:
         tried = {5: [CONFIG.n_heads]}.get(width, counts if width in SHOWN_BY else counts[:1])
-        return next(filter(None, (_problem_with_heads(*each, width) for each in product(tried_in, tried))), "")
+        in_each = product([replace(candidate, dtype=dtype) for dtype in dtypes], tried)
+        return next(filter(None, (_problem_with_heads(*each, width) for each in in_each)), "")
 
-    if problem_of(5):  # then other dtypes may take fewer widths
-        dtypes = candidate.claims.get("dtypes", Claims().dtypes)
-        tried_in += [replace(candidate, dtype=getattr(torch, name)) for name in sorted(dtypes)]
-    widths, raised = _widths(problem_of)
+    _, raised = _widths(problem_of)
     if not raised:
         return
+    dtypes = [getattr(torch, name) for name in sorted(candidate.claims.get("dtypes", Claims().dtypes))]
+    widths, _ = _widths(partial(problem_of, dtypes=[candidate.dtype, *dtypes]))  # others may take fewer
     candidate.other_widths = raised
     candidate.claims["sizes"] = replace(candidate.sizes, **widths)
 

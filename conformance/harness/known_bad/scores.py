@@ -125,7 +125,7 @@ def precisions() -> Iterator[Defect]:
 
 def products() -> Iterator[Defect]:
     """Yield products in TF32, as Triton has them by default: of numbers without their last bits, or rounded."""
-    text = "products with keys and values are in TF32, Triton's default, not in float32 (input_precision='ieee')"
+    text = "products with keys and values are in TF32, as tl.dot has them without input_precision='ieee'"
     for name, added in (("truncated", 0), ("rounded", 1 << 12)):
         made = defect(f"tf32_{name}", text, score=_scores_of(added), combine=_sums_of(added))
         yield replace(made, unexplained=0.25)
