@@ -79,6 +79,13 @@ def failed_layout(implementation: Implementation, prop: Property, case: Case) ->
     return FailedPrecondition("SHP-7", "it passes where the same inputs are contiguous")
 
 
+def refuses_layout(implementation: Implementation, prop: Property, case: Case) -> bool:
+    """Return whether the layout of the inputs alone makes a call raise: with contiguous inputs the property holds."""
+    if case.layout in NOT_COMPARED:
+        return False
+    return _fails(implementation, prop.function, replace(case, layout="contiguous")) is False
+
+
 def _fails(implementation: Implementation, function: PropertyFunction, case: Case) -> bool | None:
     """Return whether a property fails in a case; None where that is not known."""
     try:

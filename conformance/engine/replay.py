@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.parsing import read_case
-from mha.conformance.engine.search import MAY_REFUSE, is_allowed_refusal
+from mha.conformance.engine.search import allowed_refusal
 from mha.conformance.harness.errors import AdapterError, Discard, GpuLost, Violation
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.session import Session
@@ -93,8 +93,9 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
     except (Discard, AdapterError) as reason:
         return Replay("INAPPLICABLE", str(reason))
     except (Violation, GpuLost) as failed:
-        if isinstance(failed, Violation) and is_allowed_refusal(prop, case, failed):
-            return Replay("INAPPLICABLE", MAY_REFUSE)
+        refusal = allowed_refusal(implementation, prop, case, failed) if isinstance(failed, Violation) else ""
+        if refusal:
+            return Replay("INAPPLICABLE", refusal)
         return Replay("FAILS", failed.message)
     except Exception as error:  # of the property, which does not take every case that a user may write
         return Replay("INAPPLICABLE", f"the clause cannot be judged on this case ({type(error).__name__})")

@@ -23,6 +23,7 @@ from mha.conformance.engine.preconditions import (
     failed_layout,
     failed_precondition,
     plain_cases,
+    refuses_layout,
 )
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
@@ -41,6 +42,7 @@ from mha.spec import Implementation
 
 FLAKY = "the same case did not fail every time, so a call depends on earlier calls"
 MAY_REFUSE = "the call with a causal flag and L != S is refused, which CAU-3 allows"
+LAYOUT_REFUSED = "the call with inputs that are not contiguous is refused, which SHP-7 allows"
 CONTIGUOUS_ONLY = "judged on contiguous inputs alone, since others fail SHP-7"
 # Cases between a failing boundary case and the simplest one: about one in six is the failing case itself.
 SHRINKING = 100
@@ -259,8 +261,8 @@ class Search:
             lost.case = case
             raise
         except Violation as violation:
-            if is_allowed_refusal(self.prop, case, violation):
-                self.discard_reason = MAY_REFUSE
+            if refusal := allowed_refusal(self.implementation, self.prop, case, violation):
+                self.discard_reason = refusal
                 return
             self.cases.append(case)
             covering = [waiver for waiver in self.waivers if waiver.covers(case, violation.message)]
@@ -335,9 +337,18 @@ class Search:
         self.blocked_by = plain or failed_layout(implementation, prop, case)
 
 
-def is_allowed_refusal(prop: Property, case: Case, violation: Violation) -> bool:
-    """Return whether a violation is a refusal that CAU-3 allows: of a causal call with L != S."""
-    refused = isinstance(violation, CallRaised) and violation.what == CALL
-    if isinstance(violation, CallRaised) and isinstance(violation.error, RankError):  # not by every rank
-        return False
-    return prop.may_refuse and refused and case.causal and case.L != case.S
+def allowed_refusal(implementation: Implementation, prop: Property, case: Case, violation: Violation) -> str:
+    """Return why a violation is a refusal that the contract allows, empty if it is none.
+
+    CAU-3 allows it for a causal call with L != S, and SHP-7 for inputs that are not contiguous, if the same call with
+    contiguous inputs does not raise.
+    """
+    if not isinstance(violation, CallRaised) or violation.what != CALL:
+        return ""
+    if isinstance(violation.error, RankError):  # not by every rank
+        return ""
+    if prop.may_refuse and case.causal and case.L != case.S:
+        return MAY_REFUSE
+    if prop.clause != "SHP-7" and refuses_layout(implementation, prop, case):
+        return LAYOUT_REFUSED
+    return ""

@@ -245,7 +245,7 @@ class WeightsCopied(Complete):
         return F.linear(x, self.copies[f"w_{role}"], self.copies.get(f"b_{role}"))
 
 
-@fault("STA-4", caught_by="state_round_trips", trigger="a deep copy")
+@fault("STA-8", trigger="a deep copy")
 class CopyForgets(Complete):
     """A deep copy flips the sign of the scores."""
 
@@ -302,7 +302,7 @@ class PackedUntilModeChanges(Complete):
         return F.linear(x, held, getattr(self, f"b_{role}", None))
 
 
-@fault("STA-4", caught_by="state_round_trips", script_shows=False, trigger="a deep copy")
+@fault("STA-8", script_shows=False, trigger="a deep copy")
 class CopyShares(Complete):
     """A deep copy shares its parameters with the original."""
 

@@ -5,19 +5,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from mha.conformance.faults.base import Complete, Correct
 from mha.conformance.faults.fault import fault
 from mha.spec import Config, Weights
 
 
-@fault("CFG-1", source="https://github.com/pytorch/pytorch/pull/193728")
+@fault("CFG-2", source="https://github.com/pytorch/pytorch/pull/193728")
 class NoValidation(Correct):
-    """Nothing is validated."""
+    """Nothing is validated at construction, so that the first call raises."""
 
     def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
         super().__init__(d_model, 1, bias)
         self.config = Config(d_model, n_heads, bias=bias)
+
+
+@fault("CFG-1", trigger="d_model % n_heads != 0")
+class AnotherNumberOfHeads(NoValidation):
+    """The width of a head is d_model // n_heads, and their number is what that width gives."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
+
+@fault("CFG-1", trigger="d_model % n_heads != 0")
+class ColumnsUnused(NoValidation):
+    """The last d_model % n_heads columns of the projections are left out, and those of the context are zeros."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(x[..., : self.config.n_heads * self.config.head_dim])
+
+    def merge(self, x: Tensor) -> Tensor:
+        context = super().merge(x)
+        return F.pad(context, (0, self.config.d_model - context.shape[-1]))
 
 
 @fault("CFG-2", script_shows=False, source="https://github.com/pytorch/pytorch/pull/133169")

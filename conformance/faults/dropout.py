@@ -68,7 +68,7 @@ class NarrowQueriesDropAlike(Complete):
         return weights * super().drop(torch.ones_like(weights[:, :, :1]))
 
 
-@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="B > 2")
+@fault("DRP-5", trigger="B > 2")
 class ItemsDropAlike(Complete):
     """The third item of a batch drops what the first one drops, and so on."""
 
@@ -234,7 +234,7 @@ class OutputRowsDropped(WeightsAndOutputDropped):
         return output * F.dropout(torch.ones_like(output[..., :1]), self.config.dropout, self.training)
 
 
-@fault("DRP-2", caught_by="each_weight_is_dropped_alone_or_rescaled", trigger="dropout, several heads or items")
+@fault("DRP-5", trigger="dropout, several heads or items")
 class OneDrawForAll(one_draw(lambda weights: weights[:1, :1])):
     """All heads and items share one draw."""
 

@@ -270,7 +270,7 @@ class IntegersAddTenThousand(Complete):
 
 
 @fault(
-    "MSK-12",
+    "MSK-14",
     caught_by="masks_of_another_precision_are_added_or_refused",
     trigger="a float mask in another dtype than the query",
 )

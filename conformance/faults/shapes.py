@@ -48,7 +48,7 @@ class NeedsKeys(Complete):
         return super().weigh(scores - scores.detach().amax(-1, keepdim=True), allowed)
 
 
-@fault("SHP-6", caught_by="shapes_that_disagree_are_refused", trigger="keys of one item, queries of several")
+@fault("SHP-8", caught_by="batches_that_disagree_are_refused", trigger="keys of one item, queries of several")
 class BatchOfKeysBroadcast(Correct):
     """Keys of one item are broadcast to a larger batch."""
 
@@ -61,8 +61,8 @@ class BatchOfKeysBroadcast(Correct):
 
 
 @fault(
-    "SHP-6",
-    caught_by="shapes_that_disagree_are_refused_with_the_length_first",
+    "SHP-8",
+    caught_by="batches_that_disagree_are_refused_with_the_length_first",
     trigger="the length first, and a batch of one key and value",
 )
 class LengthFirstUnchecked(Complete):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -13,9 +14,11 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, Domain, sorted_biases
 from mha.conformance.cases.transforms import with_config
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
+from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
+from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.spec import Config, Weights
+from mha.spec import Config, Problem, Weights
 
 UNCHECKED = ("never_refuses",)
 # Only the configuration matters here.
@@ -23,17 +26,52 @@ CONSTRUCTION = Domain(values=("normal",), layouts=DENSE, modes=("eval",), need_w
 
 
 @property_of("CFG-1", replace(CONSTRUCTION, min_heads=2), needs="own_head_dim=False", must_reject=UNCHECKED)
-def indivisible_width_is_rejected(session: Session, case: Case) -> None:
-    """Construction with d_model % n_heads != 0 raises, before any forward pass."""
+def indivisible_width_gives_no_result(session: Session, case: Case) -> None:
+    """No call returns a result where d_model % n_heads != 0: construction raises, or the call does."""
     excess = 1 + case.seed % (case.n_heads - 1)
     for width in (case.n_heads * case.head_dim + excess, excess):
-        config = replace(case.config, d_model=width)
-        _expect_rejected(session, config, _indivisible(config))
+        _expect_no_result(session, case, replace(case.config, d_model=width))
+
+
+def _expect_no_result(session: Session, case: Case, config: Config) -> None:
+    """Expect construction or the call to raise; the message says what was computed instead."""
+    # A class whose heads are d_model // n_heads wide has projections narrower than d_model.
+    narrow = replace(config, d_head=config.d_model // config.n_heads)
+    for each in (config, narrow) if narrow.d_head else (config,):
+        problem = with_config(case, each)
+        try:
+            result = session(problem, need_weights=False)
+        except CallRaised:
+            return
+        except AdapterError:  # weights of these sizes do not fit what was constructed
+            continue
+        except Violation as violation:
+            computed = violation.message
+        else:
+            computed = _computed_heads(session, problem, result.output)
+        message = f"{_indivisible(config)}, but a call returns a result: {computed}"
+        raise Violation(message, (f"raise AssertionError({message!r})",))
+    raise Discard("weights of such sizes cannot be loaded into what was constructed")
+
+
+def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) -> str:
+    """Return in words how many heads give an output."""
+    config, n_heads = problem.config, problem.config.n_heads
+    if config.d_head is not None:
+        return f"{n_heads} heads of width {config.d_head}, which use {config.inner_width} of its columns"
+    for other in range(1, config.d_model + 1):
+        if other == n_heads or config.d_model % other:
+            continue
+        expected = session.expected(problem.change(config=replace(config, n_heads=other))).output
+        if bool(((output.tensor.double() - expected.mid).abs() <= expected.rad).all()):
+            heads = "one head" if other == 1 else f"{other} heads"
+            return f"that of {heads} of width {config.d_model // other}, not of {n_heads} heads"
+    return f"an output of shape {tuple(output.tensor.shape)}"
 
 
 @property_of("CFG-2", replace(CONSTRUCTION, min_heads=2), needs="own_head_dim=False", must_reject=UNCHECKED)
 def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> None:
-    """That exception is a ValueError whose message contains d_model and n_heads."""
+    """Construction with d_model % n_heads != 0 raises a ValueError whose message contains both numbers."""
     width = case.n_heads * case.head_dim + 1 + case.seed % (case.n_heads - 1)
     config = replace(case.config, d_model=width)
     error = _expect_rejected(session, config, _indivisible(config))
@@ -56,18 +94,38 @@ def non_positive_sizes_are_rejected(session: Session, case: Case) -> None:
 
 
 @property_of("CFG-4", CONSTRUCTION, must_reject=("zeros", "mean", "noise"))
+def every_divisor_is_right_or_refused(session: Session, case: Case) -> None:
+    """For every n_heads that divides d_model, including 1 and d_model, results are right, or construction raises."""
+    for problem in _with_each_divisor(session, case):
+        try:
+            session.built(problem)
+        except CallRaised:
+            continue
+        config, expected = problem.config, session.expected(problem).output
+        because = f"{config.n_heads} heads divide d_model = {config.d_model}"
+        expect_close(session(problem).output, expected, because=because)
+
+
+@property_of("CFG-4", CONSTRUCTION, level="SHOULD", must_reject=(), number=2)
 def every_divisor_is_accepted(session: Session, case: Case) -> None:
-    """Every n_heads that divides d_model is accepted, including 1 and d_model."""
+    """Every n_heads that divides d_model is accepted at construction."""
+    for problem in _with_each_divisor(session, case):
+        session.built(problem)
+
+
+def _with_each_divisor(session: Session, case: Case) -> Iterator[Problem]:
+    """Yield the problem of a case with every number of heads that is claimed and divides d_model."""
     problem = case.problem()
     width = problem.config.d_model
-    for n_heads in (heads for heads in range(1, width + 1) if width % heads == 0):
+    for n_heads in range(1, width + 1):
+        if width % n_heads:
+            continue
         config = replace(case.config, n_heads=n_heads)
-        if session.claims.sizes.refused(n_heads=n_heads, head_dim=config.head_dim, lengths=(case.L, case.S)):
+        lengths = case.L, case.S
+        if session.claims.sizes.refused(n_heads=n_heads, head_dim=config.head_dim, lengths=lengths):
             continue
         # Where heads share key and value, their width depends on the number of heads.
-        changed = problem.change(config=config) if config.n_kv_heads is None else with_config(case, config)
-        expected = session.expected(changed).output
-        expect_close(session(changed).output, expected, because=f"{n_heads} heads divide d_model = {width}")
+        yield problem.change(config=config) if config.n_kv_heads is None else with_config(case, config)
 
 
 @property_of("CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)), needs="bias=False")

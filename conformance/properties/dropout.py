@@ -25,6 +25,7 @@ from mha.conformance.properties.dropout_statistics import (
     PROBABILITIES,
     expect_dropped_weights,
     expect_dropped_weights_and_outputs,
+    expect_patterns_of_their_own,
     expect_share,
     expect_zero_or_rescaled,
     showing_dropped_weights,
@@ -106,6 +107,16 @@ def _expect_dropped_outputs(session: Session, case: Case, length: int, dropout: 
         expect_share(output[item], expected[item].mid != 0, dropout, ("rows", "columns"))
 
 
+@property_of("DRP-5", DROPOUT_PATTERNS, needs="dropout=True", must_reject=(), max_cases=4)
+def heads_and_items_drop_independently(session: Session, case: Case) -> None:
+    """In training no two heads, and no two items of a batch, drop the same weights."""
+    length = LENGTHS[case.seed % len(LENGTHS)]
+    queries = length if case.inputs == "self" else length - 1
+    problem = with_width(replace(case, L=queries, S=length), session.claims, 2 * length + 1).problem()
+    for dropout in PROBABILITIES:
+        expect_patterns_of_their_own(session, problem, dropout, case.seed)
+
+
 @property_of("DRP-3", DROPOUT_SEEDS, needs="dropout")
 def the_seed_decides_what_is_dropped(session: Session, case: Case) -> None:
     """The same seed gives the same result; another seed, or another call, gives another."""
@@ -122,7 +133,12 @@ def the_seed_decides_what_is_dropped(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "DRP-3", Domain(masks=("none", *FEW), values=MODERATE, modes=TRAINING), needs="dropout", must_reject=(), number=2
+    "DRP-3",
+    Domain(masks=("none", *FEW), values=MODERATE, modes=TRAINING),
+    needs="dropout",
+    level="SHOULD",
+    must_reject=(),
+    number=2,
 )
 def dropping_everything_is_not_nan(session: Session, case: Case) -> None:
     """p = 1 gives NaN neither in the output nor in the gradients, or is refused at construction."""

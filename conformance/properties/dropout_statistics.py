@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.cases.transforms import showing_weights, with_dropout, zeroed
-from mha.conformance.harness.assertions import expect, expect_close, expect_equal
+from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.spec import Problem
@@ -41,7 +41,7 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
     batch, heads, _, length = problem.shape
     problem = _with_values_of_the_bias(problem, 2 * length)
     output, expected = session(problem, seed=seed).output, session.expected(problem).output
-    allowed, parts = problem.allowed(session.claims.causal), list[RecordedTensor]()
+    allowed = problem.allowed(session.claims.causal)
     for item in range(batch):
         for head in range(heads):
             begin = head * problem.config.head_dim
@@ -58,13 +58,25 @@ def expect_dropped_weights(session: Session, problem: Problem, dropout: float, s
                 sums = Ball(weights.tensor.double().sum(-1), reach / (1 - dropout))
                 because = "the sum of the weights that were kept, since the bias of a value is dropped with it"
                 expect_close(output[item, slice(None), column], sums, because=because)
-            parts.append(weights)
-    count = int(allowed.all(0).all(0).sum())
-    if _chance_of_a_repeated_pattern(len(parts), count, dropout) <= FALSE_ALARM:
-        for one, other in combinations(parts, 2):
-            differ = not torch.equal(one.tensor == 0, other.tensor == 0)
-            assertion = f"assert not ({one.code} == 0).equal({other.code} == 0)"
-            expect(differ, f"with p = {dropout}, {one.code} and {other.code} drop the same weights", assertion)
+
+
+def expect_patterns_of_their_own(session: Session, problem: Problem, dropout: float, seed: int) -> None:
+    """No two heads or items drop the same weights; problem, seed: as for `expect_dropped_weights`."""
+    problem = with_dropout(showing_dropped_weights(session, problem, uniform=seed // 2 % 2 == 0), dropout)
+    batch, heads, _, length = problem.shape
+    count = int(problem.allowed(session.claims.causal).all(0).all(0).sum())
+    chance = _chance_of_a_repeated_pattern(batch * heads, count, dropout)
+    assume(batch * heads > 1 and chance <= FALSE_ALARM, "so few weights may be dropped alike by chance")
+    output = session(problem, seed=seed).output
+    parts = []
+    for item in range(batch):
+        for head in range(heads):
+            begin = head * problem.config.head_dim
+            parts.append(output[item, slice(None), slice(begin, begin + length)])
+    for one, other in combinations(parts, 2):
+        differ = not torch.equal(one.tensor == 0, other.tensor == 0)
+        assertion = f"assert not ({one.code} == 0).equal({other.code} == 0)"
+        expect(differ, f"with p = {dropout}, {one.code} and {other.code} drop the same weights", assertion)
 
 
 def _with_values_of_the_bias(problem: Problem, column: int) -> Problem:

@@ -1,27 +1,83 @@
-"""MSK-12: masks of a wrong shape, of another precision, and of a dtype that is not claimed."""
+"""MSK-12 and MSK-14: masks of a wrong shape, of a dtype that is not claimed, and of another precision."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, DENSE, MODERATE, Domain
 from mha.conformance.cases.masks import FLOAT
+from mha.conformance.cases.transforms import as_claimed
 from mha.conformance.harness.assertions import assume, expect_close, expect_each_raises
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
+from mha.spec import Claims, Problem
 from mha.spec.dtypes import TRAITS, torch_dtype
 from mha.spec.masks import INTEGERS
 
+SMALL = Domain(layouts=DENSE, values=("normal",), max_length=5)
+
 
 @property_of(
-    "MSK-12", Domain(layouts=DENSE, values=("normal",), max_length=5), needs="masks", must_reject=("never_refuses",)
+    "MSK-12",
+    replace(SMALL, min_B=2, min_heads=2, min_L=2, min_S=2),
+    needs=("masks", "per_item_mask"),
+    must_reject=("unmasked",),
+    min_rejection_rate=0.3,
 )
+def masks_of_other_conventions_are_refused_or_read_as_meant(session: Session, case: Case) -> None:
+    """A mask in a shape of other libraries, such as (B, S), raises, or is read as it is meant."""
+    problem, claims = case.problem(), session.claims
+    masks = _of_other_conventions(claims, problem, case.generator)
+    assume(bool(masks), "all of these shapes are broadcastable, or mean something else")
+    for name, (given, meant) in masks.items():
+        try:
+            output = session(as_claimed(claims, problem, given)).output
+        except CallRaised:
+            continue
+        expected = session.expected(as_claimed(claims, problem, meant)).output
+        because = f"a mask {name} = {tuple(given.shape)} is accepted, so this is the result for what it means"
+        expect_close(output, expected, because=because)
+
+
+def _of_other_conventions(
+    claims: Claims, problem: Problem, generator: torch.Generator
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return boolean masks in shapes that are not broadcastable, by the name of the shape, each with what it means."""
+    batch, heads, queries, keys = problem.shape
+    device = problem.query.device
+
+    def drawn(*shape: int) -> Tensor:
+        mask = torch.rand(*shape, generator=generator) < 0.5
+        mask[..., 0] = True  # no row is empty
+        return mask.to(device)
+
+    if claims.prefix_masks:
+        return {}
+    padding = drawn(batch, keys)
+    masks = {"(B, S)": (padding, padding[:, None, None])}
+    if claims.per_query_mask and claims.joint_masks:
+        per_query, per_head = drawn(batch, queries, keys), drawn(batch, heads, queries, keys)
+        masks["(B, L, S)"] = per_query, per_query[:, None]
+        masks["(L, S, B)"] = per_query.permute(1, 2, 0), per_query[:, None]
+        if claims.per_head_mask:
+            masks["(B * H, L, S)"] = per_head.flatten(0, 1), per_head
+    return {
+        name: (given, meant)
+        for name, (given, meant) in masks.items()
+        # Otherwise it may mean something else.
+        if given.ndim in claims.mask_ranks and not _broadcasts(tuple(given.shape), problem.shape)
+    }
+
+
+@property_of("MSK-12", SMALL, needs="masks", must_reject=("never_refuses",), number=3)
 def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
     """A mask that is not broadcastable to (B, H, L, S) raises."""
     problem, calls = case.problem(), {}
@@ -37,27 +93,24 @@ def masks_of_a_wrong_shape_are_refused(session: Session, case: Case) -> None:
 
 
 def _shapes_that_do_not_broadcast(sizes: tuple[int, int, int, int]) -> list[tuple[int, ...]]:
-    batch, heads, queries, keys = sizes
+    keys = sizes[3]
     shapes: list[tuple[int, ...]] = [
         tuple(size + 1 if axis == grown else 1 for axis, size in enumerate(sizes)) for grown in range(4)
     ]
     shapes += [(*sizes[:3], keys + 1), (*sizes[:3], keys + 2), (*sizes[:3], keys - 1), (1, *sizes), (keys + 1,)]
-    # Shapes that other libraries accept, with another meaning.
-    shapes += [(batch, keys), (batch, queries, keys), (batch * heads, queries, keys), (queries, keys, batch)]
+    return [shape for shape in shapes if 0 not in shape and not _broadcasts(shape, sizes)]
 
-    def broadcasts(shape: tuple[int, ...]) -> bool:
-        pairs = zip(reversed(shape), reversed(sizes), strict=False)
-        return len(shape) <= 4 and all(size in (1, full) for size, full in pairs)
 
-    return [shape for shape in shapes if 0 not in shape and not broadcasts(shape)]
+def _broadcasts(shape: tuple[int, ...], sizes: tuple[int, int, int, int]) -> bool:
+    pairs = zip(reversed(shape), reversed(sizes), strict=False)
+    return len(shape) <= 4 and all(size in (1, full) for size, full in pairs)
 
 
 # Kernels convert masks in vectors of up to 16 numbers.
 @property_of(
-    "MSK-12",
+    "MSK-14",
     Domain(masks=FLOAT, causal=BOTH, layouts=DENSE, values=MODERATE, min_S=16, max_length=33),
     max_cases=24,
-    number=2,
 )
 def masks_of_another_precision_are_added_or_refused(session: Session, case: Case) -> None:
     """A float mask of another dtype than the inputs is added to the scores, or raises."""
@@ -72,16 +125,16 @@ def masks_of_another_precision_are_added_or_refused(session: Session, case: Case
     try:
         output = session(problem.change(mask=mask), dtypes=(own, torch.promote_types(own, dtype))).output
     except CallRaised:
-        return  # as for any dtype that is not claimed
+        return
     expect_close(output, expected.output, because=f"a {mask.dtype} mask is added to the scores, or the call raises")
 
 
 @property_of(
     "MSK-12",
-    Domain(layouts=DENSE, values=("normal",), max_length=5),
+    SMALL,
     needs="masks",
     must_reject=("never_refuses",),
-    number=3,
+    number=2,
 )
 def masks_of_an_unclaimed_dtype_are_refused(session: Session, case: Case) -> None:
     """A mask of a dtype that is not claimed raises, instead of being reinterpreted."""

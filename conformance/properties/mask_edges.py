@@ -22,6 +22,7 @@ from mha.conformance.properties.shared import expect_finite, expect_gradients, r
 from mha.spec import Claims, Problem, to_convention
 from mha.spec.bounds import Ball
 
+EMPTY_WITH_GRADIENT = Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE)
 FEW_OF_WIDE_HEADS = {"n_heads": (2, 3), "head_dim": (128, 64, 20), "B": (2, 1), "L": (7, 1), "S": (9, 33)}
 
 
@@ -152,7 +153,8 @@ def empty_rows_give_zeros(session: Session, case: Case) -> None:
     expect(policy == "zeros", f"the declared policy is {policy!r}, but should be 'zeros'")
 
 
-@property_of("MSK-9", Domain(masks=EMPTY, causal=BOTH), needs="empty_row=zeros|nan|uniform")
+@property_of("MSK-9", Domain(masks=EMPTY, causal=BOTH), needs="empty_row=zeros|uniform")
+@property_of("MSK-9", Domain(masks=EMPTY, causal=BOTH), needs="empty_row=nan", level="SHOULD", number=3)
 def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     """A row without an allowed key changes no other row."""
     problem = case.problem()
@@ -181,11 +183,20 @@ def _expect_rows_of_filled(session: Session, problem: Problem, filled: Problem, 
 
 @property_of(
     "MSK-9",
-    Domain(masks=EMPTY, causal=BOTH, layouts=DENSE, modes=WITH_GRADIENT, values=MODERATE),
-    needs=("gradients", "empty_row=zeros|nan|uniform"),
+    EMPTY_WITH_GRADIENT,
+    needs=("gradients", "empty_row=zeros|uniform"),
     requires="HED-1",
     must_reject=("nan_gradients", "unmasked"),
     number=2,
+)
+@property_of(
+    "MSK-9",
+    EMPTY_WITH_GRADIENT,
+    needs=("gradients", "empty_row=nan"),
+    requires="HED-1",
+    level="SHOULD",
+    must_reject=("nan_gradients", "unmasked"),
+    number=4,
 )
 def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None:
     """A row without an allowed key does not change the gradients of other rows."""
@@ -255,6 +266,7 @@ def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
     "MSK-11",
     Domain(passes=("float",), min_S=2, bias=("v",), values=MODERATE, dtypes=WIDE_RANGE),
     requires="HED-1",
+    level="SHOULD",
     must_reject=("zeros", "noise"),
     number=3,
 )

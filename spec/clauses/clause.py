@@ -29,6 +29,8 @@ class Clause:
         that invalid input is accepted; "conduct" if results are correct by themselves, but a call has side effects, or
         differs when it is repeated, compiled or transformed.
     since: the version of the contract that it came with.
+    accepts: of a clause of kind "refusals", the invalid input that a violation accepts, as in "masks of a wrong
+        shape".
     general: whether whole results are compared with the oracle's, so that almost any defect violates the clause, and
         its failure names none.
 
@@ -51,6 +53,7 @@ class Clause:
     fix: str
     kind: Kind = "answers"
     since: str = "0.1"
+    accepts: str = ""
     general: bool = False
 
     @property

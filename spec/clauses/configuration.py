@@ -7,37 +7,41 @@ CLAUSES: tuple[Clause, ...] = (
         id="CFG-1",
         level="MUST",
         kind="refusals",
-        title="Indivisible head counts are rejected",
+        title="Indivisible head counts give no result",
         statement=(
-            "Construction with `d_model % n_heads != 0` raises an exception, before any forward pass, unless heads may "
-            "have a width of their own (`Claims.own_head_dim`)."
+            "No call returns a result where `d_model % n_heads != 0`: construction raises an exception, or else each "
+            "call does. The clause does not apply where heads may have a width of their own (`Claims.own_head_dim`), "
+            "or where the constructor takes that width."
         ),
         why=(
-            "Such sizes are usually a typo in a configuration. Caught at construction, they cost a second. Otherwise "
-            "the job fails in a reshape once data and machines are ready, or leaves some columns of the model unused."
+            "Such sizes are usually a typo in a configuration. If they are accepted, the model that is trained has "
+            "another number of heads than its configuration says, or leaves some of its columns unused."
         ),
         source="Vaswani et al. 2017, section 3.2.2 (d_k = d_model / h); torch.nn.MultiheadAttention documentation",
         differs=(
             "Keras takes the head width (`key_dim`) instead of dividing `d_model`, so every head count is valid there. "
-            "Code that computes `d_model // n_heads` without a check builds a module that fails later, in a reshape."
+            "Code that computes `d_model // n_heads` without a check fails in the first call, in a reshape, or builds "
+            "another number of heads."
         ),
         violation=(
-            "`head_dim = d_model // n_heads` without a check: `d_model=10, n_heads=3` builds a module, and its first "
-            "call fails in a reshape to three heads of width 3."
+            "`head_dim = d_model // n_heads` without a check, and `view(B, L, -1, head_dim)`: `d_model=3, n_heads=2` "
+            "computes three heads of width 1."
         ),
         fix="`if d_model % n_heads: raise ValueError(...)` first thing in the constructor.",
+        accepts="a `d_model` that `n_heads` does not divide",
     ),
     Clause(
         id="CFG-2",
         level="SHOULD",
         kind="refusals",
-        title="The error is a ValueError naming both numbers",
+        title="Construction raises a ValueError naming both numbers",
         statement=(
-            "The exception of CFG-1 is a ValueError whose message contains both `d_model` and `n_heads`. An `assert` "
-            "does not count: `python -O` removes it."
+            "Where `d_model % n_heads != 0`, construction raises a ValueError whose message contains both `d_model` "
+            "and `n_heads`, before any call. An `assert` does not count: `python -O` removes it."
         ),
         why=(
-            "Whoever reads the message is choosing sizes, and needs both numbers to see which one to change. A search "
+            "Caught at construction, such sizes cost a second; later, the job fails in a reshape once data and "
+            "machines are ready. Whoever reads the message needs both numbers to see which one to change, and a search "
             "over sizes can catch a ValueError without hiding other errors."
         ),
         source=(
@@ -52,6 +56,7 @@ CLAUSES: tuple[Clause, ...] = (
             "`python -O`, no error at all."
         ),
         fix='`raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}")` instead of an `assert`.',
+        accepts="a `d_model` that `n_heads` does not divide, at construction",
     ),
     Clause(
         id="CFG-3",
@@ -70,14 +75,15 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation="A check of `d_model % n_heads == 0` alone: `8 % -2` is 0 too, so `n_heads=-2` is accepted.",
         fix="Check `d_model > 0 and n_heads > 0` in the constructor, before the check of divisibility.",
+        accepts="sizes of zero or less",
     ),
     Clause(
         id="CFG-4",
         level="MUST",
-        title="Every divisor of d_model is accepted",
+        title="Every divisor of d_model is right or refused",
         statement=(
-            "Every `n_heads` that divides `d_model` is accepted, including `n_heads = 1` and `n_heads = d_model` (d_k "
-            "= 1)."
+            "For every `n_heads` that divides `d_model`, including `n_heads = 1` and `n_heads = d_model` (d_k = 1), "
+            "results are those of the loop over heads, or construction raises. It SHOULD accept each of them."
         ),
         why=(
             "Small experiments, ablations over the number of heads, and pruned models need a single head, or heads of "
@@ -153,5 +159,6 @@ CLAUSES: tuple[Clause, ...] = (
             "meant as 10 per cent, nothing is ever dropped."
         ),
         fix="Check `0.0 <= dropout <= 1.0` in the constructor, or keep an `nn.Dropout(dropout)`, which does.",
+        accepts="dropout that is not a probability",
     ),
 )

@@ -32,10 +32,10 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout keeps the output unbiased",
         statement=(
             "In training mode the output is unbiased: its mean over seeds is the output without dropout. Each weight "
-            "is dropped independently, in each head and item, with probability p, for all columns of its value, and is "
-            'otherwise scaled by 1/(1-p). Where dropout of the output is claimed (`dropout="output"`), the same holds '
-            "for each number of the output instead. The statistical test states its false-alarm rate, which is at most "
-            "1e-9."
+            "is dropped independently of the others of its head and item, with probability p, for all columns of its "
+            'value, and is otherwise scaled by 1/(1-p). Where dropout of the output is claimed (`dropout="output"`), '
+            "the same holds for each number of the output instead. The statistical test states its false-alarm rate, "
+            "which is at most 1e-9. (For heads and items that share a pattern, see DRP-5.)"
         ),
         why=(
             "Without the factor 1/(1-p), activations are smaller in training than in evaluation, and later layers meet "
@@ -44,8 +44,7 @@ CLAUSES: tuple[Clause, ...] = (
         source="Srivastava et al. 2014 (inverted dropout scales by 1/(1-p)); an exact binomial test",
         differs=(
             "Vaswani et al. 2017, section 5.4, drops sub-layer outputs and embeddings, and does not mention the "
-            "weights. torch.nn.MultiheadAttention and Keras drop weights, each independently; Flax by default shares "
-            "one pattern across batch and heads, with the same mean and a larger variance."
+            "weights. torch.nn.MultiheadAttention and Keras drop weights, each independently."
         ),
         violation=(
             "`weights * (torch.rand_like(weights) > p)`: with p = 0.1, the mean context in training is 0.9 times that "
@@ -63,14 +62,17 @@ CLAUSES: tuple[Clause, ...] = (
         title="Dropout follows the seed",
         statement=(
             "The same seed gives the same result and, for 0 < p < 1, a different seed gives a different result. p = 1 "
-            "does not give NaN; a constructor may refuse it."
+            "SHOULD not give NaN; a constructor may refuse it."
         ),
         why=(
             "A run must be repeatable from its seed, and activation checkpointing must draw the same pattern when it "
             "recomputes. A pattern that never changes always drops the same weights."
         ),
         source="PyTorch documentation on reproducibility; known bug: a scale of 1/(1-p) divides by zero at p = 1",
-        differs="torch.nn.MultiheadAttention and F.scaled_dot_product_attention 2.13 give a zero context for p = 1.",
+        differs=(
+            "torch.nn.MultiheadAttention and F.scaled_dot_product_attention 2.13 give a zero context for p = 1 on the "
+            "CPU; on CUDA, F.scaled_dot_product_attention gives NaN."
+        ),
         violation=(
             "`torch.rand(shape, generator=torch.Generator().manual_seed(0))` in each call: every step drops the same "
             "weights, whatever the seed of the run."
@@ -101,5 +103,21 @@ CLAUSES: tuple[Clause, ...] = (
         fix=(
             "Keep the weights before dropout for the caller: `dropped = F.dropout(weights, ...)`, and return `weights`."
         ),
+    ),
+    Clause(
+        id="DRP-5",
+        level="SHOULD",
+        title="Heads and items drop independently",
+        statement="In training mode no two heads, and no two items of a batch, drop the same weights.",
+        why=(
+            "One pattern for all heads and items has the same mean and a larger variance: the gradient of a batch is "
+            "as noisy as that of one item."
+        ),
+        source="Srivastava et al. 2014; torch.nn.Dropout documentation: each element is zeroed independently",
+        differs="Flax shares one pattern across batch and heads by default (`broadcast_dropout=True`).",
+        violation=(
+            "`weights * F.dropout(torch.ones_like(weights[:1, :1]), p)`: each head of each item loses the same keys."
+        ),
+        fix="Draw for all of the weights (B, H, L, S), as `F.dropout(weights, p, self.training)` does.",
     ),
 )

@@ -111,8 +111,9 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="Broadcast masks equal expanded ones",
         statement=(
-            "A broadcast mask gives the same result as the same mask expanded, for each broadcast pattern of B, H and "
-            "L. A mask that is broadcast over the keys either gives that result or raises."
+            "A broadcast mask gives the same result, within the bound, as the same mask expanded, for each broadcast "
+            "pattern of B, H and L. On the CPU, masks of one shape in different memory layouts give the same bits. A "
+            "mask that is broadcast over the keys either gives that result or raises."
         ),
         why=(
             "A (B, 1, 1, S) mask is stored where a (B, H, L, S) mask would take gigabytes, so one model meets both "
@@ -132,8 +133,8 @@ CLAUSES: tuple[Clause, ...] = (
             "expanded to (B, H, L, S) with L > 1, it does not."
         ),
         fix=(
-            "Broadcast once, `mask = mask.expand(B, H, L, S)` or by arithmetic on the scores; do not select code by "
-            "the mask's shape."
+            "Broadcast once, `mask = mask.expand(B, H, L, S)` or by arithmetic on the scores; code that is selected by "
+            "the mask's shape must give the same result."
         ),
     ),
     Clause(
@@ -225,7 +226,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Empty rows do not affect other rows",
         statement=(
             "A row with no allowed key changes neither the outputs nor the gradients of any other row. Under the "
-            "policy `nan`, the gradient of W_o may be NaN, since a NaN context enters it."
+            "policy `nan` of MSK-8 this is a SHOULD, and the gradient of W_o may be NaN, since a NaN context enters it."
         ),
         why=(
             "Otherwise a single fully padded item in a large batch makes the gradients of the shared weights NaN, and "
@@ -281,7 +282,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Additive and boolean masks agree",
         statement=(
             "The additive form (0 and -infinity) and the boolean form of one mask agree, where both are claimed. An "
-            "additive mask with finite entries is a real bias on the scores; the lowest number of the dtype is finite."
+            "additive mask with finite entries is a real bias on the scores. The lowest number of the dtype is finite, "
+            "so a row of it SHOULD have weights that sum to 1."
         ),
         why=(
             "Some kernels want one form and some the other, so callers convert; ALiBi and relative positions come as "
@@ -304,24 +306,22 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     Clause(
         id="MSK-12",
-        level="MUST",
+        level="SHOULD",
         kind="refusals",
         title="Invalid masks raise",
         statement=(
-            "A mask whose shape cannot be broadcast raises. A mask of a dtype that is not claimed raises instead of "
-            "being reinterpreted; a floating-point mask in another precision than the query's either raises or is "
-            "added."
+            "A mask whose shape cannot be broadcast to (B, H, L, S) raises. A mask of a dtype that is not claimed "
+            "raises instead of being reinterpreted."
         ),
         why=(
-            "Tokenisers return masks of integers, 0 and 1. If code guesses what is meant, it hides nothing or the "
-            "wrong tokens, and the model still trains, only worse."
+            "Tokenisers return masks of integers, 0 and 1, and of shape (B, S). If code guesses what is meant, it "
+            "hides nothing or the wrong tokens, and the model still trains, only worse."
         ),
         source="Known bug: a 0/1 integer mask added to the scores as if it were a bias",
         differs=(
             "F.scaled_dot_product_attention and torch.nn.MultiheadAttention 2.13 reject integer masks, including "
-            "uint8. In float64, their CPU kernel accepts a float32 mask, and gives incorrect numbers when there are "
-            "more keys than one SIMD vector of the processor holds. Keras casts any mask to boolean; in torch, a 0/1 "
-            "float mask is a bias of 1, not a mask."
+            "uint8; transformers' eager code adds them to the scores, and Keras casts any mask to boolean. In torch, a "
+            "0/1 float mask is a bias of 1, not a mask."
         ),
         violation=(
             "`scores + mask` with an int64 mask of 0 and 1: a key marked 0 keeps 37% of the weight of an equal key "
@@ -331,5 +331,30 @@ CLAUSES: tuple[Clause, ...] = (
             "Check the dtype and the shape of the mask in `forward`, and raise for what is not supported; or declare "
             "what is, with `Claims(masks=...)`, where 'int' means integers that count as booleans."
         ),
+        accepts="masks of a wrong shape or dtype",
+    ),
+    Clause(
+        id="MSK-14",
+        level="MUST",
+        title="Float masks of another precision are added or refused",
+        statement=(
+            "A floating-point mask in another precision than the query's is added to the scores, as the same mask in "
+            "the query's dtype is, or raises."
+        ),
+        why=(
+            "Masks are often made once, in float32, and used in models of any dtype. If the numbers of such a mask are "
+            "read in another way, the wrong keys are hidden without an error."
+        ),
+        source="PyTorch documentation, type promotion; known bug in torch 2.13's CPU kernel",
+        differs=(
+            "In float64, the CPU kernel of F.scaled_dot_product_attention and torch.nn.MultiheadAttention (torch 2.13) "
+            "accepts a float32 mask, and gives incorrect numbers when there are more keys than one SIMD vector of the "
+            "processor holds."
+        ),
+        violation=(
+            "`mask.bool()` for a mask whose dtype is not the query's: a bias of 0.5 in float32 allows its key, and 0 "
+            "hides it."
+        ),
+        fix="Cast the mask to the dtype of the scores, `mask.to(scores.dtype)`, before it is added, or raise.",
     ),
 )

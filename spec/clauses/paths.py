@@ -8,7 +8,8 @@ CLAUSES: tuple[Clause, ...] = (
         level="MUST",
         title="need_weights does not change the output",
         statement=(
-            "The output is the same with `need_weights` on or off, for every mask, causal flag and gradient mode."
+            "The output is the same with `need_weights` on or off, for every mask, causal flag and gradient mode. (For "
+            "rows without any allowed key, see MSK-8.)"
         ),
         why=(
             "Weights are requested for debugging and for attention maps, not in production. If that changes the "
@@ -22,8 +23,8 @@ CLAUSES: tuple[Clause, ...] = (
             "takes another code path when scores are requested."
         ),
         violation=(
-            "A fused kernel that gives zeros for an empty row without weights, while the explicit softmax for "
-            "`need_weights=True` gives NaN there."
+            "`F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)` without weights, where the explicit "
+            "softmax for `need_weights=True` adds the mask: the mask is lost without weights."
         ),
         fix=(
             "Use the same masks, scale and empty-row policy with and without weights, and compare the outputs of both "
@@ -36,7 +37,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Training and gradient modes agree",
         statement=(
             "Training mode (without dropout), eval mode, eval mode under `no_grad` and eval mode under "
-            "`inference_mode` give the same output, for every mask, including empty rows."
+            "`inference_mode` give the same output, for every mask. (For rows without any allowed key, see MSK-8.)"
         ),
         why=(
             "A model is trained in one mode, validated in another and served in a third. If a mode selects other code, "

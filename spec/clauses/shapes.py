@@ -127,33 +127,29 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     Clause(
         id="SHP-6",
-        level="MUST",
+        level="SHOULD",
         kind="refusals",
-        title="Mismatched sizes raise",
+        title="Mismatched widths and lengths raise",
         statement=(
-            "A query, key or value whose last dimension is not D, a key and value with different S, and batch sizes "
-            "that differ raise an exception. None of these is ever broadcast silently."
+            "A query, key or value whose last dimension is not D, and a key and value with different S, raise an "
+            "exception. Neither is ever broadcast silently. (For batch sizes, see SHP-8.)"
         ),
         why=(
-            "A batch of one where several items were meant is a collation bug. If it is broadcast, every item attends "
-            "to the same keys, and training goes on with an incorrect loss."
+            "A length that differs is a bug of the caller. If a value of length 1 is broadcast, or a longer one is "
+            "read in part, training goes on with an incorrect loss."
         ),
-        source=(
-            "torch.nn.MultiheadAttention documentation (shapes of the inputs); known bug: silent broadcasting of a "
-            "batch of one"
-        ),
+        source="torch.nn.MultiheadAttention documentation (shapes of the inputs); pytorch/pytorch#193728",
         differs=(
-            "F.scaled_dot_product_attention broadcasts a key of batch size 1. Its CPU flash kernel (torch 2.13) "
-            "accepts a value longer than the key and reads past the end of the key (pytorch/pytorch#193728); the math "
-            "backend raises."
+            "The CPU flash kernel of F.scaled_dot_product_attention (torch 2.13) accepts a value longer than the key "
+            "and reads past the end of the key (pytorch/pytorch#193728); the math backend raises."
         ),
         violation=(
-            "`q @ k.transpose(-1, -2)` without a size check: all items of the query share a key and value of batch "
-            "size 1."
+            "A kernel that takes S from the value alone: with a shorter key, it reads numbers that belong to no key."
         ),
         fix=(
             "Compare the sizes of query, key and value at the top of `forward`, and raise a ValueError that names them."
         ),
+        accepts="inputs whose widths or lengths do not match",
     ),
     Clause(
         id="SHP-7",
@@ -161,7 +157,7 @@ CLAUSES: tuple[Clause, ...] = (
         title="Memory layout does not change the result",
         statement=(
             "Non-contiguous, transposed, expanded (stride 0) and sliced (storage offset) inputs give the same result "
-            "as their contiguous copies."
+            "as their contiguous copies, or an exception. They SHOULD be accepted."
         ),
         why=(
             "Models save memory with slices of a longer buffer, transposed sequences and expanded prefixes. Code that "
@@ -184,5 +180,33 @@ CLAUSES: tuple[Clause, ...] = (
             "Use `reshape` instead of `view`, and pass a kernel the strides, or what `.contiguous()` returns. A kernel "
             "that is meant for contiguous heads alone is declared with `from_kernel(contiguous=True)`."
         ),
+    ),
+    Clause(
+        id="SHP-8",
+        level="SHOULD",
+        kind="refusals",
+        title="A batch of one is not broadcast",
+        statement=(
+            "A query, key and value whose batch sizes differ raise an exception, also where one of them is 1: it is "
+            "not broadcast."
+        ),
+        why=(
+            "A batch of one where several items were meant is a collation bug. If it is broadcast, every item attends "
+            "to the same keys, and training goes on with an incorrect loss."
+        ),
+        source="torch.nn.MultiheadAttention documentation (shapes of the inputs)",
+        differs=(
+            "torch.nn.MultiheadAttention raises. F.scaled_dot_product_attention, and every module that multiplies with "
+            "`@` or `torch.matmul`, broadcasts a key and value of batch size 1, which some callers rely on."
+        ),
+        violation=(
+            "`q @ k.transpose(-1, -2)` without a size check: all items of the query share a key and value of batch "
+            "size 1."
+        ),
+        fix=(
+            "`if not len(query) == len(key) == len(value): raise ValueError(...)`, or document that a batch of one is "
+            "broadcast and ignore the clause."
+        ),
+        accepts="batches of one beside larger ones",
     ),
 )

@@ -70,15 +70,15 @@ CLAUSES: tuple[Clause, ...] = (
         id="STA-4",
         level="MUST",
         kind="conduct",
-        title="Saving and copying preserve the module",
+        title="Saving preserves the module",
         statement=(
-            "`state_dict` round-trips into a fresh module, strictly, with equal outputs. So do `copy.deepcopy` and "
-            "`torch.save` with `torch.load`, also when the module is part of a larger one. Loaded weights take effect "
-            "from the next call on, and a copy has its own weights."
+            "`state_dict` round-trips into a fresh module, strictly, with equal outputs, also through `torch.save` and "
+            "`torch.load`, and when the module is part of a larger one. Loaded weights take effect from the next call "
+            "on. (For copies, see STA-8.)"
         ),
         why=(
-            "Checkpoints, averaged copies and servers rebuild the module from its state. Whatever is missing from the "
-            "state is initialised again on loading."
+            "Checkpoints and servers rebuild the module from its state. Whatever is missing from the state is "
+            "initialised again on loading."
         ),
         source="torch.nn.Module documentation, `state_dict` and `load_state_dict`",
         differs=(
@@ -154,5 +154,32 @@ CLAUSES: tuple[Clause, ...] = (
             "between."
         ),
         fix="Keep intermediate results in local variables instead of attributes of the module.",
+    ),
+    Clause(
+        id="STA-8",
+        level="SHOULD",
+        kind="conduct",
+        title="Copies and pickles preserve the module",
+        statement=(
+            "`copy.deepcopy` and `pickle` give a module with equal outputs and weights of its own, also after a call "
+            "whose gradients are recorded."
+        ),
+        why=(
+            "Averaged weights, layers that are repeated by copying, and worker processes copy a module, often after it "
+            "has been called. A tensor that a call left on it makes the copy fail."
+        ),
+        source=(
+            "Python documentation of `copy` and `pickle`; torch.Tensor: only leaf tensors support the deepcopy protocol"
+        ),
+        differs=(
+            "torch.nn.MultiheadAttention can be copied and pickled at any time. The Annotated Transformer and ESPnet "
+            "keep the weights of the last call on the module (`self.attn`), so that a copy raises once gradients were "
+            "recorded."
+        ),
+        violation=(
+            "`self.attn = scores.softmax(-1)` in `forward`: after a call in training, `copy.deepcopy` raises, since "
+            "`self.attn` is not a leaf."
+        ),
+        fix="Keep no tensor of a call on the module, or keep what `.detach()` returns.",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 from mha.conformance.harness.known_bad.catalogue import scores_times
 from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
-from mha.spec import Output
+from mha.spec import Claims, Config, Output, Weights
 from mha.spec.dtypes import computable
 
 
@@ -103,7 +104,12 @@ class SoftmaxGradientWithoutRowSum(TextbookAttention):
 
 
 class NeverRefuses(TextbookAttention):
-    """Correct where there is a result, but inputs that do not fit are made to fit instead of refused."""
+    """Correct where there is a result, but what does not fit is made to fit instead of refused."""
+
+    def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
+        """Build one head where heads of an equal width do not fill the model."""
+        fits = config.n_heads > 0 and config.inner_width % config.n_heads == 0
+        super().__init__(claims, config if fits else replace(config, n_heads=1), weights, generator)
 
     def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Make the inputs fit first."""
