@@ -14,7 +14,6 @@ from mha.conformance.campaign.folder import Folder
 from mha.conformance.campaign.plan import Campaign, read_plan
 from mha.conformance.campaign.report import Jobs, campaign_report, keep_failures, rows, write_campaign
 from mha.conformance.campaign.run import RunOptions, RunState, run_campaign
-from mha.conformance.cli.check import finding
 from mha.conformance.cli.printing import print_folded
 from mha.conformance.cli.report import show_report
 from mha.conformance.reports.compare import Comparison, describe_changes
@@ -42,7 +41,7 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
                 for result in results:
                     bar.update(task, total=state.total - state.earlier, completed=state.done)
                     for verdict in filter(is_failure, result.report.verdicts):
-                        if (found := (verdict.implementation, finding(verdict))) not in known:
+                        if (found := (verdict.implementation, _finding(verdict))) not in known:
                             known.add(found)
                             console.print(_line(verdict, result.report.seed), markup=False, soft_wrap=True)
         except KeyboardInterrupt:
@@ -53,6 +52,11 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     if interrupted:
         print_folded("INCOMPLETE: the run was stopped; what is done is kept: go on with --resume.")
     return 2 if interrupted else 0
+
+
+def _finding(verdict: Verdict) -> str:
+    """Return what a failure says that another one may say too."""
+    return verdict.diagnosis or f"{status_of(verdict)} {verdict.clause}"
 
 
 def _line(verdict: Verdict, seed: int) -> str:

@@ -1,10 +1,10 @@
-"""`mha check`: implementations judged one after another, each failure reported when it is found."""
+"""`mha check`: implementations judged one after another, with a summary of each."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +23,13 @@ from mha.conformance.reports.github import runner_annotations, write_step_summar
 from mha.conformance.reports.summary import SIGNS, is_failure, severity
 from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
 from mha.conformance.reports.text import (
+    HANGING,
     WIDTH,
     brief,
     describe,
     describe_changes,
     fitted,
+    place,
     summarise,
     visible_name,
     width_of,
@@ -136,7 +138,7 @@ class Stopped(Exception):
 
 
 def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions, workers: Workers) -> int:
-    """Judge all targets, print each failure when it is found, write the reports, and return the exit status.
+    """Judge all targets, print what is found, write the reports, and return the exit status.
 
     An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
     a target, a waiver file or a report file that cannot be used.
@@ -220,7 +222,7 @@ class Run:
                 own.append(verdict)
                 self.verdicts.append(verdict)
                 advance(bar, own, clauses[len(own)])
-                if not verdict.blocked_by and (settings.clauses or self.options.verbose or is_news(own)):
+                if not verdict.blocked_by and self.prints_each:
                     self.print(verdict)
                 self.left -= 1
                 if self.left and (reason := self.options.stop.reason(verdict, self.begun)):
@@ -228,6 +230,11 @@ class Run:
         self.sum_up(list(settled(own)), incomplete=bool(reason))
         if reason:
             raise Stopped(reason)
+
+    @property
+    def prints_each(self) -> bool:
+        """Whether each verdict is printed when it is reached."""
+        return self.options.verbose or bool(self.settings.clauses)
 
     def print(self, verdict: Verdict) -> None:
         """Print a verdict, in full where its clause was asked for."""
@@ -237,46 +244,24 @@ class Run:
             print_verdict(self.printer, verdict, in_full=bool(self.settings.clauses))
 
     def sum_up(self, own: Sequence[Verdict], *, incomplete: bool) -> None:
-        """Print what is known only at the end of an implementation: what is blocked, the outcome, what to do next."""
+        """Print what fails, by cause, what to do next, and the verdict, which is the last line."""
         for verdict in own:
-            if verdict.blocked_by:  # only now is it known whether that fails too
+            if verdict.blocked_by and self.prints_each:  # only now is it known whether that fails too
                 self.print(verdict)
-        width = self.printer.width
-        if not self.settings.clauses and not self.options.verbose:
-            for text in repetitions(own):
-                self.printer.line(wrapped(text, width, "", " " * 24))
-        self.printer.paragraph("\n".join(summarise(own, incomplete=incomplete, width=width, failures=False)))
+        *details, said = summarise(
+            own,
+            incomplete=incomplete,
+            width=self.printer.width,
+            failures=not self.settings.clauses,
+            profile=self.settings.profile,
+        )
+        self.printer.paragraph("\n".join(details))
         scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
         if scripted and not self.settings.clauses:
             clause = min(scripted, key=severity).clause
             hint = f"To see a failure in full, with a script that reproduces it: mha show {clause}"
-            self.printer.line(fitted(hint, self.printer.console.file))
-
-
-def is_news(verdicts: Sequence[Verdict]) -> bool:
-    """Return whether no earlier verdict has the diagnosis of the last one, or if it has none, its clause and status."""
-    *earlier, last = verdicts
-    return all(finding(verdict) != finding(last) for verdict in earlier)
-
-
-def finding(verdict: Verdict) -> str:
-    """Return what a verdict says that another one may say too."""
-    return verdict.diagnosis or f"{status_of(verdict):15} {verdict.clause}"
-
-
-def repetitions(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield for each status, dtype and device the clauses that fail there as they did in an earlier one."""
-    again: dict[tuple[str, str], list[str]] = {}
-    for number, verdict in enumerate(verdicts, 1):
-        if verdict.status not in QUIET and not verdict.diagnosis and not is_news(verdicts[:number]):
-            again.setdefault((status_of(verdict), place(verdict)), []).append(verdict.clause)
-    for (status, where), clauses in again.items():
-        yield f"{status:15} again   {where}: {', '.join(clauses)}"
-
-
-def place(verdict: Verdict) -> str:
-    """Return the dtype, and the device if it is not the CPU."""
-    return verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
+            self.printer.folded(hint)
+        self.printer.paragraph(said)
 
 
 def print_verdict(printer: Printer, verdict: Verdict, *, in_full: bool) -> None:
@@ -291,7 +276,7 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
     """Return a verdict in a line or two."""
     text = f"{verdict.examples} cases" if verdict.status == "pass" else brief(verdict)
     first = f"{status_of(verdict):15} {verdict.clause:7} {place(verdict)}: {text}"
-    return wrapped(first, width, "", " " * 24)
+    return wrapped(first, width, "", HANGING)
 
 
 def finish(printer: Printer, report: Report, options: CheckOptions) -> int:

@@ -47,9 +47,12 @@ def expect_equal(result: RecordedTensor, expected: RecordedTensor | float, *, be
     if bool(same.all()):
         return
     error = (result.tensor.double() - value.double()).abs().nan_to_num(nan=float("inf")).masked_fill(same, -1.0)
-    wording = f"{{}}, to the bit, as in {name}" if isinstance(expected, RecordedTensor) else "exactly {}"
+    place = _place_of_largest(error)
+    wording = "exactly {}"
+    if isinstance(expected, RecordedTensor):
+        wording = f"{{}}, to the bit, as in {expected[place].code}"
     assertion = f"torch.testing.assert_close({result.code}, {name}, rtol=0, atol=0, equal_nan=True)"
-    raise Violation(_message(result, value, _place_of_largest(error), wording, because), (assertion,))
+    raise Violation(_message(result, value, place, wording, because), (assertion,))
 
 
 def expect_no_worse(code: str, result: Tensor, plain: Tensor, expected: Tensor, times: int = 2) -> None:

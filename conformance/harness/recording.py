@@ -33,6 +33,9 @@ class RecordedTensor:
         part = index if isinstance(index, tuple) else (index,)
         if all(isinstance(place, int) for place in self.index):
             return replace(self, tensor=self.tensor[index], index=self.index + part)
+        whole = _composed(self.index, part)
+        if whole:
+            return replace(self, tensor=self.tensor[index], index=whole)
         return RecordedTensor(self.tensor[index], self.code, self.note_margin, part)
 
     def detached(self) -> RecordedTensor:
@@ -92,6 +95,27 @@ class CallStep:
     upstream: Tensor | None = None
     wanted: tuple[str, ...] = ()
     switches: bool = True
+
+
+def _composed(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the one index that selects what two do, the second of numbers alone; empty if that is not simple.
+
+    >>> _composed((0, [3, 5]), (1, 2))
+    (0, 5, 2)
+    """
+    numbers, whole = list(second), list[Any]()
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        return ()
+    for place in first:
+        if isinstance(place, int):
+            whole.append(place)
+        elif isinstance(place, list | Tensor) and numbers:
+            whole.append(int(place[numbers.pop(0)]))
+        elif isinstance(place, slice) and place.step is None and (place.start or 0) >= 0 and numbers:
+            whole.append((place.start or 0) + numbers.pop(0))
+        else:
+            return ()
+    return (*whole, *numbers)
 
 
 Step = BuildStep | DeriveStep | CallStep

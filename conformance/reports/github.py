@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mha.conformance.reports.markdown import to_markdown
-from mha.conformance.reports.summary import is_failure, outcome, severity, tally
+from mha.conformance.reports.sentence import sentence
+from mha.conformance.reports.summary import is_failure, outcome, severity
 from mha.conformance.reports.text import LISTED, brief, visible, visible_name
 from mha.conformance.results import Report, Verdict, by_implementation
 from mha.spec.clauses import CLAUSES
@@ -33,8 +34,8 @@ def write_step_summary(report: Report) -> str:
 def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
     """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet SHOULD.
 
-    The runner shows only the first few of a step, so the most severe come first. A notice with the counts follows for
-    each implementation that has any failure.
+    The runner shows only the first few of a step, so the most severe come first. A notice with the verdict follows
+    for each implementation that has any failure.
     """
     grouped = by_implementation(verdicts)
     failures = {name: [v for v in own if v.status in LISTED] for name, own in grouped.items()}
@@ -45,7 +46,7 @@ def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
         yield _command(kind, f"{title}: {CLAUSES[verdict.clause].title}", message)
     for name, own in grouped.items():
         if failures[name]:
-            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", str(tally(own)))
+            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", visible(sentence(own)))
 
 
 def _command(kind: str, title: str, message: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from statistics import median
@@ -15,12 +14,13 @@ from urllib.parse import quote
 from jinja2 import Environment
 
 from mha.conformance.harness.known_bad.sources import seen_in
+from mha.conformance.reports.entries import by_section, entries
+from mha.conformance.reports.sentence import sentence
 from mha.conformance.reports.summary import (
     SIGNS,
     cause_of,
     cell_of,
     conforms,
-    findings,
     legend,
     outcome,
     tally,
@@ -174,6 +174,7 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "device": verdict.device,
         "message": visible(verdict.message),
         "diagnosis": visible(verdict.diagnosis),
+        "usual_fix": visible(verdict.fix),
         "seen_in": seen_in(verdict.diagnosis),
         "steps": visible(verdict.steps),
         "case": visible(verdict.case or ""),
@@ -194,7 +195,7 @@ def _rejected(verdict: Verdict) -> str:
 
 
 def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
-    """Return what does not pass, the most severe first, once for all that has one cause, by implementation.
+    """Return what does not pass, by implementation and by section, once for all that has one cause.
 
     Those that do not conform come first; a single one is open.
     """
@@ -202,14 +203,14 @@ def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
     failing = [label for label, own in by_name.items() if not conforms(own)]
     for label, own in sorted(by_name.items(), key=lambda each: conforms(each[1])):
         name = own[0].implementation
-        found = findings(verdict for verdict in own if status_of(verdict) not in ("pass", "not claimed"))
-        if found:
-            counts = Counter(status_of(same[0]) for same in found)
-            summary = ", ".join(f"{number} {status}" for status, number in counts.items())
-            target = report.targets.get(name, name)
+        target = report.targets.get(name, name)
+        sections = {
+            title: [_finding(label, entry.verdicts, target) for entry in found]
+            for title, found in by_section(entries(own)).items()
+        }
+        if sections:
             opened = [label] == failing or len(by_name) == 1
-            rows = [_finding(label, same, target) for same in found]
-            listed.append({"name": label, "open": opened, "summary": summary, "findings": rows})
+            listed.append({"name": label, "open": opened, "summary": visible(sentence(own)), "sections": sections})
     return listed
 
 
@@ -226,6 +227,7 @@ def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]
         "status": status_of(first),
         "where": ", ".join(dict.fromkeys(f"{verdict.dtype} on {verdict.device}" for verdict in same)),
         "message": visible(first.message),
+        "fix": visible(first.fix),
         "replay": command if case else "",
     }
 

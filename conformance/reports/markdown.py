@@ -6,11 +6,12 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
+from mha.conformance.reports.entries import entries
+from mha.conformance.reports.sentence import sentence
 from mha.conformance.reports.summary import (
     by_family,
     cause_of,
     cell_of,
-    findings,
     is_failure,
     legend,
     outcome,
@@ -26,10 +27,11 @@ MOST_FAILURES, LONGEST_CASE = 40, 300
 
 def to_markdown(report: Report) -> str:
     """Return a table of implementations and families, and each failure with its minimal case, the most severe first."""
-    failures = findings(verdict for verdict in report.verdicts if is_failure(verdict))
-    lines = ["## Multi-head attention conformance report", "", _facts(report), "", *_matrix(report), ""]
-    for same in failures[:MOST_FAILURES]:
-        lines += _details(same)
+    failures = [entry for entry in entries(report.verdicts) if is_failure(entry.first)]
+    lines = ["## Multi-head attention conformance report", "", _facts(report), "", *_sentences(report), ""]
+    lines += [*_matrix(report), ""]
+    for entry in failures[:MOST_FAILURES]:
+        lines += _details(entry.verdicts)
     if len(failures) > MOST_FAILURES:
         lines.append(f"And {len(failures) - MOST_FAILURES} more failures.")
     return "\n".join(lines).rstrip()
@@ -39,6 +41,12 @@ def _facts(report: Report) -> str:
     facts = [f"profile {report.profile}", seeds_of(report), *(f"{n} {v}" for n, v in report.versions.items())]
     line = visible(", ".join(facts), LONGEST_NAME * len(facts)).replace("\n", " ")
     return f"{'INCOMPLETE: the run was stopped. ' if report.incomplete else ''}{_text(line)}."
+
+
+def _sentences(report: Report) -> Iterator[str]:
+    """Yield the verdict on each implementation."""
+    for name, own in report.by_implementation.items():
+        yield f"- `{_code(visible_name(name))}`: {_text(visible(sentence(own)))}"
 
 
 def _matrix(report: Report) -> Iterator[str]:
@@ -75,6 +83,7 @@ def _details(same: Sequence[Verdict]) -> list[str]:
     heading = f"{status_of(verdict)} {cause or verdict.clause}, {subjects}"
     heading += "" if cause else f": {CLAUSES[verdict.clause].title}"
     lines = ["<details>", f"<summary>{html.escape(heading)}</summary>", "", _text(brief_message(verdict)), ""]
+    lines += [f"Usual fix: {_text(visible(verdict.fix))}", ""] if verdict.fix else []
     if verdict.case:
         lines += [f"Case: `{_code(visible(verdict.case, LONGEST_CASE))}`", ""]
     return [*lines, "</details>", ""]

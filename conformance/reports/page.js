@@ -56,6 +56,7 @@ function show(button) {
     if (verdict.case) element("pre", verdict.case, part);
     list([
       ["diagnosis", verdict.diagnosis],
+      ["fix of this defect", verdict.usual_fix],
       ["seen in", verdict.seen_in],
       ["steps", verdict.steps],
       ["last call", verdict.arguments],

@@ -81,15 +81,15 @@ def conforms(verdicts: Collection[Verdict]) -> bool:
 
 
 def outcome(verdicts: Collection[Verdict]) -> str:
-    """Return the verdict on an implementation as a whole, in words: also in which kinds of clause it fails."""
+    """Return the verdict on an implementation as a whole, in a few words; `sentence` says why."""
     statuses = {verdict.status for verdict in verdicts}
     if "harness_error" in statuses:
         return "COULD NOT BE JUDGED"
     if statuses <= {"not_claimed"}:
         return "NOTHING WAS JUDGED"
     if not conforms(verdicts):
-        return f"DOES NOT CONFORM in {' and '.join(_failing_kinds(verdicts))}"
-    words = "conforms where judged" if tally(verdicts).few_judged else "conforms"
+        return "DOES NOT CONFORM"
+    words = "CONFORMS where judged" if tally(verdicts).few_judged else "CONFORMS"
     return f"{words}, with waivers" if "waived" in statuses else words
 
 
@@ -215,14 +215,6 @@ def _reason(worst: Verdict, verdicts: Collection[Verdict]) -> str:
     if claim := MISSING_CLAIM.match(first):
         return claim[1]
     return "other dtypes" if OTHER_DTYPES.match(first) or UNCLAIMED_DTYPE.search(first) else shorten(first, 40)
-
-
-def _failing_kinds(verdicts: Iterable[Verdict]) -> list[Kind]:
-    """Return the kinds of what fails in its own right, or of what is blocked if nothing else does."""
-    failures = [verdict for verdict in verdicts if is_failure(verdict)]
-    failures = [verdict for verdict in failures if verdict.status != "blocked"] or failures
-    found = {CLAUSES[verdict.clause].kind for verdict in failures}
-    return [kind for kind in KINDS if kind in found]
 
 
 def total_rejections(verdicts: Iterable[Verdict]) -> Rejections:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 from mha.conformance.harness.known_bad.sources import seen_in
-from mha.conformance.reports.summary import (
-    Tally,
-    cause_of,
-    findings,
-    outcome,
-    severity,
-    tally,
-    total_rejections,
-)
+from mha.conformance.reports.entries import Entry, by_section, entries
+from mha.conformance.reports.sentence import sentence
+from mha.conformance.reports.summary import Tally, tally, total_rejections
 from mha.conformance.results import NONCONFORMING, Report, Verdict, by_implementation, status_of
 from mha.spec.clauses import CLAUSES
 
@@ -25,10 +20,22 @@ LONGEST_TEXT, LONGEST_NAME, LONGEST_SCRIPT, LONGEST_BRIEF = 4000, 80, 100_000, 2
 # In columns: of a line, unless the terminal is narrower, and of the labels of a description.
 WIDTH, LABEL_WIDTH = 110, 11
 INDENT = " " * 4
+# A tensor as scripts name it: of the call with this number.
+NUMBERED = re.compile(
+    r"\b(?P<name>output|weights|query|key|value|mask)_(?P<number>\d+)(?P<index>(\.grad)?(\[[-\d, :.]*\])?)"
+)
 # How a level reads beside a failure.
 LEVELS = {"MAY": "MAY, and claimed"}
 # Why a family blocks clauses of others.
 FAMILY_FAILS = "which the same calls fail"
+# What the quick profile leaves out, which may hide a failure.
+QUICK = "profile quick: neither long rows nor rare sizes were tried; --profile default tries them"
+# Of one cause, how many clauses are named.
+MOST_CLAUSES = 8
+# Below the text of an entry.
+HANGING = " " * 24
+# How the message on invalid input that is accepted begins; the section says so.
+NOT_RAISED = "no exception was raised, though "
 LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
@@ -81,7 +88,25 @@ def brief(verdict: Verdict) -> str:
 
 def brief_message(verdict: Verdict) -> str:
     """Return the message in one short line."""
-    return textwrap.shorten(visible(verdict.message), LONGEST_BRIEF, placeholder=" ...")
+    return textwrap.shorten(visible(_without_numbers(verdict.message)), LONGEST_BRIEF, placeholder=" ...")
+
+
+def _without_numbers(message: str) -> str:
+    """Return a message without the numbers that tell the calls of its script apart: there may be two calls.
+
+    >>> _without_numbers("output_2[0, 1] is 1, but should be 2")
+    'output[0, 1] is 1, but should be 2'
+    >>> _without_numbers("output_4[0] is 1, but should be 2, as in output_2[0]")
+    'output[0] of the second call is 1, but should be 2, as in output[0] of the first call'
+    """
+    numbers = sorted({int(found["number"]) for found in NUMBERED.finditer(message)})
+    calls = dict(zip(numbers, ("the first call", "the second call"), strict=False))
+
+    def renamed(found: re.Match[str]) -> str:
+        text = f"{found['name']}{found['index'] or ''}"
+        return text if len(numbers) == 1 else f"{text} of {calls[int(found['number'])]}"
+
+    return NUMBERED.sub(renamed, message) if len(numbers) <= 2 else message
 
 
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
@@ -112,16 +137,15 @@ def describe(verdict: Verdict, width: int = WIDTH) -> str:
 
 
 def _finding(verdict: Verdict) -> dict[str, str]:
-    """Return what is wrong and how that is usually mended, by label; a diagnosis says more than such a fix."""
+    """Return what is wrong and how that is usually mended, by label; a diagnosis knows more than the clause."""
     clause = CLAUSES[verdict.clause]
-    first = "First mend the clauses that fail beside this one. Otherwise: " if clause.general else ""
-    shown = verdict.status in ("fail", "waived") and not (clause.general and verdict.diagnosis)
+    fix = verdict.fix if verdict.diagnosis else clause.fix
     return {
         "diagnosis": f"{visible(verdict.diagnosis)}; this gives the same output" if verdict.diagnosis else "",
         "seen in": seen_in(verdict.diagnosis),
         "message": visible(verdict.message),
         "steps": visible(verdict.steps),
-        "usual fix": f"{first}{clause.fix}" if shown else "",
+        "usual fix": visible(fix) if verdict.status in ("fail", "waived") else "",
     }
 
 
@@ -137,53 +161,91 @@ def _sizes(code: str) -> str:
 
 
 def summarise(
-    verdicts: Iterable[Verdict], *, incomplete: bool = False, width: int = WIDTH, failures: bool = True
+    verdicts: Iterable[Verdict],
+    *,
+    incomplete: bool = False,
+    width: int = WIDTH,
+    failures: bool = True,
+    profile: str = "",
+    not_covered: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
-    """Return for each implementation its outcome, a line for each clause that does not pass, and its counts.
+    """Return for each implementation what does not pass, by section, what was judged, and last the verdict.
 
-    What blocks other clauses comes first, then incorrect answers. incomplete: the run was stopped, so clauses may be
-    missing. width: in columns; a longer line continues below, indented. failures: whether to list all that fails, or
-    only the causes that several clauses share.
+    incomplete: the run was stopped, so clauses may be missing. width: in columns; a longer line continues below,
+    indented. failures: whether to list what does not pass. profile: of the run; what the quick one leaves out is said.
+    not_covered: what no clause judges, by the name of the implementation.
     """
-    lines = []
-    for own in by_implementation(verdicts).values():
-        lines.append(wrapped(_headline(own, incomplete), width, "", 2 * INDENT))
-        listed = _failures(own) if failures else _causes(own)
-        details = (*listed, *_blocked(own), *_totals(own, width - len(INDENT)))
+    lines: list[str] = []
+    for name, own in by_implementation(verdicts).items():
+        lines += [""] if lines else []
+        if failures:
+            lines += listing(own, width)
+        details = [*_blocked(own), *_evidence(own, profile, width - len(INDENT))]
         lines += [wrapped(line, width, INDENT, 2 * INDENT) for line in details]
+        said = sentence(own, (not_covered or {}).get(name, ()))
+        said = f"INCOMPLETE, so far: {said}" if incomplete else said
+        lines.append(wrapped(f"{visible_name(name)}: {visible(said)}", width, "", INDENT))
     return lines
 
 
-def _headline(verdicts: Sequence[Verdict], incomplete: bool) -> str:
-    whole = f"INCOMPLETE, so far: {outcome(verdicts)}" if incomplete else outcome(verdicts)
-    examples, margin, counted = sum(v.examples for v in verdicts), max(v.margin for v in verdicts), tally(verdicts)
-    name = visible_name(verdicts[0].implementation)
+def listing(verdicts: Sequence[Verdict], width: int = WIDTH) -> list[str]:
+    """Return what does not pass of an implementation: a title for each section, and an entry for each cause."""
+    lines: list[str] = []
+    for title, found in by_section(entries(verdicts)).items():
+        lines.append(f"{title}:")
+        for entry in found:
+            lines += entry_lines(entry, width)
+        lines.append("")
+    return lines
+
+
+def entry_lines(entry: Entry, width: int = WIDTH) -> list[str]:
+    """Return an entry in a few lines; one that does not decide, in one."""
+    first = entry.first
+    places = ", ".join(dict.fromkeys(map(place, entry.verdicts)))
+    head = f"{status_of(first):15} {_some(entry.clauses):7} {places}: "
+    message = brief_message(first)
+    if status_of(first) == "unmet SHOULD":
+        shown = max(width - len(head), MOST_CLAUSES)
+        return [head + textwrap.shorten(message.removeprefix(NOT_RAISED), shown, placeholder=" ...")]
+    if not entry.cause:
+        return [wrapped(f"{head}{message}", width, "", HANGING)]
+    lines = [wrapped(f"{head}{visible(entry.cause, LONGEST_BRIEF)}", width, "", HANGING)]
+    lines.append(wrapped(f"{first.clause}: {message}", width, HANGING))
+    if first.fix:
+        lines.append(wrapped(f"usual fix: {visible(first.fix)}", width, HANGING))
+    return lines
+
+
+def place(verdict: Verdict) -> str:
+    """Return the dtype, and the device if it is not the CPU."""
+    return verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
+
+
+def _some(clauses: Sequence[str]) -> str:
+    """Return the first clauses of a list, and how many more there are."""
+    if len(clauses) <= MOST_CLAUSES:
+        return ", ".join(clauses)
+    return f"{', '.join(clauses[:MOST_CLAUSES])} and {len(clauses) - MOST_CLAUSES} more"
+
+
+def _evidence(verdicts: Sequence[Verdict], profile: str, width: int) -> Iterator[str]:
+    """Yield on what the verdict rests: what was judged, and what was not, in lines of at most `width` columns."""
+    counted = tally(verdicts)
     if not counted.judged:
-        return f"{name}: {whole}"
+        yield visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts)))
+        return
+    examples, margin = sum(v.examples for v in verdicts), max(v.margin for v in verdicts)
     judged = f"{counted.judged} of {counted.clauses}" if counted.unjudged else str(counted.judged)
-    clauses, cases = "clause" + "s" * (counted.clauses != 1), "case" + "s" * (examples != 1)
-    evidence = f"{judged} {clauses} judged on {examples} {cases}; largest error/bound {margin:.2f}"
+    clauses = "clause" if counted.clauses == 1 else "clauses"
+    cases = "case" if examples == 1 else "cases"
+    evidence = f"judged: {judged} {clauses} on {examples} {cases}; largest error {margin:.2f} of its bound"
     if (known_bad := total_rejections(verdicts)).tried:
-        share = known_bad.rejected / known_bad.tried
-        evidence += f"; self-test: {share:.0%} of {known_bad.tried} known-bad answers rejected"
-    return f"{name}: {whole} ({evidence})"
-
-
-def _failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield a line for each cause, and for each other clause that fails or is waived in its own right."""
-    blocking = {verdict.blocked_by or "" for verdict in verdicts if verdict.status == "blocked"}
-    listed = findings(verdict for verdict in verdicts if verdict.status in LISTED and verdict.status != "blocked")
-    for same in sorted(listed, key=lambda same: _rank(same, blocking)):
-        where = ", ".join(dict.fromkeys(f"{verdict.dtype} {verdict.device}" for verdict in same))
-        cause = visible(cause_of(same))
-        yield f"{status_of(same[0])} {cause or same[0].clause} ({where}): {brief_message(same[0])}"
-
-
-def _causes(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield a line for each cause that several clauses share."""
-    for same in findings(verdict for verdict in verdicts if verdict.diagnosis and verdict.status != "blocked"):
-        if len({verdict.clause for verdict in same}) > 1:
-            yield visible(cause_of(same))
+        evidence += f"; wrong answers put to the same cases: {known_bad.rejected} of {known_bad.tried} noticed"
+    yield evidence
+    yield from _unjudged(counted, width)
+    if profile == "quick" and counted.clauses > 1:
+        yield QUICK
 
 
 def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -197,16 +259,6 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield f"blocked by {cause} ({why}): {', '.join(dict.fromkeys(clauses))}"
 
 
-def _totals(verdicts: Sequence[Verdict], width: int) -> Iterator[str]:
-    """Yield what was not judged, in a line of at most `width` columns, and how many clauses of each kind pass."""
-    counted = tally(verdicts)
-    if not counted.judged:
-        yield visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts)))
-        return
-    yield from _unjudged(counted, width)
-    yield str(counted)
-
-
 def _unjudged(counted: Tally, width: int) -> Iterator[str]:
     """Yield a line with the reasons for which clauses were not judged, the rest of them together if they do not fit."""
     reasons = [f"{visible_name(reason)} ({number})" for reason, number in counted.unjudged.items()]
@@ -217,13 +269,6 @@ def _unjudged(counted: Tally, width: int) -> Iterator[str]:
         if reasons and (len(line) <= width or shown == 0):
             yield line
             return
-
-
-def _rank(same: Sequence[Verdict], blocking: Collection[str]) -> tuple[bool, tuple[int, int, bool, bool, int]]:
-    """Return a sort key: what blocks other clauses comes first, then what is most severe."""
-    clauses = {verdict.clause for verdict in same}
-    blocks = any(name in blocking for clause in clauses for name in (clause, CLAUSES[clause].family))
-    return not blocks, severity(same[0])
 
 
 def _row(label: str, text: str, width: int) -> str:

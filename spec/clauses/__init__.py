@@ -91,7 +91,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 KINDS: Mapping[Kind, str] = MappingProxyType(
     {
         "answers": "a valid call returns the correct result.",
-        "refusals": "invalid input is refused.",
         "conduct": "a call has no side effects, and agrees with itself when it is repeated, compiled or transformed.",
+        "refusals": "invalid input is refused.",
     }
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["MUST", "SHOULD", "MAY"]
-Kind = Literal["answers", "refusals", "conduct"]
+Kind = Literal["answers", "conduct", "refusals"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
