@@ -101,8 +101,8 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
     named = run(python, once, *options, "--mha-impl", "my-mistake", "my-attention", folder=folder, path=path)
     assert named.returncode == 1, named.stdout + named.stderr
     assert "no module twice" in named.stdout
-    assert "my-attention: conforms (1 clause judged" in named.stdout
-    assert "my-mistake: DOES NOT CONFORM in answers (1 clause judged" in named.stdout
+    assert "my-attention: CONFORMS: 1 answer right" in named.stdout
+    assert "my-mistake: DOES NOT CONFORM: 1 of 1 answers is wrong" in named.stdout
     assert "SMX-6 (MUST)" in named.stdout
     assert "from my_attention import mistake as implementation" in named.stdout
     broken = run(python, "-m", "pytest", *options, "--mha-impl", "my-broken-plugin", folder=folder, path=path)
@@ -114,7 +114,7 @@ def expect_verdicts(python: Path | str, folder: Path, file: Path, *arguments: st
     assert report["broken"] == {"my-broken-plugin": "RuntimeError: the kernel library is missing"}
     assert not report["conforms"]
     assert "unavailable: my-broken-plugin (my_broken_plugin:implementation): RuntimeError" in every.stdout
-    for line in ("judging: my-attention, my-mistake\n", "my-attention: conforms", "my-mistake: DOES NOT CONFORM"):
+    for line in ("judging: my-attention, my-mistake\n", "my-attention: CONFORMS", "my-mistake: DOES NOT CONFORM"):
         assert line in every.stdout
 
 

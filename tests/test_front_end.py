@@ -97,7 +97,7 @@ def test_keyword_selects_one_clause_and_the_header_names_what_is_judged() -> Non
         "estimate: about 5 s on one core",
     ):
         assert line in done.stdout
-    assert "loop: conforms (1 clause judged" in done.stdout
+    assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
 FAULTY = """\
@@ -124,7 +124,7 @@ def test_failure_is_described_once_and_the_verdict_is_last_in_ci(faulty: str, tm
     assert done.stdout.splitlines()[-2] == "    answers 0 of 1"
     assert (tmp_path / "step.md").read_text().count("## Multi-head attention conformance report") == 1
     assert "case       Case(mask='empty_rows')" in done.stdout
-    assert "FiniteFill: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
+    assert "FiniteFill: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -201,7 +201,7 @@ def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contrac
         summaries.append(done.stdout.split("judging: sdpa, loop")[-1].split("=====")[0])
     assert texts[0] == texts[1]
     assert summaries[0] == summaries[1]
-    assert "loop: conforms" in summaries[0]
+    assert "loop: CONFORMS" in summaries[0]
     report = texts[0]
     assert report["conforms"]
     assert not report["incomplete"]
@@ -213,7 +213,7 @@ def test_run_that_stops_at_the_first_failure_is_incomplete(faulty: str, tmp_path
     file = tmp_path / "report.json"
     done = run("-x", "-k", "MSK-8 or MSK-9", "--mha-impl", faulty, "--mha-report", str(file), *QUICK)
     assert done.returncode == 1
-    assert "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
+    assert "FiniteFill: INCOMPLETE, so far: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
     assert json.loads(file.read_text())["incomplete"]
 
 
@@ -222,6 +222,6 @@ def test_report_that_cannot_be_written_leaves_the_verdicts_on_screen(tmp_path: P
     file.symlink_to("/dev/full")
     done = run("-k", "SHP-1", "--mha-impl", "loop", "--mha-report", str(file), *QUICK)
     assert done.returncode == 2
-    assert "loop: conforms (1 clause judged" in done.stdout
+    assert "loop: CONFORMS: 1 answer right" in done.stdout
     assert f"mha: the report cannot be written to '{file}': No space left on device" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -60,11 +60,11 @@ def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() 
     done = run("-n", "1", "--timeout", "6", "-k", "SHP-1", "--mha-impl", *targets, "loop", *QUICK)
     assert done.returncode == 1, done.stdout
     for name in names:
-        assert f"{name}: DOES NOT CONFORM in answers (1 clause judged" in done.stdout
+        assert f"{name}: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
     assert "fail SHP-1 (float32 cpu): judging did not end: " in done.stdout
     assert "Timeout" in done.stdout
     assert "crashed while running" in done.stdout
-    assert "loop: conforms (1 clause judged" in done.stdout
+    assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
 def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
@@ -73,7 +73,7 @@ def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
     assert done.returncode == 1, done.stdout
     assert "fail SHP-1 (float32 cpu): the call raised RuntimeError" in done.stdout
     assert "not enough memory" in done.stdout or "t allocate memory" in done.stdout
-    assert "loop: conforms (1 clause judged" in done.stdout
+    assert "loop: CONFORMS: 1 answer right" in done.stdout
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -83,7 +83,7 @@ def test_report_of_an_interrupted_run_has_the_verdicts_so_far(tmp_path: Path, wo
     done = run("-k", "SHP-1", "-n", workers, "--mha-impl", *targets, "--mha-report", str(file), *QUICK)
     assert done.returncode == 2, done.stdout
     if workers == "0":
-        assert "loop: INCOMPLETE, so far: conforms (1 clause judged" in done.stdout
+        assert "loop: INCOMPLETE, so far: CONFORMS: 1 answer right" in done.stdout
     report = json.loads(file.read_text())
     assert report["incomplete"]
     assert not report["conforms"]

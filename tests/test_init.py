@@ -58,7 +58,7 @@ def test_steps_of_the_written_job_run_one_by_one(tmp_path: Path, monkeypatch: py
     for step in (line.partition("- run: ")[2] for line in workflow.splitlines() if "- run: " in line):
         done = subprocess.run(["bash", "-ec", step], capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "CrossAttention: conforms (1 clause judged" in done.stdout
+    assert "CrossAttention: CONFORMS: 1 answer right" in done.stdout
     assert (tmp_path / "mha-report.html").exists()
     torch, project, suite = (tmp_path / "pip.log").read_text().splitlines()
     assert torch.startswith("install torch --index-url ")

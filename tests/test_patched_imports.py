@@ -174,7 +174,7 @@ def test_import_is_noted_once_by_the_command(folder: Path) -> None:
     done = run_module("mha.conformance", *command, cwd=folder, env=environment(folder))
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count(f"Note: {NOTE}.") == done.stdout.count("torch had been changed") == 1
-    assert "Right: conforms" in done.stdout
+    assert "Right: CONFORMS" in done.stdout
     assert "Wrong: DOES NOT CONFORM" in done.stdout
     assert NOTE in (folder / "r.html").read_text()
 

@@ -114,7 +114,7 @@ def test_matrix_has_a_cell_for_each_family() -> None:
     assert lines[2].split() == ["faulty", "1/3", "✓", "✗1", "-", "w1"]
     assert lines[3].split() == ["correct", "4/4", "✓", "✓", "✓", "✓"]
     assert lines[4] == "✗ fails   w waived   ✓ passes   - not claimed"
-    assert lines[5].startswith("answers, refusals, conduct: the required clauses that pass")
+    assert lines[5].startswith("answers, conduct, refusals: the required clauses that pass")
     assert lines[6].startswith("Each other cell: the worst status")
 
 
@@ -144,17 +144,40 @@ def test_matrix_has_a_row_for_each_of_two_names_that_are_cut() -> None:
 
 
 def test_summary_has_an_outcome_failures_and_counts() -> None:
-    first, failure, waived, unmet, unjudged, counts, *other = summarise(two_implementations().verdicts, width=200)
-    evidence = "4 of 5 clauses judged on 200 cases; largest error/bound 0.20"
-    self_test = "self-test: 83% of 6 known-bad answers rejected"
-    assert first == f"faulty: DOES NOT CONFORM in answers ({evidence}; {self_test})"
-    assert failure == "    fail MSK-8 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
-    assert waived == "    waived NUM-1 (float32 cpu): output is off [waived: <known>]"
-    assert unmet == "    unmet SHOULD MSK-10 (float32 cpu): output_2[0, 0, 0] is nan, but should be 0.5"
-    assert unjudged == "    not judged: causal (1)"
-    assert counts == "    answers 1 of 3; SHOULD: answers 0 of 1"
-    assert other[0].startswith("correct: conforms (5 clauses judged on 200 cases;")
-    assert other[-1] == "    answers 4 of 4; SHOULD: answers 1 of 1"
+    assert summarise(two_implementations().verdicts, width=200, profile="quick") == [
+        "Wrong answers:",
+        "fail            MSK-8   float32: output[0, 0, 0] is nan, but should be 0.5",
+        "",
+        "Waived:",
+        "waived          NUM-1   float32: output is off [waived: <known>]",
+        "",
+        "Other advice:",
+        "unmet SHOULD    MSK-10  float32: output[0, 0, 0] is nan, but should be 0.5",
+        "",
+        "    judged: 4 of 5 clauses on 200 cases; largest error 0.20 of its bound; wrong answers put to the same "
+        "cases: 5 of 6 noticed",
+        "    not judged: causal (1)",
+        "    profile quick: neither long rows nor rare sizes were tried; --profile default tries them",
+        "faulty: DOES NOT CONFORM: 1 of 3 answers is wrong (MSK-8). Waived: NUM-1. Also advised: MSK-10.",
+        "",
+        "    judged: 5 clauses on 200 cases; largest error 0.40 of its bound; wrong answers put to the same "
+        "cases: 25 of 30 noticed",
+        "    profile quick: neither long rows nor rare sizes were tried; --profile default tries them",
+        "correct: CONFORMS: all 4 answers right.",
+    ]
+
+
+def test_entry_of_one_cause_names_its_clauses_and_the_usual_fix() -> None:
+    cause = {"diagnosis": "the mask is ignored", "fix": "pass it on"}
+    verdicts = [verdict("x", clause, "fail", **cause) for clause in ("HED-1", "MSK-1", "MSK-2")]
+    verdicts.append(replace(verdicts[1], dtype="float64"))
+    assert summarise(verdicts, width=200)[:4] == [
+        "Wrong answers:",
+        "fail            MSK-1, MSK-2, HED-1 float32, float64: the mask is ignored",
+        f"{' ' * 24}MSK-1: output[0, 0, 0] is nan, but should be 0.5",
+        f"{' ' * 24}usual fix: pass it on",
+    ]
+    assert "\nusual fix  pass it on\n" in describe(verdicts[0])
 
 
 def test_report_prints_in_lines_and_opens_in_a_notebook() -> None:
@@ -196,10 +219,11 @@ def test_traceback_keeps_its_lines() -> None:
 
 def test_markdown_has_the_matrix_and_each_failure() -> None:
     text = render(two_implementations(), ".md")
-    assert "| | outcome | judged | answers | refusals | conduct | SHP | MSK | CAU | NUM |" in text
-    row = "DOES NOT CONFORM in answers | 4 of 5 | 1 of 3 (SHOULD 0 of 1) | - | - | ✓ | ✗1 | - | w1 |"
+    assert "| | outcome | judged | answers | conduct | refusals | SHP | MSK | CAU | NUM |" in text
+    assert "- `faulty`: DOES NOT CONFORM: 1 of 3 answers is wrong (MSK-8)." in text
+    row = "DOES NOT CONFORM | 4 of 5 | 1 of 3 (SHOULD 0 of 1) | - | - | ✓ | ✗1 | - | w1 |"
     assert f"| `faulty` | {row}" in text
-    assert "| `correct` | conforms | 5 of 5 | 4 of 4 (SHOULD 1 of 1) | - | - | ✓ | ✓ | ✓ | ✓ |" in text
+    assert "| `correct` | CONFORMS | 5 of 5 | 4 of 4 (SHOULD 1 of 1) | - | - | ✓ | ✓ | ✓ | ✓ |" in text
     assert text.count("<details>") == 1
     assert "<summary>fail MSK-8, faulty, float32 on cpu: Empty rows follow one declared policy</summary>" in text
     assert "Case: `Case(mask='empty_rows')`" in text
@@ -208,9 +232,9 @@ def test_markdown_has_the_matrix_and_each_failure() -> None:
 def test_annotations_are_errors_and_notices() -> None:
     lines = list(workflow_commands(two_implementations().verdicts))
     assert [line.split(" title=")[0] for line in lines] == ["::error", *["::notice"] * 3]
-    assert lines[-1] == ("::notice title=faulty%3A DOES NOT CONFORM in answers::answers 1 of 3; SHOULD: answers 0 of 1")
+    assert lines[-1].startswith("::notice title=faulty%3A DOES NOT CONFORM::DOES NOT CONFORM: 1 of 3 answers is wrong")
     title = "MSK-8 faulty float32%3A Empty rows follow one declared policy"
-    assert lines[0].startswith(f"::error title={title}::output_2[0, 0, 0] is nan")
+    assert lines[0].startswith(f"::error title={title}::output[0, 0, 0] is nan")
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -244,9 +268,9 @@ def test_hostile_text_is_escaped_on_the_terminal_and_in_annotations() -> None:
 
 
 def test_hostile_name_is_shown_in_one_line() -> None:
-    first, *_ = summarise(hostile().verdicts)
-    assert first.startswith("</script><script>window.pwned=1</script>")
-    assert HOSTILE not in first
+    *_, last = summarise(hostile().verdicts)
+    assert last.startswith("</script><script>window.pwned=1</script>")
+    assert HOSTILE not in last
 
 
 def test_shards_are_merged_in_the_order_of_the_contract() -> None:
@@ -290,7 +314,7 @@ def test_comparison_lists_new_failures_and_what_was_fixed() -> None:
     assert status == 1
     text = "\n".join(lines)
     for block in (
-        "new failures: 1\n    SHP-1   correct, float32 on cpu (fail): output_2[0, 0, 0] is nan",
+        "new failures: 1\n    SHP-1   correct, float32 on cpu (fail): output[0, 0, 0] is nan",
         "fixed: 1\n    MSK-8   faulty, float32 on cpu (pass)",
         "less accurate: 1\n    CAU-1   correct, float32 on cpu (pass): error/bound 0.4 before, 0.9 now",
         "counts: 2\n    faulty: answers 1 of 3 before, 1 of 2 now\n    correct: answers 4 of 4 before, 3 of 4 now",
@@ -343,7 +367,7 @@ def test_two_long_names_are_two_columns() -> None:
     long = "x" * 80
     page = render(report(verdict(f"{long}a", "SHP-1"), verdict(f"{long}b", "SHP-1", "fail")), ".html")
     assert "1 of 2 implementations conform." in page
-    assert page.count("DOES NOT CONFORM") == 1
+    assert page.count("✗ DOES NOT CONFORM") == 1
     assert page.count(f"{long} ... (81 characters) (2)</span>") == 1
 
 

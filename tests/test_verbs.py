@@ -88,7 +88,7 @@ def test_target_may_give_a_name() -> None:
     status, output = run("check", f"before={FAULTY}", f"after={CORRECT}", "--clause", "MSK-8", "--dtype", "float32")
     assert status == 1
     assert "before: DOES NOT CONFORM" in output
-    assert "after: conforms" in output
+    assert "after: CONFORMS" in output
     assert "from mha.conformance.faults.mask_edges import faulty_FiniteFill as implementation" in output
     assert Report.from_json(LAST.read_text()).targets == {"before": f"before={FAULTY}", "after": f"after={CORRECT}"}
     status, output = run("replay")
@@ -131,7 +131,7 @@ def test_waiver_is_written_for_a_failure_and_applies() -> None:
     assert Path("mha_waivers.toml").read_text() == written
     status, output = judge("--waivers", "mha_waivers.toml")
     assert status == 0
-    assert "FiniteFill: conforms, with waivers (2 clauses judged" in output
+    assert "FiniteFill: CONFORMS, with waivers: " in output
     assert "\n    answers 1 of 2\n" in output
     Path("mha_waivers.toml").write_text("# ours")
     assert run("waive", "MSK-8", *arguments) == (2, "mha: nothing to waive: MSK-8 does not fail in '.mha/last.json'\n")

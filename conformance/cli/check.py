@@ -255,7 +255,8 @@ class Run:
             failures=not self.settings.clauses,
             profile=self.settings.profile,
         )
-        self.printer.paragraph("\n".join(details))
+        if details:
+            self.printer.paragraph("\n".join(details))
         scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
         if scripted and not self.settings.clauses:
             clause = min(scripted, key=severity).clause

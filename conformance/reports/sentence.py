@@ -31,14 +31,14 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
     >>> sentence([Verdict(clause="MSK-1", **fails), Verdict(clause="STA-1", **passes)])
     'DOES NOT CONFORM: 1 of 1 answers is wrong (MSK-1).'
     >>> sentence([Verdict(clause=clause, **passes) for clause in ("MSK-1", "MSK-2", "STA-1")])
-    'CONFORMS: all 2 answers right, all 1 of conduct.'
+    'CONFORMS: all 2 answers right, 1 of conduct.'
     """
     counted, shown = tally(verdicts), outcome(verdicts)
     if any(verdict.status == "harness_error" for verdict in verdicts):
         broken = _named(verdict for verdict in verdicts if verdict.status == "harness_error")
         return f"{shown}: the judge itself failed ({broken})."
     if not counted.judged:
-        return f"{shown}."
+        return f"{shown}: {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
     reasons = _passing(counted) if conforms(verdicts) else list(_failing(verdicts, counted))
     covered = f"; not covered: {', '.join(not_covered)}" if not_covered else ""
     return " ".join([f"{shown}{covered}: {', '.join(reasons)}.", *_remarks(verdicts)])
@@ -46,10 +46,16 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
 
 def _passing(counted: Tally) -> list[str]:
     """Return what passes of what decides."""
-    words: dict[Kind, str] = {"answers": "answers right", "conduct": "of conduct"}
-    numbers = {text: counted.must[kind].judged for kind, text in words.items() if kind in counted.must}
-    if numbers:
-        return [f"all {number} {text}" for text, number in numbers.items()]
+    words: dict[Kind, tuple[str, str]] = {
+        "answers": ("1 answer right", "all {} answers right"),
+        "conduct": ("1 of conduct", "all {} of conduct"),
+    }
+    passing = []
+    for kind, (single, several) in words.items():
+        number = counted.must[kind].judged if kind in counted.must else 0
+        passing += [single if number == 1 else several.format(number)] if number else []
+    if passing:
+        return passing
     return ["invalid sizes are refused" if counted.must else "nothing that was judged is required"]
 
 

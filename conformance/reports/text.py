@@ -233,7 +233,6 @@ def _evidence(verdicts: Sequence[Verdict], profile: str, width: int) -> Iterator
     """Yield on what the verdict rests: what was judged, and what was not, in lines of at most `width` columns."""
     counted = tally(verdicts)
     if not counted.judged:
-        yield visible("; ".join(dict.fromkeys(verdict.message for verdict in verdicts)))
         return
     examples, margin = sum(v.examples for v in verdicts), max(v.margin for v in verdicts)
     judged = f"{counted.judged} of {counted.clauses}" if counted.unjudged else str(counted.judged)
