@@ -17,6 +17,8 @@ from mha.spec.clauses import CLAUSES, Kind
 
 # How many clauses are named; the entries above have the others.
 MOST_NAMED = 6
+# Of invalid input that is accepted, how many kinds are described.
+MOST_EXPLAINED = 2
 # The clause about rows without any allowed key, which people dispute most: it is named on its own.
 EMPTY_ROWS = "MSK-9"
 
@@ -107,7 +109,9 @@ def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
     others = [verdict for verdict in unmet if verdict.clause != EMPTY_ROWS]
     accepted = [clause for clause in _clauses(others) if CLAUSES[clause].accepts]
     if accepted:
-        inputs = [f"{CLAUSES[clause].accepts} ({clause})" for clause in accepted]
+        inputs = accepted
+        if len(accepted) <= MOST_EXPLAINED:
+            inputs = [f"{CLAUSES[clause].accepts} ({clause})" for clause in accepted]
         yield f"Accepts invalid input: {', '.join(inputs)}."
     advice = [verdict for verdict in others if verdict.clause not in accepted]
     if advice:
