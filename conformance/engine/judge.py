@@ -27,6 +27,9 @@ from mha.implementations.discovery import as_resolved
 from mha.implementations.pristine import torch_changes
 from mha.spec import CLAUSES, Implementation
 
+# Clauses that are about more than accuracy: a failure by a few roundings is one of NUM-1, if that fails too.
+ACCURATE = ("SMX-5", "SMX-6", "EQV-5", "EQV-6", "HED-4")
+
 
 def check(  # noqa: PLR0913  the public options
     implementation: object,
@@ -239,6 +242,8 @@ def _failed(
         return replace(verdict, blocked_by=root.clause, message=message)
     if violation.family and violation.family != CLAUSES[prop.clause].family and not prop.builds_a_variant:
         return replace(verdict, blocked_by=violation.family)
+    if violation.is_rounding and prop.clause in ACCURATE:
+        return replace(verdict, blocked_by="NUM-1")
     return verdict
 
 

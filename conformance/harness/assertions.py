@@ -15,6 +15,9 @@ from mha.conformance.harness.session import Session
 from mha.implementations import UnsupportedCallError
 from mha.spec.bounds import Ball
 
+# An error of so many roundings, relative to the largest number beside it, is one of accuracy (NUM-1).
+ROUNDINGS = 64
+
 
 def expect(condition: bool, message: str, *assertion: str) -> None:
     """Raise a Violation with this message and these lines of script unless the condition holds."""
@@ -74,7 +77,9 @@ def expect_close(result: RecordedTensor, expected: Ball, *, because: str) -> Non
         bound = float(expected.rad[place])
         wording = f"{{}} (bound on rounding: {bound:.3g})"
         message = _message(result, expected.mid, place, wording, because)
-        raise Violation(message, _bound_assertion(result[place].code, float(expected.mid[place]), bound))
+        violation = Violation(message, _bound_assertion(result[place].code, float(expected.mid[place]), bound))
+        violation.is_rounding = _is_rounding(result.tensor, expected.mid, place)
+        raise violation
 
 
 def expect_agree(result: RecordedTensor, other: RecordedTensor, *bounds: Callable[[], Ball], because: str) -> None:
@@ -165,6 +170,13 @@ def _outside(result: RecordedTensor, expected: Ball) -> tuple[int, ...] | None:
         result.note_margin(float(ratio.max()))
         return None
     return _place_of_largest(torch.where(finite, ratio, float("inf")).masked_fill(same, -1.0))
+
+
+def _is_rounding(actual: Tensor, expected: Tensor, place: tuple[int, ...]) -> bool:
+    """Return whether an element is off by no more than `ROUNDINGS` roundings of the largest number beside it."""
+    error = abs(float(actual[place]) - float(expected[place]))
+    largest = float(expected[expected.isfinite()].abs().max()) if bool(expected.isfinite().any()) else 0.0
+    return error <= ROUNDINGS * torch.finfo(actual.dtype).eps * largest
 
 
 def _bound_assertion(code: str, value: float, bound: float) -> tuple[str, ...]:

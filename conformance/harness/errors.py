@@ -18,8 +18,11 @@ class Violation(Exception):
 
     message: what was expected, and what was returned. assertion: the lines of Python that fail in a script which has
     repeated the session's calls; empty where a call raises, which shows the violation by itself. family: of the clauses
-    that are violated, where the clause under test is not one of them and can therefore not be judged.
+    that are violated, where the clause under test is not one of them and can therefore not be judged. is_rounding:
+    whether a number is off by no more than a few roundings of its dtype.
     """
+
+    is_rounding = False
 
     def __init__(self, message: str, assertion: tuple[str, ...] = (), family: str | None = None) -> None:
         super().__init__(message)

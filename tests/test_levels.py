@@ -1,0 +1,188 @@
+"""What decides and what is advised: right classes of disputed conventions conform, and wrong ones do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mha.conformance import check
+from mha.conformance.cases.case import Case
+from mha.conformance.engine.replay import replay_case
+from mha.conformance.reports.sentence import sentence
+from mha.conformance.results import Verdict, status_of
+from mha.implementations.discovery import as_resolved
+
+
+class Plain(nn.Module):
+    """Attention as tutorials write it, without a check of any input."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.d_model, self.n_heads = d_model, n_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model, bias=bias) for _ in range(4))
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the heads (B, H, N, d_k)."""
+        return x.unflatten(-1, (self.n_heads, self.d_model // self.n_heads)).transpose(1, 2)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the weights (B, H, L, S)."""
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        return scores.softmax(-1)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the output (B, L, D)."""
+        q, k, v = self.split(self.q(query)), self.split(self.k(key)), self.split(self.v(value))
+        weights = self.weigh(q @ k.mT / math.sqrt(q.shape[-1]), mask)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class OtherHeads(Plain):
+    """As many heads of width d_model // n_heads as fit."""
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the heads."""
+        return x.unflatten(-1, (-1, self.d_model // self.n_heads)).transpose(1, 2)
+
+
+class NeedsContiguous(Plain):
+    """Inputs are viewed, so that those that are not contiguous raise."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the output."""
+        query, key, value = (x.view(-1).view(x.shape) for x in (query, key, value))
+        return super().forward(query, key, value, mask)
+
+
+class ReadsAsContiguous(Plain):
+    """The memory of inputs is read in order, whatever their strides are."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the output."""
+        if not query.is_contiguous() and query.is_non_overlapping_and_dense():
+            query = query.as_strided(query.shape, query.contiguous().stride())
+        return super().forward(query, key, value, mask)
+
+
+class KeepsWeights(Plain):
+    """The weights of the last call stay on the module, with their history."""
+
+    attn: Tensor | None = None
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the weights."""
+        self.attn = super().weigh(scores, mask)
+        return self.attn
+
+
+class HalfPrecisionMaskAsBoolean(Plain):
+    """A float mask is added, but one of another precision is read as booleans."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the weights."""
+        if mask is None or mask.dtype == torch.bool:
+            return super().weigh(scores, mask)
+        return (scores + mask if mask.dtype == scores.dtype else scores.masked_fill(mask == 0, -math.inf)).softmax(-1)
+
+
+class NarrowHeadsRefused(Plain):
+    """Heads of an odd width are refused at construction."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        if d_model > 0 and n_heads > 0 and d_model // n_heads == 1 and n_heads > 3:
+            raise ValueError(f"heads of width 1 are not supported (d_model={d_model}, n_heads={n_heads})")
+        super().__init__(d_model, n_heads, bias)
+
+
+class LessAccurate(Plain):
+    """Outputs are off by a few roundings of float32."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the output."""
+        return super().forward(query, key, value, mask) * (1 + 3e-6)
+
+
+class LargeScale(Plain):
+    """Scores are not scaled."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the weights."""
+        return super().weigh(scores * 1.5, mask)
+
+
+def verdicts_on(cls: type[nn.Module], clauses: Sequence[str]) -> dict[str, Verdict]:
+    """Judge a class in float32; return the verdict on each clause."""
+    report = check(cls, "quick", clauses=clauses, dtypes="float32")
+    return {verdict.clause: verdict for verdict in report.verdicts}
+
+
+@pytest.mark.parametrize(
+    ("cls", "clause", "message"),
+    [
+        (Plain, "CFG-2", "is not divisible by n_heads"),
+        (Plain, "SHP-8", "key and value have a batch size of 1|the batch of the query is larger"),
+        (Plain, "MSK-9", "nan"),
+        (NeedsContiguous, "SHP-7", "view"),
+        (KeepsWeights, "STA-8", "deepcopy"),
+        (NarrowHeadsRefused, "CFG-4", "heads of width 1 are not supported"),
+    ],
+)
+def test_what_is_disputed_is_advice(cls: type[nn.Module], clause: str, message: str) -> None:
+    verdict = verdicts_on(cls, [clause])[clause]
+    assert status_of(verdict) == "unmet SHOULD", verdict
+    assert any(part in verdict.message for part in message.split("|")), verdict.message
+
+
+@pytest.mark.parametrize(
+    ("cls", "clause", "message"),
+    [
+        (
+            OtherHeads,
+            "CFG-1",
+            "d_model (3) is not divisible by n_heads (2), but a call returns a result: that of 3 heads",
+        ),
+        (ReadsAsContiguous, "SHP-7", "which are"),
+        (HalfPrecisionMaskAsBoolean, "MSK-14", "mask is added to the scores, or the call raises"),
+    ],
+)
+def test_wrong_results_decide(cls: type[nn.Module], clause: str, message: str) -> None:
+    verdict = verdicts_on(cls, [clause])[clause]
+    assert (verdict.status, verdict.required) == ("fail", True), verdict
+    assert message in verdict.message
+
+
+def test_class_without_any_check_conforms() -> None:
+    clauses = ["CFG-1", "CFG-2", "CFG-3", "SHP-6", "SHP-8", "MSK-1", "MSK-2", "MSK-9", "MSK-12", "MSK-14", "STA-4"]
+    report = check(Plain, "quick", clauses=clauses, dtypes="float32")
+    assert report.exit_status == 0
+    said = sentence(report.verdicts)
+    assert said.startswith("CONFORMS: all ")
+    assert "A row without any allowed key makes other results NaN (MSK-9)." in said
+
+
+def test_inputs_of_a_refused_layout_are_left_out_elsewhere() -> None:
+    verdicts = verdicts_on(NeedsContiguous, ["SHP-1", "HED-1", "MSK-2", "STA-3"])
+    assert {verdict.status for verdict in verdicts.values()} == {"pass"}
+    implementation = as_resolved(NeedsContiguous).implementation
+    replayed = replay_case(implementation, "HED-1", Case(L=2, S=2, B=2, layout="transposed"))
+    assert (replayed.outcome, "which SHP-7 allows" in replayed.message) == ("INAPPLICABLE", True)
+
+
+def test_failure_by_a_few_roundings_is_one_of_accuracy() -> None:
+    clauses = ["NUM-1", "SMX-5", "EQV-5", "EQV-6"]
+    verdicts = verdicts_on(LessAccurate, clauses)
+    assert verdicts["NUM-1"].status == "fail"
+    assert {verdicts[clause].status for clause in clauses[1:]} == {"blocked"}
+    assert {verdicts[clause].blocked_by for clause in clauses[1:]} == {"NUM-1"}
+    scaled = verdicts_on(LargeScale, ["NUM-1", "SMX-6"])
+    assert {verdict.status for verdict in scaled.values()} == {"fail"}
+
+
+def test_strict_run_raises_advice() -> None:
+    assert check(Plain, "quick", clauses="SHP-8", dtypes="float32").exit_status == 0
+    assert check(Plain, "quick", clauses="SHP-8", dtypes="float32", strict=True).exit_status == 1
