@@ -59,7 +59,9 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
     config, n_heads = problem.config, problem.config.n_heads
     if config.d_head is not None:
         return f"{n_heads} heads of width {config.d_head}, which use {config.inner_width} of its columns"
-    for other in range(1, config.d_model + 1):
+    # What a view of heads of that width gives comes first: where S = 1, any number of heads does.
+    usual = config.d_model // max(config.d_model // n_heads, 1)
+    for other in (usual, *range(1, config.d_model + 1)):
         if other == n_heads or config.d_model % other:
             continue
         expected = session.expected(problem.change(config=replace(config, n_heads=other))).output
