@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.engine.replay import replay_case
 from mha.conformance.reports.sentence import sentence
 from mha.conformance.results import Verdict, status_of
+from mha.implementations import ImplementationError, from_module
 from mha.implementations.discovery import as_resolved
 
 
@@ -107,6 +110,14 @@ class LessAccurate(Plain):
         return super().forward(query, key, value, mask) * (1 + 3e-6)
 
 
+class AddsMasks(Plain):
+    """Masks are added to the scores: a row of -infinity is NaN, and one of the lowest number is not."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the weights."""
+        return (scores if mask is None else scores + mask).softmax(-1)
+
+
 class LargeScale(Plain):
     """Scores are not scaled."""
 
@@ -187,3 +198,26 @@ def test_failure_by_a_few_roundings_is_one_of_accuracy() -> None:
 def test_strict_run_raises_advice() -> None:
     assert check(Plain, "quick", clauses="SHP-8", dtypes="float32").exit_status == 0
     assert check(Plain, "quick", clauses="SHP-8", dtypes="float32", strict=True).exit_status == 1
+
+
+def test_masks_that_are_added_are_given_the_lowest_number_where_infinity_gives_nan() -> None:
+    resolved = as_resolved(AddsMasks)
+    assert resolved.inference is not None
+    assert 'masked_number="lowest"' in resolved.inference.declaration
+    assert "where the lowest number of the dtype hides a key" in " ".join(resolved.inference.report().split())
+    report = check(resolved, "quick", clauses=["MSK-1", "MSK-2", "MSK-8", "MSK-9", "MSK-11", "CAU-1"], dtypes="float32")
+    assert report.exit_status == 0
+    assert {verdict.clause for verdict in report.verdicts if verdict.status == "fail"} <= {"MSK-8", "MSK-11", "CAU-1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": "additive", "masked_number": "-1e9"}, "masked_number must be '-inf' or 'lowest', but is '-1e9'"),
+        ({"mask": "drop", "masked_number": "lowest"}, "pass mask='additive'"),
+    ],
+)
+def test_number_that_hides_nothing_is_refused(options: dict[str, Any], message: str) -> None:
+    parameters = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}
+    with pytest.raises(ImplementationError, match=re.escape(message)):
+        from_module(AddsMasks, parameters=parameters, **options)

@@ -53,6 +53,7 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
         dtypes=WIDE_RANGE,
     ),
     needs="causal_with_mask",
+    level="SHOULD",
     must_reject=("unmasked", "noise"),
     min_rejection_rate=0.3,
     number=2,

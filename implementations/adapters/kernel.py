@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mha.implementations.adapters.calling import Call, CallByName, call_by_name, read_signature, versions_of
-from mha.implementations.adapters.masks import MaskFormat
+from mha.implementations.adapters.masks import MaskedNumber, MaskFormat
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, numbers_of_heads
 from mha.implementations.errors import ImplementationError
@@ -37,6 +37,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     mask: MaskConvention | None = "keep",
     mask_shape: str | None = None,
     mask_numbers: bool = False,
+    masked_number: MaskedNumber = "-inf",
     causal_by_default: bool = False,
     contiguous: bool = False,
     call: Call | None = None,
@@ -56,8 +57,8 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         query, key and value are one tensor, and an axis 2 that key and value are. If the context has other axes, they
         follow: "b h l d -> b l (h d)".
     contiguous: whether it is given contiguous heads, and gradients of its context, alone, since it raises for others.
-    mask, mask_shape, mask_numbers, causal_by_default, call, claims, name: as for `from_module`; by default, the kernel
-        claims that it returns no weights.
+    mask, mask_shape, mask_numbers, masked_number, causal_by_default, call, claims, name: as for `from_module`; by
+        default, the kernel claims that it returns no weights.
 
     Raises ImplementationError for an invalid layout, a signature that is not recognised, and claims of extras.
 
@@ -79,11 +80,11 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
             f"{label}: claims has the extras {sorted(claims.extras)}, but the projections around a kernel have none; "
             "adapt a module instead"
         )
-    masks = MaskFormat(mask, mask_shape, mask_numbers, causal_by_default=causal_by_default)
+    masks = MaskFormat(mask, mask_shape, mask_numbers, causal_by_default=causal_by_default, masked_number=masked_number)
     if call is not None and masks != MaskFormat(mask):
         raise ImplementationError(
-            f"{label}: call=... is given masks as the contract has them, so mask_shape, mask_numbers and "
-            "causal_by_default have no effect; leave them out"
+            f"{label}: call=... is given masks as the contract has them, so mask_shape, mask_numbers, masked_number "
+            "and causal_by_default have no effect; leave them out"
         )
     if call is None:
         signature = axes.with_heads(kernel, read_signature(label, axes.unpacked(kernel), masks))

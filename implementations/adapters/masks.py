@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,7 @@ from mha.spec import Claims, MaskConvention, to_convention
 from mha.spec.masks import form_of
 
 PaddingConvention = Literal["keep", "drop"]
+MaskedNumber = Literal["-inf", "lowest"]
 Sizes = tuple[int, int, int, int]
 # The claim that masks differ along an axis.
 CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mask"}
@@ -23,7 +25,8 @@ CLAIM_OF_AXIS = {"b": "per_item_mask", "h": "per_head_mask", "l": "per_query_mas
 class MaskFormat:
     """The masks that a function takes.
 
-    See `mask`, `mask_shape`, `mask_numbers`, `padding`, `causal_by_default` and `mask_required` of `from_module`.
+    See `mask`, `mask_shape`, `mask_numbers`, `padding`, `causal_by_default`, `mask_required` and `masked_number` of
+    `from_module`.
 
     For the author of a `Call`: `translate` gives a mask in this format, and `split` takes key padding out of it.
 
@@ -38,6 +41,7 @@ class MaskFormat:
     padding: PaddingConvention | None = None
     causal_by_default: bool = False
     required: bool = False
+    masked_number: MaskedNumber = "-inf"
 
     def validate(self, label: str) -> None:
         """Raise ImplementationError, with the label, for a word that has no meaning here."""
@@ -50,6 +54,14 @@ class MaskFormat:
                 f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is {self.shape!r}"
             )
         self._validate_counts(label)
+        if self.masked_number not in get_args(MaskedNumber):
+            raise ImplementationError(
+                f"{label}: masked_number must be '-inf' or 'lowest', but is {self.masked_number!r}"
+            )
+        if self.masked_number == "lowest" and self.convention != "additive":
+            raise ImplementationError(
+                f"{label}: masked_number='lowest' is for masks that are added to the scores; pass mask='additive'"
+            )
         if self.padding not in (None, *get_args(PaddingConvention)):
             raise ImplementationError(f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}")
         if self.padding and self.convention is None:
@@ -126,7 +138,10 @@ class MaskFormat:
         """Return a mask of a claimed form in this convention; one of integers stays one."""
         if form_of(mask) == "int" and self.convention == "drop":
             return 1 - mask
-        return to_convention(mask, self.convention or "keep", dtype)
+        converted = to_convention(mask, self.convention or "keep", dtype)
+        if self.masked_number == "lowest" and converted.is_floating_point():
+            return converted.masked_fill(converted == -math.inf, torch.finfo(converted.dtype).min)
+        return converted
 
     def translate_padding(self, keys: Tensor, sizes: Sizes, dtype: torch.dtype) -> Tensor:
         """Return the keys (B, S) that each item may attend to, True = may attend, as the padding argument."""

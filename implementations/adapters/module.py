@@ -26,7 +26,7 @@ from mha.implementations.adapters.construction import (
 )
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, projects, weight_gradients
-from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
+from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature
 from mha.implementations.errors import ImplementationError
@@ -68,6 +68,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     padding: PaddingConvention | None = None,
     causal_by_default: bool = False,
     mask_required: bool = False,
+    masked_number: MaskedNumber = "-inf",
     memory_optional: bool = False,
     query_last: bool | None = None,
     rotation_pairs: bool = False,
@@ -102,6 +103,8 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     causal_by_default: whether a call without a mask is causal, and a mask takes the place of that. A call that is not
         causal then gets a mask that allows everything.
     mask_required: whether a call without a mask raises. It gets one that allows everything.
+    masked_number: what an additive mask has for a key that is masked: "-inf", or "lowest" for the lowest number of its
+        dtype, as callers of transformers' code pass it.
     memory_optional: whether a call without its memory, one input for key and value that has a default, is the same
         self-attention with the same masks. The memory is then left out where query, key and value are one tensor.
     query_last: of two inputs, whether the first one is key and value, and the second one the query, or the other way
@@ -151,7 +154,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
         raise ImplementationError(
             f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
         )
-    masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required)
+    masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required, masked_number)
     own_format = memory_optional or rotation_pairs or query_last is not None or masks != MaskFormat(mask)
     _validate(label, parameters, layout, weights, call, own_format=own_format)
     arguments = constructor_arguments(label, constructor)
@@ -177,8 +180,8 @@ def _validate(
     if call is not None and own_format:
         raise ImplementationError(
             f"{label}: call=... is given masks as the contract has them, and makes the call itself, so mask_shape, "
-            "mask_numbers, padding, causal_by_default, mask_required, memory_optional, query_last and rotation_pairs "
-            "have no effect; leave them out"
+            "mask_numbers, padding, causal_by_default, mask_required, masked_number, memory_optional, query_last and "
+            "rotation_pairs have no effect; leave them out"
         )
     place = isinstance(weights, int) and not isinstance(weights, bool) and weights >= 0 and call is None
     if not (weights is None or isinstance(weights, str) or place):

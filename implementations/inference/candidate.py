@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import module_class
-from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
+from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.signature import Signature, call_parameters, signature_of
 from mha.implementations.errors import one_line
@@ -32,8 +32,8 @@ GPU = "cuda"
 class Candidate:
     """One way to understand a class, or a `functools.partial` of one.
 
-    parameters, layout, mask, mask_shape, mask_numbers, mask_required, memory_optional, query_last, padding,
-    rotation_pairs: as for `from_module`. label: the name of the class.
+    parameters, layout, mask, mask_shape, mask_numbers, mask_required, masked_number, memory_optional, query_last,
+    padding, rotation_pairs: as for `from_module`. label: the name of the class.
     causal_by_default: how the causal mask is aligned that a call without a mask has, and a mask takes the place of.
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
@@ -57,6 +57,7 @@ class Candidate:
     mask_shape: str | None = None
     mask_numbers: bool = False
     mask_required: bool = False
+    masked_number: MaskedNumber = "-inf"
     memory_optional: bool = False
     query_last: bool | None = None
     padding: PaddingConvention | None = None
@@ -90,6 +91,7 @@ class Candidate:
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
         shape |= {"mask_required": True} if self.mask_required else {}
+        shape |= {"masked_number": self.masked_number} if self.masked_number != "-inf" else {}
         shape |= {"memory_optional": True} if self.memory_optional else {}
         shape |= {} if self.query_last is None else {"query_last": self.query_last}
         shape |= {"rotation_pairs": True} if self.rotation_pairs else {}
@@ -103,7 +105,15 @@ class Candidate:
     def masks(self) -> MaskFormat:
         """The format of its masks."""
         causal = bool(self.causal_by_default and self.mask)
-        return MaskFormat(self.mask, self.mask_shape, self.mask_numbers, self.padding, causal, self.mask_required)
+        return MaskFormat(
+            self.mask,
+            self.mask_shape,
+            self.mask_numbers,
+            self.padding,
+            causal,
+            self.mask_required,
+            self.masked_number,
+        )
 
     def mask_of(self, probe: Probe, axes: str, *, causal: bool = False) -> Tensor:
         """Return a mask as `Probe.mask` does, but of the first keys, where its format is their number."""

@@ -276,6 +276,7 @@ def _mask(candidate: Candidate) -> str:
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
     always = ", required in each call" if candidate.mask_required else ""
+    always += ", where the lowest number of the dtype hides a key" if candidate.masked_number == "lowest" else ""
     names = " or ".join(dict.fromkeys(filter(None, (candidate.mask_alone, candidate.signature.mask))))
     rows = [f"{names}: {meaning}, {shape}{always}"]
     if candidate.padding:  # which leaves nothing to a mask that does not differ between queries

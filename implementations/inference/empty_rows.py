@@ -22,7 +22,13 @@ def find_empty_row(candidate: Candidate) -> None:
     if candidate.hides_queries:
         return
     is_double = candidate.dtype == torch.float64
-    candidate.empty_row = policy_of(replace(candidate, dtype=torch.float32) if is_double else candidate)
+    tried = replace(candidate, dtype=torch.float32) if is_double else candidate
+    candidate.empty_row = policy_of(tried)
+    if candidate.mask == "additive" and candidate.empty_row == "nan":
+        # Callers of such code pass the lowest number, which leaves no row without a number.
+        lowest = policy_of(replace(tried, masked_number="lowest"))
+        if lowest in ("zeros", "uniform"):
+            candidate.masked_number, candidate.empty_row = "lowest", lowest
     if candidate.empty_row and candidate.empty_row != "zeros":
         candidate.claims["empty_row"] = candidate.empty_row
 

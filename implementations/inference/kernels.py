@@ -70,6 +70,7 @@ class KernelCandidate(Candidate):
         """Return the arguments for `from_kernel`, except the claims."""
         shape: dict[str, Any] = {"mask_shape": self.mask_shape} if self.mask_shape else {}
         shape |= {"mask_numbers": True} if self.mask_numbers else {}
+        shape |= {"masked_number": self.masked_number} if self.masked_number != "-inf" else {}
         shape |= {"causal_by_default": True} if self.masks.causal_by_default else {}
         layout: dict[str, Any] = {"layout": self.layout} if self.layout != LAYOUTS[0] else {}
         layout |= {"contiguous": True} if self.contiguous else {}

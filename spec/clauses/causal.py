@@ -7,7 +7,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="CAU-1",
         level="MUST",
         title="The future does not affect the past",
-        statement="With a causal mask, changing position j changes no output at i < j.",
+        statement=(
+            "With a causal mask, changing position j changes no output at i < j. Beside an additive mask it SHOULD not "
+            "do so either where the keys up to i have the lowest number, which is finite."
+        ),
         why=(
             "A decoder that sees the next token copies it: its training loss is excellent, but it generates nonsense, "
             "since the next token is not there yet."
