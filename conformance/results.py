@@ -100,7 +100,8 @@ class Report:
 
     targets: for each implementation, how it was named, as `mha.implementations.resolve` takes it. strict: whether
     SHOULD counted as MUST. incomplete: the run was stopped, so clauses may be missing. broken: the registered
-    implementations that could not be loaded, and why. torch_changes: what had been replaced or set in torch before the
+    implementations that could not be loaded, and why. not_covered: for each implementation, the options that no clause
+    judges, as far as they are known. torch_changes: what had been replaced or set in torch before the
     run, as by the import of an implementation; it is in place while implementations run, and at no other time.
     started: in UTC. since: when the first of its runs was started, if narrower ones have updated it. host: the machine.
     seeds: of the runs that were merged into it, if they are several; `seed` is then the least.
@@ -118,6 +119,7 @@ class Report:
     strict: bool = False
     incomplete: bool = False
     broken: dict[str, str] = field(default_factory=dict)
+    not_covered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     torch_changes: tuple[str, ...] = ()
     started: str = ""
     since: str = ""

@@ -85,7 +85,8 @@ def test_sentence_counts_causes_and_names_what_it_leaves_out() -> None:
     many = [verdict("x", clause, "fail") for clause in CLAUSES if CLAUSES[clause].family == "NUM"]
     assert " and " in sentence([*ignored, *many]).partition("(")[2]
     passes = sentence([verdict("x", "SHP-1")], ["sinks", "sliding_window"])
-    assert passes == "CONFORMS; not covered: sinks, sliding_window: 1 answer right."
+    assert passes == "CONFORMS where judged; not covered: sinks, sliding_window. 1 answer right."
+    assert sentence(ignored, ["sinks"]).endswith("(MSK-1, MSK-2, MSK-3), one cause. Not covered: sinks.")
 
 
 def test_sentence_of_what_is_blocked_waived_or_not_judged() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mha.conformance.engine.estimate import estimate
+from mha.conformance.engine.judge import not_covered
 from mha.conformance.engine.workers import Workers
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.files import save_last, validate_file, write
@@ -165,7 +166,8 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
         started=started,
         incomplete=interrupted,
     )
-    return finish(printer, replace(report, torch_changes=changes), options)
+    report = replace(report, torch_changes=changes, not_covered=not_covered(chosen.values()))
+    return finish(printer, report, options)
 
 
 def chosen_by(targets: Sequence[str], options: CheckOptions) -> dict[str, Resolved]:
@@ -227,7 +229,7 @@ class Run:
                 self.left -= 1
                 if self.left and (reason := self.options.stop.reason(verdict, self.begun)):
                     break
-        self.sum_up(list(settled(own)), incomplete=bool(reason))
+        self.sum_up(list(settled(own)), not_covered([resolved]), incomplete=bool(reason))
         if reason:
             raise Stopped(reason)
 
@@ -243,7 +245,7 @@ class Run:
         else:
             print_verdict(self.printer, verdict, in_full=bool(self.settings.clauses))
 
-    def sum_up(self, own: Sequence[Verdict], *, incomplete: bool) -> None:
+    def sum_up(self, own: Sequence[Verdict], options: Mapping[str, Collection[str]], *, incomplete: bool) -> None:
         """Print what fails, by cause, what to do next, and the verdict, which is the last line."""
         for verdict in own:
             if verdict.blocked_by and self.prints_each:  # only now is it known whether that fails too
@@ -254,6 +256,7 @@ class Run:
             width=self.printer.width,
             failures=not self.settings.clauses,
             profile=self.settings.profile,
+            not_covered=options,
         )
         if details:
             self.printer.paragraph("\n".join(details))

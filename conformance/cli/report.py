@@ -11,7 +11,7 @@ from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import read, validate_file, write
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import summarise, width_of
+from mha.conformance.reports.text import summarise_report, width_of
 from mha.conformance.results import Report
 
 
@@ -57,4 +57,4 @@ def show_report(report: Report) -> list[str]:
     rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
     since = f"Some verdicts are of {report.since}, others of runs up to {report.started}: judge again after changes."
     note = ["", since] if report.since else []
-    return [*rows, "", *summarise(report.verdicts, incomplete=report.incomplete, width=width), *note]
+    return [*rows, "", *summarise_report(report, width), *note]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
@@ -59,7 +59,13 @@ def check(  # noqa: PLR0913  the public options
     started, targets = now(), {resolved.implementation.name: resolved.target}
     changes = torch_changes()
     report = Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
-    return replace(report, torch_changes=changes)
+    return replace(report, torch_changes=changes, not_covered=not_covered([resolved]))
+
+
+def not_covered(chosen: Iterable[Resolved]) -> dict[str, tuple[str, ...]]:
+    """Return by the name of each implementation the options that no clause judges, as far as they are known."""
+    options = {each.implementation.name: each.inference.not_covered for each in chosen if each.inference}
+    return {name: names for name, names in options.items() if names}
 
 
 def resolve_object(value: object) -> Resolved:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.engine.judge import stopped
+from mha.conformance.engine.judge import not_covered, stopped
 from mha.conformance.pytest_plugin.selection import Selection, selection
 from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, brief, describe, summarise
+from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.conformance.settings import Task
 
@@ -60,7 +60,8 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
         incomplete=bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE,
         broken={entry.name: entry.error for entry in chosen.unavailable if entry.broken},
     )
-    return replace(report, torch_changes=chosen.torch_changes)
+    options = not_covered(chosen.implementations.values())
+    return replace(report, torch_changes=chosen.torch_changes, not_covered=options)
 
 
 def summary(config: pytest.Config) -> list[str]:
@@ -69,7 +70,7 @@ def summary(config: pytest.Config) -> list[str]:
     width = max(NARROWEST, min(terminal.fullwidth, WIDTH))
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
-    summaries = summarise(report.verdicts, incomplete=report.incomplete, width=width)
+    summaries = summarise_report(report, width)
     return [*runner_annotations(report.verdicts), *chosen.header(), "", *drawn, "", *summaries]
 
 

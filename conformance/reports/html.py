@@ -210,7 +210,8 @@ def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
         }
         if sections:
             opened = [label] == failing or len(by_name) == 1
-            listed.append({"name": label, "open": opened, "summary": visible(sentence(own)), "sections": sections})
+            said = visible(sentence(own, report.not_covered.get(name, ())))
+            listed.append({"name": label, "open": opened, "summary": said, "sections": sections})
     return listed
 
 

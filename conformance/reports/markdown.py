@@ -46,7 +46,7 @@ def _facts(report: Report) -> str:
 def _sentences(report: Report) -> Iterator[str]:
     """Yield the verdict on each implementation."""
     for name, own in report.by_implementation.items():
-        yield f"- `{_code(visible_name(name))}`: {_text(visible(sentence(own)))}"
+        yield f"- `{_code(visible_name(name))}`: {_text(visible(sentence(own, report.not_covered.get(name, ()))))}"
 
 
 def _matrix(report: Report) -> Iterator[str]:

@@ -41,9 +41,16 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
         return f"{shown}: the judge itself failed ({broken})."
     if not counted.judged:
         return f"{shown}: {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
-    reasons = _passing(counted) if conforms(verdicts) else list(_failing(verdicts, counted))
-    covered = f"; not covered: {', '.join(not_covered)}" if not_covered else ""
-    return " ".join([f"{shown}{covered}: {', '.join(reasons)}.", *_remarks(verdicts)])
+    passes = conforms(verdicts)
+    reasons = ", ".join(_passing(counted) if passes else _failing(verdicts, counted))
+    remarks = list(_remarks(verdicts))
+    options = _first_few(list(not_covered))
+    if options and passes:
+        where = "" if "where judged" in shown else " where judged"
+        head = f"{shown}{where}; not covered: {options}. {reasons[0].upper()}{reasons[1:]}."
+        return " ".join([head, *remarks])
+    remarks += [f"Not covered: {options}."] if options else []
+    return " ".join([f"{shown}: {reasons}.", *remarks])
 
 
 def _passing(counted: Tally) -> list[str]:
@@ -126,7 +133,10 @@ def _clauses(verdicts: Collection[Verdict]) -> list[str]:
 
 def _named(verdicts: Iterator[Verdict] | Collection[Verdict]) -> str:
     """Return the clauses of some verdicts, the first few by name."""
-    clauses = _clauses(list(verdicts))
-    if len(clauses) <= MOST_NAMED + 1:
-        return ", ".join(clauses)
-    return f"{', '.join(clauses[:MOST_NAMED])} and {len(clauses) - MOST_NAMED} more"
+    return _first_few(_clauses(list(verdicts)))
+
+
+def _first_few(names: Sequence[str]) -> str:
+    if len(names) <= MOST_NAMED + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"

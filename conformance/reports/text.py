@@ -188,6 +188,17 @@ def summarise(
     return lines
 
 
+def summarise_report(report: Report, width: int = WIDTH) -> list[str]:
+    """Return the summary of a report; width: in columns."""
+    return summarise(
+        report.verdicts,
+        incomplete=report.incomplete,
+        width=width,
+        profile=report.profile,
+        not_covered=report.not_covered,
+    )
+
+
 def listing(verdicts: Sequence[Verdict], width: int = WIDTH) -> list[str]:
     """Return what does not pass of an implementation: a title for each section, and an entry for each cause."""
     lines: list[str] = []

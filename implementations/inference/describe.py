@@ -97,7 +97,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     meant = "" if candidate.formula.scale != "none" else "; if that is meant, claim scale=1.0"
     meant += "" if candidate.formula.projected else "; if W_o is elsewhere, declare it without w_o"
     formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
-    unused, others = _unused_options(candidate, arguments), candidate.signature.others
+    unused, others = unused_options(candidate, arguments), candidate.signature.others
     unknown, neutral = [name for name in others if name not in NEUTRAL_MEANING], [*filter(NEUTRAL_MEANING.get, others)]
     return [
         *formula,
@@ -321,7 +321,7 @@ def _weights(candidate: Candidate) -> str:
     return f"not returned {candidate.beside}".rstrip()
 
 
-def _unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
+def unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
     """Return the calls that are not made, and the options of `forward` and of the constructor that no call uses."""
     signature, parameters, used = candidate.signature, candidate.forward_parameters, _used_options(candidate)
     used |= {*signature.others, *(parameter.name for parameter in required_inputs(parameters))}

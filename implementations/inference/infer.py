@@ -32,7 +32,7 @@ from mha.implementations.inference.building import built, kernel_advice, require
 from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.declaration import declaration_advice, declaration_of
-from mha.implementations.inference.describe import WIDTH, Row, rows_of, table
+from mha.implementations.inference.describe import WIDTH, Row, rows_of, table, unused_options
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import with_masks, with_required_mask
 from mha.implementations.inference.nearest import (
@@ -69,11 +69,13 @@ class Inference:
     """A class, or a function, as it was understood.
 
     implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
+    not_covered: options that are not judged.
     """
 
     implementation: ModuleImplementation | KernelImplementation
     rows: tuple[Row, ...]
     declaration: str
+    not_covered: tuple[str, ...] = ()
 
     def report(self, width: int = WIDTH) -> str:
         """Return what was found, as a table of at most `width` columns, and the declaration."""
@@ -99,7 +101,8 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     rows = rows_of(candidate, module, arguments)
     written, name = _written(label, constructor, candidate.constructor)
     declaration = declaration_of(written, candidate.options() | name, candidate.claims)
-    return Inference(candidate.implementation(), tuple(rows), declaration)
+    options = tuple(unused_options(candidate, arguments))
+    return Inference(candidate.implementation(), tuple(rows), declaration, options)
 
 
 def _written(

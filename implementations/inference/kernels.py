@@ -30,7 +30,7 @@ from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.declaration import declaration_of
-from mha.implementations.inference.describe import Row, shared_rows
+from mha.implementations.inference.describe import Row, shared_rows, unused_options
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.masks import with_masks
@@ -374,4 +374,5 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") ->
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
     declaration = declaration_of(code or label, candidate.options(), candidate.claims, "from_kernel")
-    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration)
+    options = tuple(unused_options(candidate, {}))
+    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration, options)
