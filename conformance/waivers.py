@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,8 @@ ALLOWED = (
 REQUIRED = ("implementation", "clause", "reason")
 LISTS = {"dtype": DTYPES, "device": DEVICES}
 TEXTS = (*REQUIRED, "url", "where", "error")
+# So long before a waiver expires, runs say so.
+NOTICE = timedelta(days=30)
 
 
 class WaiverError(ValueError):
@@ -79,6 +81,12 @@ class Waiver:
         return self.expires is not None and self.expires < datetime.now(UTC).date()
 
     @property
+    def expires_soon(self) -> bool:
+        """Whether its last day is near."""
+        soon = datetime.now(UTC).date() + NOTICE
+        return self.expires is not None and not self.expired and self.expires <= soon
+
+    @property
     def partial(self) -> bool:
         """Whether there may be failures of the clause that it does not cover."""
         return bool(self.where or self.error)
@@ -121,14 +129,29 @@ def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiv
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise WaiverError(f"the waiver file {str(path)!r} cannot be read: {why}") from error
+    if judged is not None:
+        validate_judged(waivers, path, judged)
+    return waivers
+
+
+def validate_judged(waivers: Iterable[Waiver], path: Path, judged: Collection[str]) -> None:
+    """Raise WaiverError for a waiver, of the file at `path`, for an implementation that is not judged."""
     names = dict.fromkeys(waiver.implementation for waiver in waivers)
-    unmatched = [name for name in names if judged is not None and name not in judged]
+    unmatched = [name for name in names if name not in judged]
     if unmatched:
         raise WaiverError(
             f"{path}: waives clauses of {', '.join(unmatched)}, which is not judged in this run (judged: "
-            f"{', '.join(judged or ())}); correct the name, or delete the waiver"
+            f"{', '.join(judged)}); correct the name, or delete the waiver"
         )
-    return waivers
+
+
+def expiry_notes(waivers: Iterable[Waiver], judged: Collection[str]) -> list[str]:
+    """Return a sentence for each waiver of these implementations that expires soon."""
+    return [
+        f"the waiver of {waiver.clause} for {waiver.implementation} expires on {waiver.expires}: {waiver.reason}"
+        for waiver in waivers
+        if waiver.expires_soon and waiver.implementation in judged
+    ]
 
 
 def waivers_for(waivers: Iterable[Waiver], implementation: str, clause: str, dtype: str, device: str) -> list[Waiver]:

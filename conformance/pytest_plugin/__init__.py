@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.project import pinned_contract
+from mha.conformance.project import read_project
 from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN, is_benchmark_run
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases (default: 0)")
     group.addoption("--mha-strict", action="store_true", help="require the clauses of level SHOULD too")
+    group.addoption("--mha-require", **several | {"metavar": "ID"}, help="require these clauses or families too")
     group.addoption("--mha-waivers", default=None, metavar="FILE", help="known failures to accept; see mha waive")
     group.addoption("--mha-report", **several | {"metavar": "FILE"}, help="write reports: .html, .json or .md")
 
@@ -58,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         selection(config)
     else:
         try:
-            pinned_contract(config.invocation_params.dir)
+            read_project(config.invocation_params.dir)
         except ValueError as error:
             raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
 

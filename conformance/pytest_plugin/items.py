@@ -19,6 +19,7 @@ from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.pytest_plugin.stash import is_benchmark_run
 from mha.conformance.reports.text import describe
 from mha.conformance.results import Verdict
+from mha.conformance.settings import Settings
 from mha.implementations import Resolved
 
 isolation.STOPS += [pytest.fail.Exception, pytest.exit.Exception]
@@ -30,17 +31,18 @@ class ContractFile(pytest.File):
     def collect(self) -> Iterable[pytest.Item]:
         """Yield an item for each clause, implementation, device and dtype."""
         chosen = selection(self.config)
-        settings = chosen.settings
+        for name, resolved in chosen.implementations.items():
+            yield from self._items(resolved, chosen.settings[name])
+
+    def _items(self, resolved: Resolved, settings: Settings) -> Iterable[pytest.Item]:
         timeout = settings.limits.timeout if self._may_set_timeout() else 0
         clauses = [clause for clause in settings.judged_clauses if properties()[clause][0].module == self.path.stem]
         # The dtypes of a clause come one after another, since they share the boundary cases.
-        for resolved, device, clause, dtype in product(
-            chosen.implementations.values(), settings.devices, clauses, settings.dtypes
-        ):
+        for device, clause, dtype in product(settings.devices, clauses, settings.dtypes):
             item = ContractItem.from_parent(
                 self,
                 name=f"contract[{resolved.implementation.name}-{device}-{dtype}-{clause}]",
-                subject=(resolved, clause, dtype, device),
+                subject=(resolved, clause, dtype, device, settings),
             )
             if timeout:
                 item.add_marker(pytest.mark.timeout(timeout, method="thread"))
@@ -65,13 +67,13 @@ class BenchmarkFile(pytest.Module):
 class ContractItem(pytest.Item):
     """One clause, judged for one implementation in one dtype on one device."""
 
-    def __init__(self, *, subject: tuple[Resolved, str, str, str], **kwargs: Any) -> None:
+    def __init__(self, *, subject: tuple[Resolved, str, str, str, Settings], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.subject = subject
 
     def runtest(self) -> None:
         """Judge the clause, and report the verdict in pytest's terms."""
-        verdict = judge(*self.subject, selection(self.config).settings)
+        verdict = judge(*self.subject)
         self.user_properties.append(("mha", asdict(verdict)))
         report_outcome(verdict)
 

@@ -53,7 +53,7 @@ def finish(session: pytest.Session, reporter: Any) -> None:
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
     report = Report.of_run(
-        chosen.settings,
+        chosen.given.of_report(chosen.implementations.values()),
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
         started=chosen.started,
@@ -83,7 +83,7 @@ def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:
         elif not carried and getattr(report, "failed", False) and (item := ITEM.search(report.nodeid)):
             implementation, device, dtype, clause = item.groups()
             resolved, task = chosen.implementations[implementation], Task(clause, dtype, device)
-            verdicts.append(stopped(resolved, task, chosen.settings, _reason(report)))
+            verdicts.append(stopped(resolved, task, chosen.settings[implementation], _reason(report)))
     return verdicts
 
 
