@@ -110,7 +110,7 @@ class Waiver:
 def built_in_waivers() -> tuple[Waiver, ...]:
     """Return the waivers for the implementations that this package ships."""
     resource = files("mha.implementations") / "waivers.toml"
-    return tuple(_read(resource.read_text(encoding="utf-8"), "the built-in waivers"))
+    return tuple(parse_waivers(resource.read_text(encoding="utf-8"), "the built-in waivers"))
 
 
 def is_built_in(implementation: Implementation) -> bool:
@@ -125,7 +125,7 @@ def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiv
     judged: the implementations of the run; a waiver for any other one is an error. Raises WaiverError.
     """
     try:
-        waivers = _read(path.read_text(encoding="utf-8"), str(path))
+        waivers = parse_waivers(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise WaiverError(f"the waiver file {str(path)!r} cannot be read: {why}") from error
@@ -196,7 +196,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read(text: str, source: str) -> list[Waiver]:
+def parse_waivers(text: str, source: str) -> list[Waiver]:
     """Return the waivers in the text of a file; raise WaiverError, which names the file and the table."""
     try:
         tables: Any = tomllib.loads(text)

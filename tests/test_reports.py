@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mha.conformance.cli import bench
 from mha.conformance.cli.app import app
 from mha.conformance.engine.replay import failures, replay_verdicts
 from mha.conformance.reports.compare import Comparison, describe_changes
-from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file
+from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file, write
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import Section, to_html
 from mha.conformance.reports.merge import merge
@@ -106,6 +106,39 @@ def test_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -
         validate_file(tmp_path / "run.pdf", "--to")
     with pytest.raises(ValueError, match="there is no folder"):
         validate_file(tmp_path / "nowhere" / "run.html", "--to")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Let no file grow beyond 100 bytes."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("earlier", ["an earlier one", None])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_report_that_cannot_be_written_leaves_no_half_of_one(earlier: str | None, suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"report{suffix}"
+    if earlier:
+        file.write_text(earlier)
+    assert "File too large" in write(two_implementations(), file)
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == ({file.name: earlier} if earlier else {})
+
+
+def test_report_is_written_through_a_link_and_keeps_the_mode_of_the_file(tmp_path: Path) -> None:
+    place, link = tmp_path / "there.md", tmp_path / "link.md"
+    place.write_text("an earlier one")
+    place.chmod(0o640)
+    link.symlink_to(place)
+    assert write(two_implementations(), link) == ""
+    assert link.is_symlink()
+    assert place.read_text().startswith("## Multi-head")
+    assert place.stat().st_mode & 0o777 == 0o640
 
 
 def test_matrix_has_a_cell_for_each_family() -> None:

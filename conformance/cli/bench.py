@@ -24,7 +24,7 @@ from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.errors import GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost
-from mha.conformance.reports.files import suffixes
+from mha.conformance.reports.files import suffixes, write_text
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
 from mha.conformance.reports.merge import merge
@@ -127,8 +127,7 @@ def run_benchmarks(options: BenchOptions) -> int:
     conforming = [resolved.implementation for name, resolved in chosen.items() if reports[name].conforms]
     try:
         with threads(options.threads or torch.get_num_threads()):
-            workloads = options.workloads(settings.dtypes[0], settings.devices[0]) if conforming else []
-            timings = time_all(conforming, workloads, options.rounds)
+            timings = time_all(conforming, options.workloads(settings.dtypes[0], settings.devices[0]), options.rounds)
     except GpuLost as lost:
         raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None
     for file in options.files:
@@ -178,7 +177,7 @@ def judge_quickly(resolved: Resolved, given: Settings) -> Report:
 def time_all(implementations: Sequence[Implementation], workloads: Iterable[Workload], rounds: int) -> list[Timing]:
     """Time each workload, and print a table for it."""
     timings: list[Timing] = []
-    for workload in workloads:
+    for workload in workloads if implementations else ():
         echo(f"\n{workload.title}")
         heading = row("", HEADINGS)
         in_table = width_of(sys.stdout) >= len(heading)
@@ -229,7 +228,7 @@ def row(name: str, cells: Sequence[str]) -> str:
 def write(results: BenchResults, file: Path) -> None:
     """Write the results in the format of the file's suffix; raises ValueError where that fails."""
     try:
-        file.write_text(FORMATS[file.suffix](results), encoding="utf-8", errors="backslashreplace")
+        write_text(file, FORMATS[file.suffix](results))
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}; the tables are printed above") from None
 

@@ -30,6 +30,7 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     Raises ValueError, in one line, for a plan, a folder or options that cannot be used.
     """
     campaign = Campaign.of(read_plan(file))
+    print_folded(f"Judging {len(campaign.resolved)} implementations ({_described(campaign)})")
     for name in campaign.without_jobs:
         print_folded(f"{name} claims none of these dtypes and devices: nothing of it is judged")
     state, begun, interrupted = RunState(), monotonic(), False
@@ -53,6 +54,13 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     if interrupted:
         print_folded("INCOMPLETE: the run was stopped; what is done is kept: go on with --resume.")
     return 2 if interrupted else 0
+
+
+def _described(campaign: Campaign) -> str:
+    """Return how the implementations are judged, and where a table of pyproject.toml says more about one."""
+    whole = str(campaign.settings)
+    own = {name: str(campaign.settings.of_target(each)) for name, each in campaign.resolved.items()}
+    return "; ".join([whole, *(f"{name}: {text}" for name, text in own.items() if text != whole)])
 
 
 def _line(verdict: Verdict, seed: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.project import read_project, shown_path
-from mha.conformance.reports.files import read
+from mha.conformance.reports.files import read, write_text
 from mha.conformance.results import Verdict
 from mha.conformance.waivers import Waiver, read_waivers
 from mha.implementations.discovery import split_name
@@ -77,6 +77,6 @@ def _append(waiver: Waiver, file: Path) -> None:
         raise ValueError(f"{shown_path(file)} already has a waiver of {what}; edit that one")
     try:
         before = file.read_text(encoding="utf-8").rstrip() if file.exists() else ""
-        file.write_text(f"{before}\n\n{waiver.to_toml()}" if before else waiver.to_toml(), encoding="utf-8")
+        write_text(file, f"{before}\n\n{waiver.to_toml()}" if before else waiver.to_toml())
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}") from None
