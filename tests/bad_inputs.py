@@ -236,7 +236,6 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("report", "run.json", "seed7.json", "--merge"),
         "not shards of one run: seed is 0 in one and 7 in another",
     ),
-    "two reports to write": (("report", "a", "b", "--to", "c.md"), "--to writes one report"),
     "another format": (
         ("report", "run.json", "--to", "c.pdf"),
         "--to takes a file name that ends in .html, .json or .md",

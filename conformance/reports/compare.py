@@ -123,7 +123,8 @@ class Comparison:
         return {key for key, verdict in self._old.items() if _fails(verdict)}
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True)
+class Block:
     """A part of a comparison, as text. count: how many verdicts, or other things, it is about."""
 
     title: str
@@ -133,8 +134,8 @@ class Block(NamedTuple):
     @property
     def heading(self) -> str:
         """The title with the count, and the number of causes if several verdicts share one."""
-        shared = f", of {len(self.entries)} causes" if len(self.entries) < self.count else ""
-        return f"{self.title}: {self.count}{shared}".replace("of 1 causes", "of one cause")
+        causes = "one cause" if len(self.entries) == 1 else f"{len(self.entries)} causes"
+        return f"{self.title}: {self.count}" + (f", of {causes}" if len(self.entries) < self.count else "")
 
 
 def blocks(comparison: Comparison) -> list[Block]:
