@@ -91,6 +91,10 @@ class Waiver:
         """Whether there may be failures of the clause that it does not cover."""
         return bool(self.where or self.error)
 
+    def concerns(self, implementation: str, clauses: Collection[str]) -> bool:
+        """Whether it is about one of these clauses of an implementation."""
+        return self.implementation == implementation and self.clause in clauses
+
     def holds(self, case: Case) -> bool:
         """Whether it applies to a case."""
         return not self.where or where_holds(self.where, case)

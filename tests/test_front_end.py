@@ -244,7 +244,7 @@ def test_properties_of_a_verdict_are_single_in_junit_xml(faulty: str, workers: s
         "status": "fail",
     }
     assert (failed["mha.case"], failed["mha.required"]) == ("Case(mask='empty_rows')", "true")
-    assert failed["mha.message"].startswith("a query without an allowed key attends to all keys equally")
+    assert failed["mha.diagnosis"].startswith("a query without an allowed key attends to all keys equally")
     assert (found["SHP-1"]["mha.status"], found["GQA-1"]["mha.status"]) == ("pass", "not_claimed")
     assert "mha.case" not in found["SHP-1"]
     assert all("{" not in value for own in found.values() for value in own.values())

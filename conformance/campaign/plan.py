@@ -177,7 +177,7 @@ class Campaign:
             versions = common | ({"package": own} if own else {})
             known = self.known.get((name, device, dtype), ())
             for clauses, seed in product(self._groups(settings), self.plan.all_seeds):
-                waivers = [each for each in settings.waivers if each.implementation == name and each.clause in clauses]
+                waivers = [waiver for waiver in settings.waivers if waiver.concerns(name, clauses)]
                 yield Job(
                     target=resolved.target,
                     dtype=dtype,

@@ -311,13 +311,16 @@ def list_() -> None:
 def init(
     target: Annotated[str, typer.Argument(help="A plain module class, as file.py:Class or module:Class.")],
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="The root of the project.")] = Path(),
+    source: Annotated[
+        str, typer.Option(metavar="URL", help="Where the job installs mha-conformance from: git+https://...")
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier declaration and job.")] = False,
 ) -> None:
     """Write a declaration of a class, and a CI job that checks it."""
     from mha.conformance.cli.init import write_files
 
     with errors_in_one_line():
-        for line in write_files(target, folder, force=force):
+        for line in write_files(target, folder, source, force=force):
             print_folded(line)
 
 

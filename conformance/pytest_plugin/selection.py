@@ -120,12 +120,17 @@ def _settings(config: pytest.Config) -> Settings:
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
     """Return the registered implementations if they were asked for, and those to be judged."""
-    targets = names_of(config.option.mha_impl)
+    targets = [target for given in config.option.mha_impl for target in _targets(given)]
     if config.option.mha_impl and not targets:
         raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check what is registered")
     registered = discover() if "all" in targets else [] if targets else _registered()
     named = [each for target in targets if target != "all" for each in resolve(target)]
     return registered, [*available(registered), *named]
+
+
+def _targets(given: str) -> tuple[str, ...]:
+    """Return the targets in a text with commas, which the path of a file may have too."""
+    return (given,) if Path(given.rpartition(":")[0]).is_file() else names_of(given)
 
 
 def _registered() -> list[Registered]:

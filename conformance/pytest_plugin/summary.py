@@ -55,7 +55,7 @@ def _reasons(report: Report) -> Iterator[str]:
     if failed:
         clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in failed))
         names = ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in failed))
-        yield f"the judge or an adapter failed (harness error) on {clauses} of {names}: {brief(failed[0])}"
+        yield f"the judge or an adapter failed (harness error) on {clauses} of {names}: {_end(failed[0])}"
     if {verdict.status for verdict in report.verdicts} == {"not_claimed"}:
         yield f"nothing was judged: {brief(report.verdicts[0])}"
     for name, error in report.broken.items():
@@ -73,6 +73,11 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
         broken={entry.name: entry.error for entry in chosen.unavailable if entry.broken},
     )
     return replace(report, torch_changes=chosen.torch_changes)
+
+
+def _end(verdict: Verdict) -> str:
+    """Return the end of a message, which is the error where the message is a traceback."""
+    return visible((verdict.message.strip().splitlines() or [""])[-1])
 
 
 def summary(config: pytest.Config) -> list[str]:
