@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -61,6 +61,9 @@ PROFILES = {
     "default": Profile(NO_LIMIT, 20, 260, 4096, 900, float64_every=2),
     "thorough": Profile(NO_LIMIT, 1000, 520, 65536, 0, ranks=4),
 }
+
+
+T = TypeVar("T")
 
 
 class Task(NamedTuple):
@@ -253,7 +256,7 @@ class _Given:
     def settings(self, project: Project, table: Table) -> Settings:
         """Return the settings, with a table of the project for what is not given."""
         return Settings(
-            profile=self.profile or table.profile or "default",
+            profile=_first_given(self.profile, table.profile, "default"),
             seed=self.seed,
             clauses=self.clauses,
             dtypes=_first_given(self.dtypes, table.dtypes, DEFAULT_DTYPES),
@@ -268,7 +271,7 @@ class _Given:
         )
 
 
-def _first_given(*values: tuple[str, ...] | None) -> tuple[str, ...]:
+def _first_given(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 

@@ -12,8 +12,9 @@ from forks import run_module
 from typer.testing import CliRunner
 
 from mha.conformance import check
-from mha.conformance.cli.app import app
+from mha.conformance.cli.app import _default_jobs, app
 from mha.conformance.cli.bench import BenchOptions
+from mha.conformance.engine import workers
 from mha.conformance.project import PROFILE_NAMES, read_project
 from mha.conformance.results import Report
 from mha.conformance.settings import PROFILES, Settings
@@ -268,3 +269,20 @@ def test_waiver_that_expires_soon_is_a_line_of_the_run(days: int, is_near: bool)
     assert (status, note in output) == (0, is_near)
     done = run_pytest("--mha-impl", "faulty.py:implementation", "-k", "SHP-1")
     assert (done.returncode, note in done.stdout) == (0, is_near)
+
+
+def test_table_of_the_docs_can_be_read() -> None:
+    docs = (Path(__file__).resolve().parent.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    write(docs.split("```toml\n[tool.mha]")[1].split("```")[0].join(["[tool.mha]", ""]))
+    project = read_project(Path())
+    (kernel,) = project.targets.values()
+    assert (project.table.ignore, project.table.require, kernel.ignore) == (("CMP-1",), ("NUM-3",), ())
+    assert project.waivers == project.folder / "tests" / "mha_waivers.toml"
+    assert kernel.device == ("cuda",)
+
+
+def test_few_processes_share_the_gpu_of_a_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 8)
+    assert _default_jobs(None) == 8
+    write('[tool.mha]\ndevice = "cuda"\n')
+    assert _default_jobs(None) == _default_jobs(["cpu"]) == 4

@@ -139,10 +139,9 @@ def check(  # noqa: PLR0913  the options of the command
     [tool.mha] in pyproject.toml says. The exit status is 0 if every implementation conforms, 1 if one does not, and 2
     if something could not be checked.
     """
-    from mha.conformance.engine.workers import Workers, cores
+    from mha.conformance.engine.workers import Workers
 
-    most = min(cores(), 4) if device else cores()  # a GPU keeps a context for each process
-    with errors_in_one_line(), Workers(jobs or (1 if clause else most)) as workers:
+    with errors_in_one_line(), Workers(jobs or (1 if clause else _default_jobs(device))) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import Settings
 
@@ -153,6 +152,14 @@ def check(  # noqa: PLR0913  the options of the command
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
             status = check_all(targets, settings, options, workers)
     raise typer.Exit(status)
+
+
+def _default_jobs(device: list[str] | None) -> int:
+    """Return how many processes judge where nobody says: a GPU, also one of the project, keeps a context for each."""
+    from mha.conformance.engine.workers import cores
+    from mha.conformance.project import read_project
+
+    return min(cores(), 4) if device or read_project(Path()).table.device else cores()
 
 
 @app.command(epilog="Example: mha report before.json after.json")
