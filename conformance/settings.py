@@ -160,8 +160,8 @@ class Settings:
         if self.ignored_clauses:
             facts.append(f"{_counted(self.ignored_clauses)} ignored by pyproject.toml")
         if self.require and not self.strict:
-            raised = [clause for clause in self.judged_clauses if clause in self.require]
-            facts.append(f"{_counted(raised)} required")
+            raised = [clause for clause in self.judged_clauses if clause in self.require and _is_advice(clause)]
+            facts += [f"{_counted(raised)} of level SHOULD required"] if raised else []
         if self.waiver_file and self.waivers:
             facts.append(f"waivers of {self.waiver_file}")
         return ", ".join(facts)
@@ -279,6 +279,11 @@ def _waiver_file(project: Project, table: Table) -> str:
     """Return the file with the waivers of a project, empty if none is named and there is none in the root."""
     file = table.waivers or project.waivers
     return shown_path(file) if table.waivers or file.exists() else ""
+
+
+def _is_advice(clause: str) -> bool:
+    """Return whether a clause, or a part of it, is a SHOULD."""
+    return any(prop.level == "SHOULD" for prop in properties()[clause])
 
 
 def _counted(clauses: Collection[str]) -> str:

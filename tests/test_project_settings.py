@@ -70,7 +70,7 @@ def test_every_key_is_followed_and_named() -> None:
     assert (settings.requires("NUM-3", "SHOULD"), settings.requires("MSK-10", "SHOULD")) == (True, False)
     assert str(settings) == (
         "profile quick, seed 0, 3 clauses (SHP-1, MSK-10, NUM-3) selected by pyproject.toml, "
-        "1 clause (MSK-8) ignored by pyproject.toml, 1 clause (NUM-3) required"
+        "1 clause (MSK-8) ignored by pyproject.toml, 1 clause (NUM-3) of level SHOULD required"
     )
     Path("tests").mkdir()
     assert Settings.of(folder=Path("tests")) == settings
