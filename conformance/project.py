@@ -61,10 +61,15 @@ class Project:
         """The file to which `mha waive` adds, and which is read by default: `waivers`, or `WAIVERS` in the root."""
         return self.table.waivers or self.folder / WAIVERS
 
+    def table_of(self, target: str, name: str) -> Table | None:
+        """Return the table of an implementation over the general one, None if it has none; target: without a name."""
+        own = self.targets.get(absolute_target(target, Path())) or self.targets.get(name)
+        return own.over(self.table) if own else None
+
     def waivers_of(self, target: str, name: str) -> Path:
         """Return the file with the waivers of an implementation, by its target or its name."""
-        table = self.targets.get(absolute_target(target, Path())) or self.targets.get(name)
-        return table.waivers if table and table.waivers else self.waivers
+        table = self.table_of(target, name) or self.table
+        return table.waivers or self.waivers
 
 
 def pinned_contract(folder: Path) -> str:

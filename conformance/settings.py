@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mha.conformance.cases.boundary import NO_LIMIT
-from mha.conformance.project import Project, Table, absolute_target, read_project, shown_path
+from mha.conformance.project import Project, Table, read_project, shown_path
 from mha.conformance.properties.registry import properties
 from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in, read_waivers
 from mha.implementations import Resolved
@@ -84,8 +84,8 @@ class Settings:
     contract: the version of the contract; clauses that came later are not judged.
     select, ignore: what a project judges, all if empty, and what it leaves out, where no `clauses` are asked for.
     require: clauses that count as a MUST, whatever their level.
-    waiver_file: where the waivers are from, if it was not asked for. targets: the settings of single implementations,
-    by the target, or the name.
+    waiver_file: where the waivers are from, if it was not asked for. given: what `of_target` makes the settings of a
+    single implementation from.
     Raises ValueError for an unknown word, and for a device that is not available.
 
     >>> Settings(profile="quick", clauses=("MSK-1",)).limits.examples
@@ -104,7 +104,7 @@ class Settings:
     ignore: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     waiver_file: str = ""
-    targets: tuple[tuple[str, Settings], ...] = ()
+    given: Given | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError, in one line, for settings that cannot be followed."""
@@ -115,6 +115,8 @@ class Settings:
                 raise ValueError(f"no {what} is named")
         validate_choice("dtype", self.dtypes, DTYPES)
         validate_devices(self.devices)
+        if not self.judged_clauses:
+            raise ValueError("[tool.mha] in pyproject.toml leaves no clause to judge: it ignores all that it selects")
 
     @classmethod
     def of(  # noqa: PLR0913  the options of every front end
@@ -134,9 +136,9 @@ class Settings:
 
         What is not given, None, is as the project of the folder says (see `read_project`), or else the default.
         """
-        project = read_project(folder)
         given_waivers = read_waivers(waivers) if isinstance(waivers, Path) else waivers
-        given = _Given(
+        given = Given(
+            project=read_project(folder),
             profile=profile,
             seed=seed,
             clauses=clauses_of(clauses),
@@ -146,9 +148,7 @@ class Settings:
             strict=strict,
             require=clauses_of(require),
         )
-        targets = {key: given.settings(project, table.over(project.table)) for key, table in project.targets.items()}
-        whole = given.settings(project, project.table).with_waivers()
-        return replace(whole, targets=tuple(targets.items()))
+        return replace(given.settings(given.project.table), given=given)
 
     def __str__(self) -> str:
         """Return what repeats the cases of a run, and everything that a project has set beside it."""
@@ -159,9 +159,8 @@ class Settings:
             facts.append(f"{_counted(self.judged_clauses)} selected by pyproject.toml")
         if self.ignored_clauses:
             facts.append(f"{_counted(self.ignored_clauses)} ignored by pyproject.toml")
-        if self.require and not self.strict:
-            raised = [clause for clause in self.judged_clauses if clause in self.require and _is_advice(clause)]
-            facts += [f"{_counted(raised)} of level SHOULD required"] if raised else []
+        if self.raised_clauses and not self.strict:
+            facts.append(f"{_counted(self.raised_clauses)} of level SHOULD required")
         if self.waiver_file and self.waivers:
             facts.append(f"waivers of {self.waiver_file}")
         return ", ".join(facts)
@@ -181,6 +180,11 @@ class Settings:
     def ignored_clauses(self) -> tuple[str, ...]:
         """The clauses that would be judged if the project did not ignore them."""
         return () if self.clauses else tuple(clause for clause in self._selected if clause in self.ignore)
+
+    @property
+    def raised_clauses(self) -> tuple[str, ...]:
+        """The clauses of level SHOULD, or with a part of that level, that are judged and required."""
+        return tuple(clause for clause in self.judged_clauses if clause in self.require and _is_advice(clause))
 
     @property
     def _selected(self) -> list[str]:
@@ -209,18 +213,15 @@ class Settings:
         return (*own, *self.waivers)
 
     def of_target(self, resolved: Resolved) -> Settings:
-        """Return the settings for one implementation: a table of its target goes before one of its name."""
-        target = absolute_target(split_name(resolved.target)[1], Path())
-        tables = dict(self.targets)
-        own = tables.get(target) or tables.get(resolved.implementation.name)
-        return own.with_waivers() if own else replace(self, targets=())
+        """Return the settings for one implementation, which may have a table of its own in pyproject.toml.
 
-    def with_waivers(self) -> Settings:
-        """Return the same settings with the waivers that are in the file of the project, which is read only now.
-
-        Raises WaiverError. Until then, a file of what is not judged may be missing.
+        Raises ValueError where that cannot be followed here; the tables of what is not judged may name a missing file
+        or device.
         """
-        return replace(self, waivers=tuple(read_waivers(Path(self.waiver_file)))) if self.waiver_file else self
+        if self.given is None:
+            return self
+        table = self.given.project.table_of(split_name(resolved.target)[1], resolved.implementation.name)
+        return self.given.settings(table) if table else replace(self, given=None)
 
     def at(self, dtype: str, device: str) -> Settings:
         """Return the same settings in one dtype, on one device."""
@@ -241,9 +242,10 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
-    """What a user has given, None where it is for the project to say; the fields are those of `Settings`."""
+class Given:
+    """What a user has given, None where it is for the project to say; the other fields are those of `Settings`."""
 
+    project: Project
     profile: str | None
     seed: int
     clauses: tuple[str, ...]
@@ -253,32 +255,28 @@ class _Given:
     strict: bool
     require: tuple[str, ...]
 
-    def settings(self, project: Project, table: Table) -> Settings:
+    def settings(self, table: Table) -> Settings:
         """Return the settings, with a table of the project for what is not given."""
+        project, file = self.project, table.waivers or self.project.waivers
+        is_read = self.waivers is None and (table.waivers is not None or file.exists())
         return Settings(
             profile=_first_given(self.profile, table.profile, "default"),
             seed=self.seed,
             clauses=self.clauses,
             dtypes=_first_given(self.dtypes, table.dtypes, DEFAULT_DTYPES),
             devices=_first_given(self.devices, table.device, DEFAULT_DEVICES),
-            waivers=self.waivers or (),
+            waivers=tuple(read_waivers(Path(shown_path(file)))) if is_read else self.waivers or (),
             strict=self.strict or project.strict,
             contract=project.contract,
             select=table.select or (),
             ignore=table.ignore or (),
             require=(*self.require, *(table.require or ())),
-            waiver_file=_waiver_file(project, table) if self.waivers is None else "",
+            waiver_file=shown_path(file) if is_read else "",
         )
 
 
 def _first_given(*values: T | None) -> T:
     return next(value for value in values if value is not None)
-
-
-def _waiver_file(project: Project, table: Table) -> str:
-    """Return the file with the waivers of a project, empty if none is named and there is none in the root."""
-    file = table.waivers or project.waivers
-    return shown_path(file) if table.waivers or file.exists() else ""
 
 
 def _is_advice(clause: str) -> bool:

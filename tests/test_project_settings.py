@@ -117,6 +117,22 @@ def test_table_of_a_target_takes_the_place_of_single_keys(given: str) -> None:
     assert Settings.of(dtypes="float16").of_target(resolve(target)[0]).dtypes == ("float16",)
 
 
+def test_table_of_what_is_not_judged_may_name_what_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    write('[tool.mha.targets.sdpa]\ndevice = "cuda"\nwaivers = "nowhere.toml"\n')
+    assert Settings.of().of_target(resolve("loop")[0]).devices == ("cpu",)
+    with pytest.raises(ValueError, match="torch finds no CUDA device here"):
+        Settings.of().of_target(resolve("sdpa")[0])
+    assert Settings.of(devices="cpu", waivers=()).of_target(resolve("sdpa")[0]).devices == ("cpu",)
+
+
+def test_project_that_ignores_all_that_it_selects_is_refused() -> None:
+    write('[tool.mha]\nselect = "MSK"\nignore = ["MSK"]\n')
+    status, output = mha("check", "loop")
+    assert (status, "leaves no clause to judge" in output) == (2, True)
+    assert Settings.of(clauses="MSK-1").judged_clauses == ("MSK-1",)
+
+
 def test_report_on_several_targets_has_all_their_dtypes_and_the_least_thorough_profile() -> None:
     write(TARGETS.replace("ignore = []", 'profile = "default"') + "dtypes = ['float16']\n")
     chosen = [resolve(target)[0] for target in ("faulty.py:implementation", "loop")]
