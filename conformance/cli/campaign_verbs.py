@@ -30,7 +30,6 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     Raises ValueError, in one line, for a plan, a folder or options that cannot be used.
     """
     campaign = Campaign.of(read_plan(file))
-    print_folded(f"Judging {len(campaign.resolved)} implementations ({_described(campaign)})")
     for name in campaign.without_jobs:
         print_folded(f"{name} claims none of these dtypes and devices: nothing of it is judged")
     state, begun, interrupted = RunState(), monotonic(), False
@@ -50,6 +49,7 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
             interrupted = True
     for place in state.corrupt:
         print_folded(f"corrupt, run again: {place}")
+    print_folded(f"settings: {_described(campaign)}")
     print_folded(_outcome(state, monotonic() - begun, options))
     if interrupted:
         print_folded("INCOMPLETE: the run was stopped; what is done is kept: go on with --resume.")
