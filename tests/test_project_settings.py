@@ -121,7 +121,7 @@ def test_table_of_what_is_not_judged_may_name_what_is_not_here(monkeypatch: pyte
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write('[tool.mha.targets.sdpa]\ndevice = "cuda"\nwaivers = "nowhere.toml"\n')
     assert Settings.of().of_target(resolve("loop")[0]).devices == ("cpu",)
-    with pytest.raises(ValueError, match="the waiver file 'nowhere.toml' cannot be read"):
+    with pytest.raises(ValueError, match=r"the waiver file 'nowhere.toml' cannot be read"):
         Settings.of().of_target(resolve("sdpa")[0])
     with pytest.raises(ValueError, match="torch finds no CUDA device here"):
         Settings.of(waivers=()).of_target(resolve("sdpa")[0])
