@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from mha.conformance.cases.boundary import NO_LIMIT
-from mha.conformance.project import pinned_contract
+from mha.conformance.project import Project, Table, read_project, shown_path
 from mha.conformance.properties.registry import properties
-from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in
+from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in, read_waivers
 from mha.implementations import Resolved
 from mha.implementations.discovery import original_of, split_name
 from mha.spec import CLAUSES, Implementation
@@ -26,7 +26,9 @@ FIRST = (
     *("HED-1", "MSK-2", "CFG-1", "MSK-8"),
     *("GRD-9", "STA-5", "XAT-1", "STA-4", "DRP-1", "STA-2", "CMP-4", "CAU-1", "EQV-8", "STA-7"),
 )
-DEFAULT_DTYPES = ("float32", "float64")
+DEFAULT_DTYPES, DEFAULT_DEVICES = ("float32", "float64"), ("cpu",)
+# So many clauses are named where settings are shown; more are counted.
+MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ PROFILES = {
 }
 
 
+T = TypeVar("T")
+
+
 class Task(NamedTuple):
     """What one verdict is about, of an implementation."""
 
@@ -77,6 +82,10 @@ class Settings:
     clauses: ids, all that have a property if empty. dtypes, devices: names, as in torch.
     waivers: known failures, in addition to those of the built-in implementations. strict: a SHOULD counts as a MUST.
     contract: the version of the contract; clauses that came later are not judged.
+    select, ignore: what a project judges, all if empty, and what it leaves out, where no `clauses` are asked for.
+    require: clauses that count as a MUST, whatever their level.
+    waiver_file: where the waivers are from, if it was not asked for. given: what `of_target` makes the settings of a
+    single implementation from.
     Raises ValueError for an unknown word, and for a device that is not available.
 
     >>> Settings(profile="quick", clauses=("MSK-1",)).limits.examples
@@ -87,10 +96,15 @@ class Settings:
     seed: int = 0
     clauses: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
-    devices: tuple[str, ...] = ("cpu",)
+    devices: tuple[str, ...] = DEFAULT_DEVICES
     waivers: tuple[Waiver, ...] = ()
     strict: bool = False
     contract: str = VERSIONS[-1]
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    waiver_file: str = ""
+    given: Given | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError, in one line, for settings that cannot be followed."""
@@ -101,38 +115,55 @@ class Settings:
                 raise ValueError(f"no {what} is named")
         validate_choice("dtype", self.dtypes, DTYPES)
         validate_devices(self.devices)
+        if not self.judged_clauses:
+            raise ValueError("[tool.mha] in pyproject.toml leaves no clause to judge: it ignores all that it selects")
 
     @classmethod
     def of(  # noqa: PLR0913  the options of every front end
         cls,
-        profile: str,
-        seed: int,
-        clauses: object,
-        dtypes: object,
-        devices: object,
-        waivers: Iterable[Waiver] = (),
+        profile: str | None = None,
+        seed: int = 0,
+        clauses: object = (),
+        dtypes: object = None,
+        devices: object = None,
+        waivers: Path | Iterable[Waiver] | None = None,
         *,
-        strict: bool,
+        strict: bool = False,
+        require: object = (),
+        folder: Path = Path(),
     ) -> Settings:
         """Return the settings for what users write: families and lists with commas, and dtypes of torch.
 
-        The version of the contract is that of the current folder; see `pinned_contract`.
+        What is not given, None, is as the project of the folder says (see `read_project`), or else the default.
         """
-        return cls(
+        given_waivers = read_waivers(waivers) if isinstance(waivers, Path) else waivers
+        given = Given(
+            project=read_project(folder),
             profile=profile,
             seed=seed,
             clauses=clauses_of(clauses),
-            dtypes=names_of(dtypes),
-            devices=names_of(devices),
-            waivers=tuple(waivers),
+            dtypes=None if dtypes is None else names_of(dtypes),
+            devices=None if devices is None else names_of(devices),
+            waivers=None if given_waivers is None else tuple(given_waivers),
             strict=strict,
-            contract=pinned_contract(Path()),
+            require=clauses_of(require),
         )
+        return replace(given.settings(given.project.table), given=given)
 
     def __str__(self) -> str:
-        """Return what repeats the cases of a run, and the version of the contract if it is not the newest."""
-        pinned = "" if self.contract == VERSIONS[-1] else f", contract {self.contract}"
-        return f"profile {self.profile}, seed {self.seed}{pinned}"
+        """Return what repeats the cases of a run, and everything that a project has set beside it."""
+        facts = [f"profile {self.profile}, seed {self.seed}"]
+        if self.contract != VERSIONS[-1]:
+            facts.append(f"contract {self.contract}")
+        if self.select and not self.clauses:
+            facts.append(f"{_counted(self.judged_clauses)} selected by pyproject.toml")
+        if self.ignored_clauses:
+            facts.append(f"{_counted(self.ignored_clauses)} ignored by pyproject.toml")
+        if self.raised_clauses and not self.strict:
+            facts.append(f"{_counted(self.raised_clauses)} of level SHOULD required")
+        if self.waiver_file and self.waivers:
+            facts.append(f"waivers of {self.waiver_file}")
+        return ", ".join(facts)
 
     @property
     def limits(self) -> Profile:
@@ -142,9 +173,25 @@ class Settings:
     @property
     def judged_clauses(self) -> tuple[str, ...]:
         """The clauses that are judged, in the order of the contract; any that are asked for are."""
-        known = VERSIONS[: VERSIONS.index(self.contract) + 1]
-        chosen = self.clauses or [clause for clause in properties() if CLAUSES[clause].since in known]
+        chosen = self.clauses or [clause for clause in self._selected if clause not in self.ignore]
         return tuple(clause for clause in properties() if clause in chosen)
+
+    @property
+    def ignored_clauses(self) -> tuple[str, ...]:
+        """The clauses that would be judged if the project did not ignore them."""
+        return () if self.clauses else tuple(clause for clause in self._selected if clause in self.ignore)
+
+    @property
+    def raised_clauses(self) -> tuple[str, ...]:
+        """The clauses of level SHOULD, or with a part of that level, that are judged and required."""
+        return tuple(clause for clause in self.judged_clauses if clause in self.require and _is_advice(clause))
+
+    @property
+    def _selected(self) -> list[str]:
+        """The clauses of the version of the contract that the project selects."""
+        known = VERSIONS[: VERSIONS.index(self.contract) + 1]
+        clauses = [clause for clause in properties() if CLAUSES[clause].since in known]
+        return [clause for clause in clauses if not self.select or clause in self.select]
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -154,12 +201,93 @@ class Settings:
         places = product(self.devices, self.dtypes)
         return tuple(Task(clause, dtype, device) for device, dtype in places for clause in clauses)
 
+    def requires(self, clause: str, level: str) -> bool:
+        """Return whether a clause must hold for an implementation to conform; level: of the property that decides."""
+        return self.strict or level != "SHOULD" or clause in self.require
+
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
         original = original_of(implementation)
         of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == original.name]
         own = [replace(waiver, implementation=implementation.name) for waiver in of_ours if is_built_in(original)]
         return (*own, *self.waivers)
+
+    def of_target(self, resolved: Resolved) -> Settings:
+        """Return the settings for one implementation, which may have a table of its own in pyproject.toml.
+
+        Raises ValueError where that cannot be followed here; the tables of what is not judged may name a missing file
+        or device.
+        """
+        if self.given is None:
+            return self
+        table = self.given.project.table_of(split_name(resolved.target)[1], resolved.implementation.name)
+        return self.given.settings(table) if table else replace(self, given=None)
+
+    def at(self, dtype: str, device: str) -> Settings:
+        """Return the same settings in one dtype, on one device."""
+        return replace(self, dtypes=(dtype,), devices=(device,))
+
+    def of_report(self, chosen: Iterable[Resolved]) -> Settings:
+        """Return the settings for a report on several implementations, with all their dtypes and devices.
+
+        The profile is the least thorough one, so that a report does not claim more than was tried.
+        """
+        each = [self.of_target(resolved) for resolved in chosen] or [self]
+        return replace(
+            self,
+            profile=min((settings.profile for settings in each), key=list(PROFILES).index),
+            dtypes=tuple(dict.fromkeys(dtype for settings in each for dtype in settings.dtypes)),
+            devices=tuple(dict.fromkeys(device for settings in each for device in settings.devices)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a user has given, None where it is for the project to say; the other fields are those of `Settings`."""
+
+    project: Project
+    profile: str | None
+    seed: int
+    clauses: tuple[str, ...]
+    dtypes: tuple[str, ...] | None
+    devices: tuple[str, ...] | None
+    waivers: tuple[Waiver, ...] | None
+    strict: bool
+    require: tuple[str, ...]
+
+    def settings(self, table: Table) -> Settings:
+        """Return the settings, with a table of the project for what is not given."""
+        project, file = self.project, table.waivers or self.project.waivers
+        is_read = self.waivers is None and (table.waivers is not None or file.exists())
+        return Settings(
+            profile=_first_given(self.profile, table.profile, "default"),
+            seed=self.seed,
+            clauses=self.clauses,
+            dtypes=_first_given(self.dtypes, table.dtypes, DEFAULT_DTYPES),
+            devices=_first_given(self.devices, table.device, DEFAULT_DEVICES),
+            waivers=tuple(read_waivers(Path(shown_path(file)))) if is_read else self.waivers or (),
+            strict=self.strict or project.strict,
+            contract=project.contract,
+            select=table.select or (),
+            ignore=table.ignore or (),
+            require=(*self.require, *(table.require or ())),
+            waiver_file=shown_path(file) if is_read else "",
+        )
+
+
+def _first_given(*values: T | None) -> T:
+    return next(value for value in values if value is not None)
+
+
+def _is_advice(clause: str) -> bool:
+    """Return whether a clause, or a part of it, is a SHOULD."""
+    return any(prop.level == "SHOULD" for prop in properties()[clause])
+
+
+def _counted(clauses: Collection[str]) -> str:
+    """Return how many clauses there are, and which if they are few."""
+    number = f"{len(clauses)} clause{'s' * (len(clauses) != 1)}"
+    return f"{number} ({', '.join(clauses)})" if 0 < len(clauses) <= MOST_NAMED else number
 
 
 def names_of(given: object) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,8 @@ ALLOWED = (
 REQUIRED = ("implementation", "clause", "reason")
 LISTS = {"dtype": DTYPES, "device": DEVICES}
 TEXTS = (*REQUIRED, "url", "where", "error")
+# So long before a waiver expires, runs say so.
+NOTICE = timedelta(days=30)
 
 
 class WaiverError(ValueError):
@@ -79,9 +81,19 @@ class Waiver:
         return self.expires is not None and self.expires < datetime.now(UTC).date()
 
     @property
+    def expires_soon(self) -> bool:
+        """Whether its last day is near."""
+        soon = datetime.now(UTC).date() + NOTICE
+        return self.expires is not None and not self.expired and self.expires <= soon
+
+    @property
     def partial(self) -> bool:
         """Whether there may be failures of the clause that it does not cover."""
         return bool(self.where or self.error)
+
+    def concerns(self, implementation: str, clauses: Collection[str]) -> bool:
+        """Whether it is about one of these clauses of an implementation."""
+        return self.implementation == implementation and self.clause in clauses
 
     def holds(self, case: Case) -> bool:
         """Whether it applies to a case."""
@@ -102,7 +114,7 @@ class Waiver:
 def built_in_waivers() -> tuple[Waiver, ...]:
     """Return the waivers for the implementations that this package ships."""
     resource = files("mha.implementations") / "waivers.toml"
-    return tuple(_read(resource.read_text(encoding="utf-8"), "the built-in waivers"))
+    return tuple(parse_waivers(resource.read_text(encoding="utf-8"), "the built-in waivers"))
 
 
 def is_built_in(implementation: Implementation) -> bool:
@@ -117,18 +129,33 @@ def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiv
     judged: the implementations of the run; a waiver for any other one is an error. Raises WaiverError.
     """
     try:
-        waivers = _read(path.read_text(encoding="utf-8"), str(path))
+        waivers = parse_waivers(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise WaiverError(f"the waiver file {str(path)!r} cannot be read: {why}") from error
+    if judged is not None:
+        validate_judged(waivers, path, judged)
+    return waivers
+
+
+def validate_judged(waivers: Iterable[Waiver], path: Path, judged: Collection[str]) -> None:
+    """Raise WaiverError for a waiver, of the file at `path`, for an implementation that is not judged."""
     names = dict.fromkeys(waiver.implementation for waiver in waivers)
-    unmatched = [name for name in names if judged is not None and name not in judged]
+    unmatched = [name for name in names if name not in judged]
     if unmatched:
         raise WaiverError(
             f"{path}: waives clauses of {', '.join(unmatched)}, which is not judged in this run (judged: "
-            f"{', '.join(judged or ())}); correct the name, or delete the waiver"
+            f"{', '.join(judged)}); correct the name, or delete the waiver"
         )
-    return waivers
+
+
+def expiry_notes(waivers: Iterable[Waiver], judged: Collection[str]) -> list[str]:
+    """Return a sentence for each waiver of these implementations that expires soon."""
+    return [
+        f"the waiver of {waiver.clause} for {waiver.implementation} expires on {waiver.expires}: {waiver.reason}"
+        for waiver in waivers
+        if waiver.expires_soon and waiver.implementation in judged
+    ]
 
 
 def waivers_for(waivers: Iterable[Waiver], implementation: str, clause: str, dtype: str, device: str) -> list[Waiver]:
@@ -173,7 +200,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read(text: str, source: str) -> list[Waiver]:
+def parse_waivers(text: str, source: str) -> list[Waiver]:
     """Return the waivers in the text of a file; raise WaiverError, which names the file and the table."""
     try:
         tables: Any = tomllib.loads(text)

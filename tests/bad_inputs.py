@@ -193,6 +193,10 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown device": (("check", "sdpa", "--device", "gpu"), "unknown device 'gpu'; did you mean cpu? Known: cpu,"),
     "an unknown profile": (("check", "sdpa", "--profile", "fast"), "unknown profile 'fast'; known: quick, default, th"),
     "an unknown clause": (("check", "sdpa", "--clause", "MSK-99"), "unknown clause 'MSK-99'; did you mean MSK-9 or "),
+    "an unknown clause to require": (
+        ("check", "sdpa", "--require", "MSK-99"),
+        "unknown clause 'MSK-99'; did you mean MSK",
+    ),
     "a near family": (("check", "sdpa", "--clause", "MKS"), "unknown clause 'MKS'; did you mean MSK? (`mha spec` list"),
     "no clause to check": (("check", "sdpa", "--clause", ""), "no clause is named; leave it out to judge all of them"),
     "JSON in a text file": (("check", "sdpa", "--json", "x.txt"), "--json takes - or a file name that ends in .json"),
@@ -236,7 +240,6 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("report", "run.json", "seed7.json", "--merge"),
         "not shards of one run: seed is 0 in one and 7 in another",
     ),
-    "two reports to write": (("report", "a", "b", "--to", "c.md"), "--to writes one report"),
     "another format": (
         ("report", "run.json", "--to", "c.pdf"),
         "--to takes a file name that ends in .html, .json or .md",

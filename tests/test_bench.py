@@ -20,6 +20,7 @@ from mha.conformance import settings
 from mha.conformance.benchmarks import compare, workloads
 from mha.conformance.cli import bench
 from mha.conformance.cli.app import app
+from mha.conformance.cli.bench import BenchOptions
 from mha.conformance.properties import registry
 from mha.conformance.results import Report
 from mha.implementations import Resolved, resolve
@@ -54,12 +55,13 @@ def test_verdicts_are_kept_until_a_source_changes(
     source = Path("attention_to_bench.py")
     source.write_text("from mha.conformance.faults.base import correct as implementation\n")
     (resolved,) = resolve(f"{source}:implementation")
-    reports = [bench.judge_quickly(resolved, "float32", "cpu") for _ in range(2)]
+    quick = BenchOptions(targets=(resolved.target,)).settings()
+    reports = [bench.judge_quickly(resolved, quick) for _ in range(2)]
     assert reports[0] == reports[1]
     source.write_text(source.read_text() + "# another version\n")
-    bench.judge_quickly(resolved, "float32", "cpu")
+    bench.judge_quickly(resolved, quick)
     first, kept, again = capsys.readouterr().out.splitlines()
-    assert first == again == "Judging Correct on cpu in float32 (profile quick)"
+    assert first == again == "Judging Correct on cpu in float32 (profile quick, seed 0)"
     assert kept.startswith("Correct: judged before with these sources and versions (.mha/verdicts/")
     sys.modules.pop("attention_to_bench")
 

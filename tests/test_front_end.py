@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -188,6 +189,65 @@ def test_run_in_which_nothing_is_judged_has_status_2() -> None:
     done = run("-k", "SHP-2", "--mha-impl", "sdpa", *QUICK, "-n", "1")
     assert done.returncode == 2
     assert "sdpa: NOTHING WAS JUDGED" in done.stdout
+    last = done.stdout.splitlines()[-2]
+    assert last.startswith("mha: exit status 2: nothing was judged: needs the claim "), done.stdout
+
+
+BROKEN = """\
+from dataclasses import dataclass
+
+from mha.implementations import ImplementationError
+from mha.implementations.minimal import implementation as minimal
+from mha.spec import Claims
+
+
+@dataclass(frozen=True)
+class Broken:
+    name: str = "broken"
+    claims: Claims = minimal.claims
+
+    def build(self, config, weights, *, dtype, device):
+        if config.n_heads != 2:
+            raise ImplementationError("no such parameter")
+        return minimal.build(config, weights, dtype=dtype, device=device)
+
+
+implementation = Broken()
+"""
+
+
+def test_last_lines_say_why_the_judge_failed(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    done = run("-k", "SHP-1", "--mha-impl", f"{tmp_path}/broken.py:implementation", *QUICK)
+    assert done.returncode == 2, done.stdout
+    last = done.stdout.splitlines()[-2]
+    reason = "the judge or an adapter failed (harness error) on SHP-1 of broken: "
+    assert last.startswith(f"mha: exit status 2: {reason}"), done.stdout
+    assert "no such parameter" in last
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_properties_of_a_verdict_are_single_in_junit_xml(faulty: str, workers: str, tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    options = ("--mha-impl", faulty, *QUICK, "-n", workers, "--junitxml", str(file))
+    assert run("-k", "MSK-8 or SHP-1 or GQA-1", *options).returncode == 1
+    found = {}
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        own = {each.attrib["name"]: each.attrib["value"] for each in case.iter("property")}
+        found[own["mha.clause"]] = own
+    failed = found["MSK-8"]
+    assert {name: failed[f"mha.{name}"] for name in ("implementation", "level", "dtype", "device", "status")} == {
+        "implementation": "FiniteFill",
+        "level": "MUST",
+        "dtype": "float32",
+        "device": "cpu",
+        "status": "fail",
+    }
+    assert (failed["mha.case"], failed["mha.required"]) == ("Case(mask='empty_rows')", "true")
+    assert failed["mha.diagnosis"].startswith("a query without an allowed key attends to all keys equally")
+    assert (found["SHP-1"]["mha.status"], found["GQA-1"]["mha.status"]) == ("pass", "not_claimed")
+    assert "mha.case" not in found["SHP-1"]
+    assert all("{" not in value for own in found.values() for value in own.values())
 
 
 def test_any_number_of_workers_gives_the_same_report_in_the_order_of_the_contract(tmp_path: Path) -> None:
@@ -223,5 +283,6 @@ def test_report_that_cannot_be_written_leaves_the_verdicts_on_screen(tmp_path: P
     done = run("-k", "SHP-1", "--mha-impl", "loop", "--mha-report", str(file), *QUICK)
     assert done.returncode == 2
     assert "loop: CONFORMS: 1 answer right" in done.stdout
-    assert f"mha: the report cannot be written to '{file}': No space left on device" in done.stdout
+    last = f"mha: exit status 2: the report cannot be written to '{file}': No space left on device"
+    assert done.stdout.splitlines()[-2].startswith(last)
     assert "Traceback" not in done.stdout + done.stderr

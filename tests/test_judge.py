@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.cases.case import Case
-from mha.conformance.engine.judge import verdict_of
+from mha.conformance.engine import judge
 from mha.conformance.engine.preconditions import FailedPrecondition
 from mha.conformance.engine.search import Failure, PropertyResult
 from mha.conformance.faults import registry as faults
@@ -23,8 +24,11 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.reports.text import describe, summarise
 from mha.conformance.results import VOLATILE, Rejections, Report, Verdict
+from mha.conformance.settings import Settings
 from mha.conformance.waivers import Waiver
 from mha.spec import CLAUSES, Claims, Config, Output, Weights
+
+verdict_of = partial(judge.verdict_of, requires=Settings().requires)
 
 
 def test_properties_belong_to_clauses_and_have_unique_names() -> None:
@@ -299,7 +303,11 @@ def test_a_failed_property_of_a_recommendation_is_required_in_a_strict_run_only(
     should = prop_of(number=4)
     assert should.level == "SHOULD"
     results = [failed(Violation("not zeros"), should)]
-    relaxed, strict = (verdict_of(untested(), results, [], strict=strict) for strict in (False, True))
+    relaxed, strict, required = (
+        verdict_of(untested(), results, [], requires=settings.requires)
+        for settings in (Settings(), Settings(strict=True), Settings(require=(should.clause,)))
+    )
+    assert required == strict
     assert (relaxed.status, relaxed.level, relaxed.conforms) == ("fail", "SHOULD", True)
     assert (strict.status, strict.level, strict.conforms) == ("fail", "SHOULD", False)
 

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +18,10 @@ from mha.conformance import pytest_plugin
 from mha.conformance.cli import bench
 from mha.conformance.cli.app import app
 from mha.conformance.engine.replay import failures, replay_verdicts
+from mha.conformance.reports.changes import FORMATS as CHANGES
+from mha.conformance.reports.changes import write_changes
 from mha.conformance.reports.compare import Comparison, describe_changes
-from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file
+from mha.conformance.reports.files import FORMATS, render, suffixes, validate_file, write
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import Section, to_html
 from mha.conformance.reports.merge import merge
@@ -106,6 +108,39 @@ def test_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -
         validate_file(tmp_path / "run.pdf", "--to")
     with pytest.raises(ValueError, match="there is no folder"):
         validate_file(tmp_path / "nowhere" / "run.html", "--to")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Let no file grow beyond 100 bytes."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("earlier", ["an earlier one", None])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_report_that_cannot_be_written_leaves_no_half_of_one(earlier: str | None, suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"report{suffix}"
+    if earlier:
+        file.write_text(earlier)
+    assert "File too large" in write(two_implementations(), file)
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == ({file.name: earlier} if earlier else {})
+
+
+def test_report_is_written_through_a_link_and_keeps_the_mode_of_the_file(tmp_path: Path) -> None:
+    place, link = tmp_path / "there.md", tmp_path / "link.md"
+    place.write_text("an earlier one")
+    place.chmod(0o640)
+    link.symlink_to(place)
+    assert write(two_implementations(), link) == ""
+    assert link.is_symlink()
+    assert place.read_text().startswith("## Multi-head")
+    assert place.stat().st_mode & 0o777 == 0o640
 
 
 def test_matrix_has_a_cell_for_each_family() -> None:
@@ -325,6 +360,61 @@ def test_comparison_lists_new_failures_and_what_was_fixed() -> None:
         assert block in text
     same = ["", "still failing: 1", "    MSK-8   faulty, float32 on cpu (fail)", "", "unchanged: 10 of 10 verdicts"]
     assert changes(before, before) == (same, 0)
+
+
+def causes() -> Comparison:
+    """Return a comparison in which an ignored mask breaks two clauses in two dtypes, and another one breaks alone."""
+    ignored = {"diagnosis": "the mask is ignored", "message": "output is <off>"}
+    before = report(verdict("x", "MSK-4"), verdict("x", "SHP-1", "fail"))
+    after = report(
+        *(verdict("x", c, "fail", dtype=d, **ignored) for c in ("MSK-1", "MSK-4") for d in ("float32", "float64")),
+        verdict("x", "NUM-1", "fail"),
+        verdict("x", "SHP-1"),
+    )
+    return Comparison(before, after)
+
+
+def test_comparison_has_one_entry_for_one_cause() -> None:
+    text = "\n".join(describe_changes(causes()))
+    cause = "the mask is ignored (one cause, 2 clauses: MSK-1, MSK-4)"
+    assert (
+        "new failures: 5, of 2 causes\n"
+        f"    x, float32 on cpu; x, float64 on cpu (fail): {cause}: output is <off>\n"
+        "    NUM-1   x, float32 on cpu (fail): output_2"
+    ) in text
+    assert "fixed: 1\n    SHP-1   x, float32 on cpu (pass)" in text
+
+
+@pytest.mark.parametrize("suffix", CHANGES)
+def test_comparison_is_written_in_every_format(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"diff{suffix}"
+    assert write_changes(causes(), file) == ""
+    text = file.read_text()
+    if suffix == ".json":
+        data = json.loads(text)
+        assert data["exit_status"] == 1
+        cause, other = data["new_failures"]
+        assert (cause["diagnosis"], cause["clauses"]) == ("the mask is ignored", ["MSK-1", "MSK-4"])
+        assert [verdict["dtype"] for verdict in cause["verdicts"]] == ["float32", "float64"] * 2
+        assert (other["clauses"], [each["clauses"] for each in data["fixed"]]) == (["NUM-1"], [["SHP-1"]])
+    else:
+        assert "New failures: 5, of 2 causes" in text
+        assert text.count("the mask is ignored (one cause, 2 clauses: MSK-1, MSK-4)") == 1
+        assert "output is &lt;off&gt;" in text
+
+
+def test_comparison_of_hostile_reports_is_escaped(tmp_path: Path) -> None:
+    comparison = Comparison(report(), hostile())
+    for suffix in (".md", ".html"):
+        write_changes(comparison, tmp_path / f"diff{suffix}")
+        text = (tmp_path / f"diff{suffix}").read_text()
+        assert "<img" not in text
+        assert "\x1b" not in text
+    assert "\n::error" not in (tmp_path / "diff.md").read_text()
+
+
+def test_suffixes_of_comparisons_are_those_of_reports() -> None:
+    assert tuple(CHANGES) == tuple(FORMATS)
 
 
 def test_comparison_hides_nothing() -> None:

@@ -248,6 +248,10 @@ def test_report_is_rendered_merged_and_compared() -> None:
     status, output = run("report", "other.json", "one.json")
     assert status == 1
     assert "new failures: 1" in output
+    status, output = run("report", "other.json", "one.json", "--to", "diff.md", "--to", "diff.json")
+    assert (status, output.splitlines()[-2:]) == (1, ["wrote diff.md", "wrote diff.json"])
+    assert "### New failures: 1\n" in Path("diff.md").read_text()
+    assert json.loads(Path("diff.json").read_text())["exit_status"] == 1
     status, output = run("report", "--schema")
     assert json.loads(output) == Report.schema()
 

@@ -70,6 +70,11 @@ class Folder:
                             f"{str(self.path)!r} is the folder of another campaign: {name} is {old.get(name)!r} there, "
                             f"but {new.get(name)!r} now; name another folder"
                         )
+            if theirs.keys != stamp.keys:
+                raise ValueError(
+                    f"{str(self.path)!r} is the folder of another campaign: [tool.mha] in pyproject.toml, its waivers, "
+                    "or a report in `known` is not what it was; name another folder"
+                )
         elif self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise ValueError(f"{str(self.path)!r} is neither empty nor the folder of a campaign; name another folder")
         else:

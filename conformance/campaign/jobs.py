@@ -189,7 +189,8 @@ def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
     from mha.implementations import resolve
     from mha.implementations.pristine import torch_changes
 
-    job = Job(**data | {"clauses": tuple(data["clauses"]), "cases": tuple(map(tuple, data["cases"]))})
+    tuples = {name: tuple(data[name]) for name in ("clauses", "require", "waivers")}
+    job = Job(**data | tuples | {"cases": tuple(map(tuple, data["cases"]))})
     if difference := _difference(job):
         yield {"error": difference}
         return

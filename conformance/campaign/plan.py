@@ -22,10 +22,10 @@ import mha.conformance
 import mha.implementations
 import mha.spec
 from mha.conformance.engine.replay import failures
-from mha.conformance.project import pinned_contract
 from mha.conformance.reports.files import read
 from mha.conformance.results import versions
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, clauses_of
+from mha.conformance.settings import Settings, by_name
+from mha.conformance.waivers import parse_waivers
 from mha.implementations import Resolved, resolve
 from mha.implementations.discovery import GROUP, split_name
 from mha.spec import CLAUSES
@@ -35,9 +35,9 @@ from mha.spec import CLAUSES
 class Plan:
     """What a campaign judges.
 
-    implementations: targets, as `mha check` takes them. dtypes, devices, profile: as of `mha check`. seeds: how many,
-        from 0, or which. clauses: ids or families; all if empty. packages: installed packages that the implementations
-        use, whose versions the results depend on beside their own.
+    implementations: targets, as `mha check` takes them. dtypes, devices, profile: as of `mha check`; if None, as the
+        project says. seeds: how many, from 0, or which. clauses: ids or families; if empty, as the project says.
+    packages: installed packages that the implementations use, whose versions the results depend on beside their own.
     known: reports, such as the failures.json of an earlier campaign, whose failing cases are tried again; their jobs
         come first.
     group: whether a job has the clauses of a "family", or "all" of them, which takes less time in all.
@@ -45,10 +45,10 @@ class Plan:
     """
 
     implementations: tuple[str, ...]
-    dtypes: tuple[str, ...] = DEFAULT_DTYPES
-    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
     seeds: int | tuple[int, ...] = 1
-    profile: str = "default"
+    profile: str | None = None
     clauses: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
@@ -79,7 +79,8 @@ class Limits:
 class Job:
     """What one process judges, and all that its verdicts depend on.
 
-    target: as `resolve` takes it. cases: known to have failed, as clause, property and code.
+    target: as `resolve` takes it. cases: known to have failed, as clause, property and code. strict, require: as in
+    `Settings`. waivers: of the project for these clauses of the implementation, as tables of TOML.
     versions: of the judge, torch, Python, the package of the implementation and those that the plan names.
     """
 
@@ -90,6 +91,9 @@ class Job:
     seed: int
     profile: str
     cases: tuple[tuple[str, str, str], ...] = ()
+    strict: bool = False
+    require: tuple[str, ...] = ()
+    waivers: tuple[str, ...] = ()
     versions: dict[str, str]
 
     @property
@@ -106,6 +110,9 @@ class Job:
             clauses=self.clauses,
             dtypes=(self.dtype,),
             devices=(self.device,),
+            waivers=tuple(parse_waivers("\n".join(self.waivers), "the waivers of the project")),
+            strict=self.strict,
+            require=self.require,
             contract=self.versions["contract"],
         )
 
@@ -119,10 +126,12 @@ class Job:
 class Campaign:
     """A plan whose words are known and whose implementations are loaded. versions: of all that its jobs depend on.
 
+    settings: those of the whole, with the first seed.
     known: cases that failed before, as a `Job` has them, by implementation, device and dtype.
     """
 
     plan: Plan
+    settings: Settings
     resolved: Mapping[str, Resolved]
     versions: Mapping[str, str]
     known: Mapping[tuple[str, str, str], Collection[tuple[str, str, str]]]
@@ -130,31 +139,21 @@ class Campaign:
     @staticmethod
     def of(plan: Plan) -> Campaign:
         """Load the implementations; raises ValueError, in one line, for a word, target or package that is unknown."""
+        settings = Settings.of(plan.profile, plan.all_seeds[0], plan.clauses, plan.dtypes, plan.devices)
         resolved = by_name(each for target in plan.implementations for each in resolve(target))
-        common = judge_versions(pinned_contract(Path()), plan.packages)
+        common = judge_versions(settings.contract, plan.packages)
         own = {each.target: target_version(each.target) for each in resolved.values()}
         own = {f"{target} from": text for target, text in own.items() if text}
-        campaign = Campaign(plan, resolved, common | own, _known_cases(plan.known))
-        campaign.settings  # noqa: B018  raises for an unknown word
-        return campaign
-
-    @property
-    def settings(self) -> Settings:
-        """Those of the whole, with the first seed."""
-        return Settings(
-            profile=self.plan.profile,
-            seed=self.plan.all_seeds[0],
-            clauses=clauses_of(self.plan.clauses),
-            dtypes=self.plan.dtypes,
-            devices=self.plan.devices,
-            contract=self.versions["contract"],
-        )
+        return Campaign(plan, settings, resolved, common | own, _known_cases(plan.known))
 
     @property
     def places(self) -> list[tuple[Resolved, str, str]]:
         """What is judged where: implementations, each on the devices and in the dtypes that it claims."""
-        every = product(self.resolved.values(), self.plan.devices, self.plan.dtypes)
-        return [place for place in every if _claims(*place)]
+        places = []
+        for resolved in self.resolved.values():
+            own = self.settings.of_target(resolved)
+            places += [(resolved, *where) for where in product(own.devices, own.dtypes)]
+        return [place for place in places if _claims(*place)]
 
     @property
     def without_jobs(self) -> list[str]:
@@ -171,25 +170,34 @@ class Campaign:
         yield from sorted(jobs, key=lambda job: not job.cases)
 
     def _jobs(self) -> Iterator[Job]:
-        groups: dict[str, list[str]] = {}
-        for clause in self.settings.judged_clauses:
-            groups.setdefault(CLAUSES[clause].family if self.plan.group == "family" else "", []).append(clause)
-        common = judge_versions(self.versions["contract"], self.plan.packages)
+        common = judge_versions(self.settings.contract, self.plan.packages)
         for resolved, device, dtype in self.places:
+            name, settings = resolved.implementation.name, self.settings.of_target(resolved)
             own = self.versions.get(f"{resolved.target} from", "")
             versions = common | ({"package": own} if own else {})
-            known = self.known.get((resolved.implementation.name, device, dtype), ())
-            for clauses, seed in product(groups.values(), self.plan.all_seeds):
+            known = self.known.get((name, device, dtype), ())
+            for clauses, seed in product(self._groups(settings), self.plan.all_seeds):
+                waivers = [waiver for waiver in settings.waivers if waiver.concerns(name, clauses)]
                 yield Job(
                     target=resolved.target,
                     dtype=dtype,
                     device=device,
-                    clauses=tuple(clauses),
+                    clauses=clauses,
                     seed=seed,
-                    profile=self.plan.profile,
+                    profile=self.settings.profile,  # one for all: the jobs make one report
                     cases=tuple(each for each in known if each[0] in clauses and seed == self.plan.all_seeds[0]),
+                    strict=settings.strict,
+                    require=tuple(clause for clause in clauses if clause in settings.require),
+                    waivers=tuple(waiver.to_toml() for waiver in waivers),
                     versions=versions,
                 )
+
+    def _groups(self, settings: Settings) -> list[tuple[str, ...]]:
+        """Return the clauses of an implementation, in the groups that make a job each."""
+        groups: dict[str, list[str]] = {}
+        for clause in settings.judged_clauses:
+            groups.setdefault(CLAUSES[clause].family if self.plan.group == "family" else "", []).append(clause)
+        return [tuple(clauses) for clauses in groups.values()]
 
 
 def _known_cases(files: Collection[str]) -> dict[tuple[str, str, str], list[tuple[str, str, str]]]:
@@ -230,7 +238,7 @@ def read_plan(file: Path) -> Plan:
 
 def _validate(file: Path, plan: Plan) -> None:
     for name in ("implementations", "dtypes", "devices"):
-        if not getattr(plan, name):
+        if getattr(plan, name) == ():
             raise ValueError(f"{file}: {name} is empty")
     if not plan.all_seeds or min(plan.all_seeds) < 0:
         raise ValueError(f"{file}: seeds must be how many there are, or a list of numbers from 0 on")

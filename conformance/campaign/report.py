@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mha.conformance.campaign.folder import CorruptError, Folder, Result, Stamp
 from mha.conformance.engine.replay import failures
-from mha.conformance.reports.files import write
+from mha.conformance.reports.files import write, write_text
 from mha.conformance.reports.html import Section, to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.merge import merge
@@ -139,7 +139,7 @@ def write_campaign(report: Report, jobs: Jobs, file: Path) -> str:
         return write(report, file)
     text = _page(report, jobs) if file.suffix == ".html" else _markdown(report, jobs)
     try:
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(file, text)
     except OSError as error:
         return f"the report cannot be written to {str(file)!r}: {error.strerror}"
     return ""

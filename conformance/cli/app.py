@@ -22,6 +22,7 @@ LAST = Path(".mha") / "last.json"
 
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the cases, which repeats a run.")]
 ProfileName = Annotated[str, typer.Option(metavar="NAME", help="How thorough: quick, default or thorough.")]
+WaiverFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Known failures to accept; see mha waive.")]
 Reports = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="Write a .html, .json or .md report. Repeatable.")
 ]
@@ -114,12 +115,15 @@ def check(  # noqa: PLR0913  the options of the command
     device: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="cpu or cuda. Default: cpu. Repeatable.")
     ] = None,
-    profile: ProfileName = "default",
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="quick, default or thorough. Default: default.")
+    ] = None,
     seed: Seed = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Require the clauses of level SHOULD too.")] = False,
-    waivers: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Known failures to accept; see mha waive.")
+    require: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Require this clause or family too. Repeatable.")
     ] = None,
+    waivers: WaiverFile = None,
     report: Reports = None,
     json: Annotated[
         str, typer.Option(metavar="FILE", help="Write a JSON report; - prints it, and all else to stderr.")
@@ -131,22 +135,31 @@ def check(  # noqa: PLR0913  the options of the command
 ) -> None:
     """Check implementations against the contract.
 
-    A plain module class needs no adapter: how to build and call it is inferred. The exit status is 0 if every
-    implementation conforms, 1 if one does not, and 2 if something could not be checked.
+    A plain module class needs no adapter: how to build and call it is inferred. Options that are left out are as
+    [tool.mha] in pyproject.toml says. The exit status is 0 if every implementation conforms, 1 if one does not, and 2
+    if something could not be checked.
     """
-    from mha.conformance.engine.workers import Workers, cores
+    from mha.conformance.engine.workers import Workers
 
-    most = min(cores(), 4) if device else cores()  # a GPU keeps a context for each process
-    with errors_in_one_line(), Workers(jobs or (1 if clause else most)) as workers:
+    with errors_in_one_line(), Workers(jobs or (1 if clause else _default_jobs(device))) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
-        from mha.conformance.settings import DEFAULT_DTYPES, Settings
+        from mha.conformance.settings import Settings
 
-        settings = Settings.of(profile, seed, clause or (), dtype or DEFAULT_DTYPES, device or "cpu", strict=strict)
+        asked = clause or (), dtype or None, device or None, waivers
+        settings = Settings.of(profile, seed, *asked, strict=strict, require=require or ())
         stop = Stop(first=exitfirst, after=max_time)
         options = CheckOptions.of(waivers=waivers, reports=report or (), json=json, verbose=verbose, stop=stop)
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
             status = check_all(targets, settings, options, workers)
     raise typer.Exit(status)
+
+
+def _default_jobs(device: list[str] | None) -> int:
+    """Return how many processes judge where nobody says: a GPU, also one of the project, keeps a context for each."""
+    from mha.conformance.engine.workers import cores
+    from mha.conformance.project import read_project
+
+    return min(cores(), 4) if device or read_project(Path()).table.device else cores()
 
 
 @app.command(epilog="Example: mha report before.json after.json")
@@ -228,7 +241,14 @@ def waive(  # noqa: PLR0913  the options of the command
         datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="The last day, such as 2030-12-31.")
     ] = None,
     run: Run = LAST,
-    file: Annotated[Path, typer.Option(metavar="FILE", help="The waiver file to add to.")] = Path("mha_waivers.toml"),
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="The waiver file to add to. Default: the one that the next run reads, mha_waivers.toml.",
+        ),
+    ] = None,
 ) -> None:
     """Accept a failure of the last run by adding a waiver to a file."""
     from mha.conformance.cli.waive import waive_failure
@@ -252,8 +272,9 @@ def bench(  # noqa: PLR0913  the options of the command
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Time self-attention over 128 to 8192 tokens instead of the shapes.")
     ] = False,
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="The dtype to time in.")] = "float32",
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(metavar="NAME", help="The dtype to time in. Default: float32.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu or cuda. Default: cpu.")] = None,
+    waivers: WaiverFile = None,
     rounds: Annotated[
         int, typer.Option(min=6, metavar="N", help="Rounds of timing; fewer if they take over a minute.")
     ] = 30,
@@ -274,6 +295,7 @@ def bench(  # noqa: PLR0913  the options of the command
             sweep=sweep,
             dtype=dtype,
             device=device,
+            waivers=waivers,
             rounds=rounds,
             threads=threads,
             files=tuple(to or ()),
@@ -296,13 +318,16 @@ def list_() -> None:
 def init(
     target: Annotated[str, typer.Argument(help="A plain module class, as file.py:Class or module:Class.")],
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="The root of the project.")] = Path(),
+    source: Annotated[
+        str, typer.Option(metavar="URL", help="Where the job installs mha-conformance from: git+https://...")
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier declaration and job.")] = False,
 ) -> None:
     """Write a declaration of a class, and a CI job that checks it."""
     from mha.conformance.cli.init import write_files
 
     with errors_in_one_line():
-        for line in write_files(target, folder, force=force):
+        for line in write_files(target, folder, source, force=force):
             print_folded(line)
 
 

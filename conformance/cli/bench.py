@@ -24,13 +24,14 @@ from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.errors import GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost
-from mha.conformance.reports.files import suffixes
+from mha.conformance.reports.files import suffixes, write_text
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.text import fitted, visible, visible_name, width_of
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
+from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Resolved, resolve
 from mha.implementations.torch_state import threads
 from mha.spec import Implementation
@@ -50,6 +51,7 @@ class BenchOptions:
 
     targets: the implementations, as `resolve` takes them; ratios are to the first one that conforms.
     shapes: of `SHAPES`; `DEFAULT_SHAPES` if empty. sweep: time self-attention of the lengths in `SWEEP` instead.
+    dtype, device: where they are judged and timed; if None, the first that the project names. waivers: a file.
     rounds: how often each is timed. threads: of torch on a CPU; 0 for as many as torch uses.
     files: each in one of `FORMATS`.
     Raises ValueError, in one line, for options that cannot be followed.
@@ -58,8 +60,9 @@ class BenchOptions:
     targets: tuple[str, ...]
     shapes: tuple[str, ...] = ()
     sweep: bool = False
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str | None = None
+    device: str | None = None
+    waivers: Path | None = None
     rounds: int = 30
     threads: int = 0
     files: tuple[Path, ...] = ()
@@ -67,8 +70,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown word, a device that is not available and a file that cannot be written."""
         validate_choice("shape", self.shapes, SHAPES)
-        validate_choice("dtype", [self.dtype], DTYPES)
-        validate_devices([self.device])
+        validate_choice("dtype", [self.dtype] if self.dtype is not None else [], DTYPES)
+        validate_devices([self.device] if self.device is not None else [])
         for file in self.files:
             if file.suffix not in FORMATS or not file.resolve().parent.is_dir() or file.is_dir():
                 raise ValueError(
@@ -78,13 +81,18 @@ class BenchOptions:
             if file.suffix == ".svg" and not self.sweep:
                 raise ValueError(f"{str(file)!r}: a picture shows growing lengths; add --sweep, or write .html")
 
-    def workloads(self) -> list[Workload]:
+    def settings(self) -> Settings:
+        """Return how implementations are judged before they are timed: in one dtype, on one device."""
+        given = Settings.of("quick", 0, (), self.dtype, self.device, self.waivers)
+        return given.at(given.dtypes[0], given.devices[0])
+
+    def workloads(self, dtype: str, device: str) -> list[Workload]:
         """Return what is timed, with as many threads as torch has now."""
         count = torch.get_num_threads()
         if not self.sweep:
-            return workloads_of(self.shapes or DEFAULT_SHAPES, self.dtype, self.device, threads=count)
+            return workloads_of(self.shapes or DEFAULT_SHAPES, dtype, device, threads=count)
         sizes: dict[str, Any] = {"n_heads": 8, "head_dim": 64, "inputs": "self"}
-        cases = [Case(L=length, S=length, dtype=self.dtype, device=self.device, **sizes) for length in SWEEP]
+        cases = [Case(L=length, S=length, dtype=dtype, device=device, **sizes) for length in SWEEP]
         return [Workload(f"L = S = {case.L}", case, False, count) for case in cases]
 
 
@@ -111,12 +119,15 @@ def run_benchmarks(options: BenchOptions) -> int:
     Return the exit status: 1 if an implementation does not conform or a timing is in error, else 0. Raises ValueError
     for a target that cannot be resolved, and for a file that cannot be written.
     """
+    settings = options.settings()
     chosen = by_name(resolved for target in options.targets for resolved in resolve(target))
-    reports = judge_all_quickly(chosen.values(), options.dtype, options.device)
+    if options.waivers:
+        validate_judged(settings.waivers, options.waivers, chosen)
+    reports = judge_all_quickly(chosen.values(), settings)
     conforming = [resolved.implementation for name, resolved in chosen.items() if reports[name].conforms]
     try:
         with threads(options.threads or torch.get_num_threads()):
-            timings = time_all(conforming, options)
+            timings = time_all(conforming, options.workloads(settings.dtypes[0], settings.devices[0]), options.rounds)
     except GpuLost as lost:
         raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None
     for file in options.files:
@@ -124,29 +135,35 @@ def run_benchmarks(options: BenchOptions) -> int:
     return int(len(conforming) < len(chosen) or any(timing.incorrect or timing.is_impossible for timing in timings))
 
 
-def judge_all_quickly(chosen: Iterable[Resolved], dtype: str, device: str) -> dict[str, Report]:
+def judge_all_quickly(chosen: Iterable[Resolved], settings: Settings) -> dict[str, Report]:
     """Return a report on each implementation, by its name; print a line for each that does not conform."""
     reports = {}
     for resolved in chosen:
         name = resolved.implementation.name
-        reports[name] = report = judge_quickly(resolved, dtype, device)
+        reports[name] = report = judge_quickly(resolved, settings)
         if gpu_is_lost():
             raise ValueError(f"this process can no longer use the GPU after a call of {name}; leave {name} out")
         if not report.conforms:
-            command = visible(shlex.join(["mha", "check", resolved.target, "--dtype", dtype, "--device", device]))
+            where = "--dtype", settings.dtypes[0], "--device", settings.devices[0]
+            command = visible(shlex.join(["mha", "check", resolved.target, *where]))
             reason = f"it does not conform ({report.failing}); see {command}"
             echo(f"{visible_name(name)} is not timed: {reason}")
     return reports
 
 
-def judge_quickly(resolved: Resolved, dtype: str, device: str) -> Report:
-    """Return the report of an earlier run of the same code in the quick profile, or of a new one, with its progress."""
-    settings, name = Settings.of("quick", 0, (), dtype, device, strict=False), resolved.implementation.name
+def judge_quickly(resolved: Resolved, given: Settings) -> Report:
+    """Return the report of an earlier run of the same code in the quick profile, or of a new one, with its progress.
+
+    given: the settings of the run; those of the implementation may ignore other clauses.
+    """
+    name, settings = resolved.implementation.name, given.of_target(resolved).at(given.dtypes[0], given.devices[0])
     place = place_of(resolved.target, settings)
+    for note in expiry_notes(settings.waivers_of(resolved.implementation), [name]):
+        echo(f"Note: {visible(note)}.")
     if kept := read_kept(place):
-        echo(f"{visible_name(name)}: judged before with these sources and versions ({place})")
+        echo(f"{visible_name(name)}: judged before with these sources and versions ({place}; {settings})")
         return kept
-    echo(f"Judging {visible_name(name)} on {device} in {dtype} (profile quick)")
+    echo(f"Judging {visible_name(name)} on {settings.devices[0]} in {settings.dtypes[0]} ({settings})")
     clauses, verdicts, started = [*settings.judged_clauses, ""], list[Verdict](), now()
     with progress_bar(Console(), clauses) as bar:
         for verdict in judge_all(resolved, settings):
@@ -157,16 +174,16 @@ def judge_quickly(resolved: Resolved, dtype: str, device: str) -> Report:
     return report
 
 
-def time_all(implementations: Sequence[Implementation], options: BenchOptions) -> list[Timing]:
+def time_all(implementations: Sequence[Implementation], workloads: Iterable[Workload], rounds: int) -> list[Timing]:
     """Time each workload, and print a table for it."""
     timings: list[Timing] = []
-    for workload in options.workloads() if implementations else ():
+    for workload in workloads if implementations else ():
         echo(f"\n{workload.title}")
         heading = row("", HEADINGS)
         in_table = width_of(sys.stdout) >= len(heading)
         if in_table:
             typer.echo(heading)
-        for timing in timings_of(implementations, workload, options.rounds):
+        for timing in timings_of(implementations, workload, rounds):
             timings.append(timing)
             echo(line(timing, in_table=in_table))
     return timings
@@ -211,7 +228,7 @@ def row(name: str, cells: Sequence[str]) -> str:
 def write(results: BenchResults, file: Path) -> None:
     """Write the results in the format of the file's suffix; raises ValueError where that fails."""
     try:
-        file.write_text(FORMATS[file.suffix](results), encoding="utf-8", errors="backslashreplace")
+        write_text(file, FORMATS[file.suffix](results))
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}; the tables are printed above") from None
 

@@ -48,6 +48,7 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
             interrupted = True
     for place in state.corrupt:
         print_folded(f"corrupt, run again: {place}")
+    print_folded(f"settings: {_described(campaign)}")
     print_folded(_outcome(state, monotonic() - begun, options))
     if interrupted:
         print_folded("INCOMPLETE: the run was stopped; what is done is kept: go on with --resume.")
@@ -57,6 +58,13 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
 def _finding(verdict: Verdict) -> str:
     """Return what a failure says that another one may say too."""
     return verdict.diagnosis or f"{status_of(verdict)} {verdict.clause}"
+
+
+def _described(campaign: Campaign) -> str:
+    """Return how the implementations are judged, and where a table of pyproject.toml says more about one."""
+    whole = str(campaign.settings)
+    own = {name: str(campaign.settings.of_target(each)) for name, each in campaign.resolved.items()}
+    return "; ".join([whole, *(f"{name}: {text}" for name, text in own.items() if text != whole)])
 
 
 def _line(verdict: Verdict, seed: int) -> str:

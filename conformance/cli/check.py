@@ -38,7 +38,7 @@ from mha.conformance.reports.text import (
 )
 from mha.conformance.results import Report, Verdict, now, settled, status_of
 from mha.conformance.settings import Settings, by_name
-from mha.conformance.waivers import read_waivers
+from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Resolved, resolve
 from mha.implementations.pristine import torch_changes
 from mha.spec.claims import DTYPES
@@ -112,8 +112,8 @@ class Stop:
 class CheckOptions:
     """What is printed and written, and when to stop.
 
-    waivers: a file of them. reports: files, by the suffix. json: where the report is printed as JSON, if it is; then
-    all else goes to stderr. verbose: whether every verdict is printed.
+    waivers: the file of them that was asked for. reports: files, by the suffix. json: where the report is printed as
+    JSON, if it is; then all else goes to stderr. verbose: whether every verdict is printed.
     """
 
     waivers: Path | None = None
@@ -147,7 +147,7 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     workers.find(targets)
     chosen = chosen_by(targets, options)
     if options.waivers:
-        settings = replace(settings, waivers=tuple(read_waivers(options.waivers, chosen)))
+        validate_judged(settings.waivers, options.waivers, chosen)
     printer, started = Printer(Console(highlight=False, stderr=options.json is not None)), now()
     run, interrupted, changes = Run(printer, settings, options, workers), False, torch_changes()
     if changes:
@@ -160,7 +160,7 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
         run.verdicts += workers.unread
         printer.paragraph(f"INCOMPLETE: {str(end) or 'the run was stopped'}.")
     report = Report.of_run(
-        settings,
+        settings.of_report(chosen.values()),
         run.verdicts,
         targets={name: resolved.target for name, resolved in chosen.items()},
         started=started,
@@ -192,6 +192,8 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
     if printer.console.is_terminal:
         takes = f": {estimate([resolved.implementation.claims], settings, 1 / jobs)}"
     printer.folded(f"Checking {name} {where} ({settings}){takes}")
+    for note in expiry_notes(settings.waivers_of(resolved.implementation), [resolved.implementation.name]):
+        printer.folded(f"Note: {note}.")
 
 
 class Run:
@@ -202,22 +204,17 @@ class Run:
         self.verdicts: list[Verdict] = []
         self.begun, self.left = monotonic(), 0
 
-    @property
-    def clauses(self) -> list[str]:
-        """Those to be judged for each implementation, in order, again for each dtype and device."""
-        return [task.clause for task in self.settings.tasks]
-
     def judge_all(self, chosen: Collection[Resolved]) -> None:
         """Judge implementations one after another; raises Stopped where an option ends that early."""
-        self.left = len(self.clauses) * len(chosen)
+        self.left = sum(len(self.settings.of_target(resolved).tasks) for resolved in chosen)
         for resolved in chosen:
             self.judge(resolved)
 
     def judge(self, resolved: Resolved) -> None:
         """Judge one implementation, and print what is found; raises Stopped."""
-        announce(self.printer, resolved, self.settings, self.workers.jobs)
-        own, settings, reason = list[Verdict](), self.settings, ""
-        clauses = [*self.clauses, ""]
+        own, settings, reason = list[Verdict](), self.settings.of_target(resolved), ""
+        announce(self.printer, resolved, settings, self.workers.jobs)
+        clauses = [*(task.clause for task in settings.tasks), ""]
         verdicts = self.workers.judge_all(resolved, settings)
         with progress_bar(self.printer.console, clauses) as bar, closing(verdicts):
             for verdict in verdicts:

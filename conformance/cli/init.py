@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.metadata import packages_distributions
+from keyword import iskeyword
 from pathlib import Path
 
+from mha.conformance.cli.ci import HOW_TO_SAY_WHERE, badge, installed_from, job_for
+from mha.conformance.project import WAIVERS
 from mha.implementations import ImplementationError, resolve
 from mha.spec.clauses import VERSIONS
 
 # Its first letter keeps it out of the modules that setuptools finds by itself in the root of a project.
 DECLARATION = "_mha_declaration.py"
-WAIVERS, WORKFLOW = "mha_waivers.toml", ".github/workflows/mha-conformance.yml"
-STEPS = """\
-name: attention conformance
-on: [push, pull_request]
-jobs:
-  conformance:
-    runs-on: ubuntu-latest
-    timeout-minutes: 30
-    steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
-        with:
-          python-version: "3.12"
-      - run: pip install torch --index-url https://download.pytorch.org/whl/cpu
-{installs}      - run: pip install "mha-conformance[parallel]"
-      - run: {command}
-      - uses: actions/upload-artifact@v4
-        if: always()
-        with:
-          name: mha-report
-          path: mha-report.html
-"""
-RUN = "pytest --pyargs mha.conformance --mha-profile quick --mha-impl {place}:implementation --mha-waivers {waivers}"
-IN_CI = "-n auto --mha-report mha-report.html"
+WORKFLOW = ".github/workflows/mha-conformance.yml"
+RUN = "pytest --pyargs mha.conformance --mha-profile quick --mha-impl {}"
 NO_WAIVERS = """\
 # Known failures that are accepted, each with its reason: mha waive CLAUSE --reason "..."
 """
+# For a file whose name no import can have, or has already.
+BY_PATH = """\
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+spec = spec_from_file_location({name!r}, Path(__file__).with_name({file!r}))
+sys.modules[spec.name] = module = module_from_spec(spec)
+spec.loader.exec_module(module)
+{cls} = module.{cls}
+"""
 
 
-def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[str]:
+def write_files(target: str, folder: Path, source: str = "", *, force: bool = False) -> Iterator[str]:
     """Write a declaration, a CI job and a file of waivers for a class, all or none, and yield the lines to print.
 
-    target: the class, as for `mha check`. folder: the root of the project. force: whether to overwrite files, except
-    that of the waivers. Raises ValueError if there is no folder, the class cannot be understood, or a file exists
+    target: the class, as for `mha check`. folder: the root of the project. source: where the job installs this package
+    from, by default where it was installed from here. force: whether to overwrite files, except that of the waivers.
+    Raises ValueError if there is no folder, the class cannot be understood, or a file exists
     already or cannot be written.
     """
     if not folder.is_dir():
         raise ValueError(f"--folder: there is no folder {str(folder)!r}")
-    texts = texts_for(target, folder)
+    source = source or installed_from()
+    texts = texts_for(target, folder, source)
     declaration, workflow, waivers = texts
     existing = [str(file) for file in (declaration, workflow) if file.exists()]
     if existing and not force:
@@ -62,7 +58,10 @@ def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[s
     _write_all(texts)
     yield from (f"wrote {file}" for file in texts)
     reference = _reference(target, declaration)
-    yield f"\nRun it:\n\n    {RUN.format(place=reference, waivers=waivers)}"
+    yield f"\nRun it:\n\n    {RUN.format(shlex.quote(f'{reference}:implementation'))}"
+    if not source:
+        yield f"\nThe job needs to know where this package is, which is not on PyPI: {HOW_TO_SAY_WHERE}."
+    yield f"\nThe badge of the run of every night, for README:\n\n    {badge(folder)}"
     yield "\nTo keep later releases from adding clauses to your run, pin the contract in pyproject.toml:\n"
     yield f'    [tool.mha]\n    contract = "{VERSIONS[-1]}"'
     if not reference.endswith(".py"):
@@ -71,7 +70,7 @@ def write_files(target: str, folder: Path, *, force: bool = False) -> Iterator[s
         yield f'    {target.rpartition(":")[2]} = "{reference}:implementation"'
 
 
-def texts_for(target: str, folder: Path) -> dict[Path, str]:
+def texts_for(target: str, folder: Path, source: str) -> dict[Path, str]:
     """Return the text of each file to write: the declaration, the CI job, the waivers.
 
     Raises ImplementationError for anything but a plain class, and for a class that cannot be understood.
@@ -81,9 +80,21 @@ def texts_for(target: str, folder: Path) -> dict[Path, str]:
         raise ImplementationError(f"{target!r} is already declared; init takes a plain class, such as my_file.py:Class")
     place, _, cls = target.rpartition(":")
     declaration = _beside(place, folder) / DECLARATION
-    module = Path(place).stem if place.endswith(".py") else place
-    text = f'"""{cls}, declared for mha-conformance."""\n\nfrom {module} import {cls}\n{inference.declaration}\n'
-    return {declaration: text, folder / WORKFLOW: _job(target, declaration, folder), folder / WAIVERS: NO_WAIVERS}
+    text = f'"""{cls}, declared for mha-conformance."""\n\n{_import(place, cls)}\n{inference.declaration}\n'
+    job = job_for(_implementation(target, declaration, folder), _installs(folder), source)
+    return {declaration: text, folder / WORKFLOW: job, folder / WAIVERS: NO_WAIVERS}
+
+
+def _import(place: str, cls: str) -> str:
+    """Return the code that imports a class from a module, or from the file beside the declaration."""
+    stem = Path(place).stem
+    is_taken = stem in sys.stdlib_module_names or stem in packages_distributions()
+    if not place.endswith(".py"):
+        return f"from {place} import {cls}"
+    if stem.isidentifier() and not iskeyword(stem) and not is_taken:
+        return f"from {stem} import {cls}"
+    name = re.sub(r"\W", "_", f"declared_{stem}")
+    return BY_PATH.format(name=name, file=Path(place).name, cls=cls)
 
 
 def _beside(place: str, folder: Path) -> Path:
@@ -98,16 +109,15 @@ def _reference(target: str, declaration: Path) -> str:
     """Return how the declaration is named, from the root of the project: as a module of its package, or as a file."""
     package = target.rpartition(":")[0].rpartition(".")[0]
     in_package = package and not target.rpartition(":")[0].endswith(".py") and declaration.parent.name
-    return f"{package}.{declaration.stem}" if in_package else declaration.as_posix()
+    place = declaration.as_posix()
+    return f"{package}.{declaration.stem}" if in_package else f"./{place}" if place.startswith("-") else place
 
 
-def _job(target: str, declaration: Path, folder: Path) -> str:
-    """Return the CI job for a declaration in a project, whose root is the folder."""
+def _implementation(target: str, declaration: Path, folder: Path) -> str:
+    """Return what the job judges, as it is named from the root of the project."""
     path, root = declaration.resolve(), folder.resolve()
     from_root = path.relative_to(root) if path.is_relative_to(root) else path
-    installs = "".join(f"      - run: {command}\n" for command in _installs(folder))
-    command = f"{RUN.format(place=_reference(target, from_root), waivers=WAIVERS)} {IN_CI}"
-    return STEPS.format(installs=installs, command=command)
+    return f"{_reference(target, from_root)}:implementation"
 
 
 def _installs(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mha.conformance.reports.changes import write_changes
 from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import read, validate_file, write
 from mha.conformance.reports.merge import merge
@@ -19,6 +20,7 @@ def report_lines(files: Sequence[Path], *, merge_all: bool, to: Sequence[Path], 
     """Return the lines to print and the exit status, and write the files that were asked for.
 
     files: one report is shown or rendered; several are merged with `merge_all`, and two are compared without it.
+    to: where the report, or the comparison, is written.
     schema: print the JSON schema of a report instead.
     Raises ValueError, in one line, for other combinations, and for a file that cannot be read or written.
     """
@@ -28,26 +30,26 @@ def report_lines(files: Sequence[Path], *, merge_all: bool, to: Sequence[Path], 
     reports = [read(file) for file in files]
     if len(reports) == 2 and not merge_all:
         comparison = Comparison(*reports)
-        return describe_changes(comparison), comparison.exit_status
+        written = _written(to, [write_changes(comparison, file) for file in to])
+        return [*describe_changes(comparison), *written], comparison.exit_status
     report = merge(reports)
-    return (_write(report, to), 0) if to else (show_report(report), report.exit_status)
+    if to:
+        return _written(to, [write(report, file) for file in to]), 0
+    return show_report(report), report.exit_status
 
 
 def _validate(files: Sequence[Path], to: Sequence[Path], *, merge_all: bool) -> None:
-    hint = "add --merge if they are the shards of one run"
     if len(files) > 2 and not merge_all:
+        hint = "add --merge if they are the shards of one run"
         raise ValueError(f"only two reports can be compared, but {len(files)} are given; {hint}")
-    if len(files) == 2 and to and not merge_all:
-        raise ValueError(f"--to writes one report, but two are given; {hint}")
     for file in to:
         validate_file(file, "--to")
 
 
-def _write(report: Report, files: Sequence[Path]) -> list[str]:
-    """Write the report to each file; raises ValueError for the first that cannot be written."""
-    errors = [error for file in files if (error := write(report, file))]
-    if errors:
-        raise ValueError(errors[0])
+def _written(files: Sequence[Path], errors: Sequence[str]) -> list[str]:
+    """Return a line for each file; raise ValueError for the first that could not be written."""
+    for error in filter(None, errors):
+        raise ValueError(error)
     return [f"wrote {file}" for file in files]
 
 

@@ -7,29 +7,36 @@ from dataclasses import replace
 from pathlib import Path
 
 from mha.conformance.cases.parsing import read_case
-from mha.conformance.reports.files import read
+from mha.conformance.project import read_project, shown_path
+from mha.conformance.reports.files import read, write_text
 from mha.conformance.results import Verdict
 from mha.conformance.waivers import Waiver, read_waivers
+from mha.implementations.discovery import split_name
 
 # A blocked clause is not known to fail, and one with a stale waiver does not fail.
 FAILING = ("fail", "refused")
 
 
-def waive_failure(requested: Waiver, run: Path, file: Path) -> str:
+def waive_failure(requested: Waiver, run: Path, file: Path | None) -> str:
     """Add a waiver to a file, for the dtypes and devices in which the clause fails; return what to print.
 
     requested: its implementation may be empty if only one fails the clause. run: the report with the failure.
+    file: if None, the one that the next run in this folder reads.
     Raises ValueError if there is no such failure, several implementations fail, the waiver would not cover the failure,
     or the file cannot be written.
     """
     if requested.expired:
         raise ValueError(f"--expires must not be in the past, but is {requested.expires}")
-    verdicts = [verdict for verdict in read(run).verdicts if verdict.clause == requested.clause]
+    report = read(run)
+    verdicts = [verdict for verdict in report.verdicts if verdict.clause == requested.clause]
     failed = _failures(verdicts, requested, run)
     waiver = _for_failures(requested, failed, verdicts)
     _validate_coverage(waiver, failed)
+    name = waiver.implementation
+    target = split_name(report.targets.get(name, name))[1]
+    file = file or read_project(Path()).waivers_of(target, name)
     _append(waiver, file)
-    return f"added to {file}:\n\n{waiver.to_toml()}"
+    return f"added to {shown_path(file)}:\n\n{waiver.to_toml()}"
 
 
 def _failures(verdicts: Sequence[Verdict], requested: Waiver, run: Path) -> list[Verdict]:
@@ -66,9 +73,10 @@ def _append(waiver: Waiver, file: Path) -> None:
     """Add a waiver to a file, below what is in it."""
     known = read_waivers(file) if file.exists() else []
     if any((each.implementation, each.clause) == (waiver.implementation, waiver.clause) for each in known):
-        raise ValueError(f"{file} already has a waiver of {waiver.clause} for {waiver.implementation}; edit that one")
+        what = f"{waiver.clause} for {waiver.implementation}"
+        raise ValueError(f"{shown_path(file)} already has a waiver of {what}; edit that one")
     try:
         before = file.read_text(encoding="utf-8").rstrip() if file.exists() else ""
-        file.write_text(f"{before}\n\n{waiver.to_toml()}" if before else waiver.to_toml(), encoding="utf-8")
+        write_text(file, f"{before}\n\n{waiver.to_toml()}" if before else waiver.to_toml())
     except OSError as error:
         raise ValueError(f"{str(file)!r} cannot be written: {error.strerror}") from None

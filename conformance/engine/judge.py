@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
@@ -19,7 +19,7 @@ from mha.conformance.harness.errors import CallRaised, GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost, heeding_interrupts
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Rejections, Report, Status, Verdict, now
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, Task
+from mha.conformance.settings import Settings, Task
 from mha.conformance.sharding.gathered import runs_on_ranks_only
 from mha.conformance.waivers import Waiver, waivers_for
 from mha.implementations import Resolved, preflight
@@ -33,29 +33,32 @@ ACCURATE = ("SMX-5", "SMX-6", "EQV-5", "EQV-6", "HED-4")
 
 def check(  # noqa: PLR0913  the public options
     implementation: object,
-    profile: str = "default",
+    profile: str | None = None,
     seed: int = 0,
     *,
     clauses: str | Collection[str] = (),
-    dtypes: str | torch.dtype | Collection[str | torch.dtype] = DEFAULT_DTYPES,
-    devices: str | Collection[str] = "cpu",
-    waivers: Collection[Waiver] = (),
+    dtypes: str | torch.dtype | Collection[str | torch.dtype] | None = None,
+    devices: str | Collection[str] | None = None,
+    waivers: Collection[Waiver] | None = None,
     strict: bool = False,
+    require: str | Collection[str] = (),
 ) -> Report:
     """Judge an implementation, without pytest; the answer is that of `mha check` and `pytest conformance`.
 
     implementation: what `mha check` takes: an implementation, a plain module class, a function that makes a module or
-        computes attention, or the name or place of one of these. clauses: ids or families, all if empty. The other
-        options are the fields of `mha.conformance.settings.Settings`.
+        computes attention, or the name or place of one of these. clauses, require: ids or families. The other options
+        are the fields of `mha.conformance.settings.Settings`. What is not given is as `[tool.mha]` in the
+        pyproject.toml of the current folder, or of the next one above it, says.
 
-    Raises ValueError for an unknown word, for a device that is not available, for what is not an implementation, and
-    for an adapter that does not fit what it adapts.
+    Raises ValueError for an unknown word, also in `[tool.mha]`, for a device that is not available, for what is not an
+    implementation, and for an adapter that does not fit what it adapts.
 
     >>> check("sdpa", "quick", clauses="SHP-1", dtypes=torch.float32).conforms
     True
     """
-    settings = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict)
+    given = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict, require=require)
     resolved = resolve_object(implementation)
+    settings = given.of_target(resolved)
     started, targets = now(), {resolved.implementation.name: resolved.target}
     changes = torch_changes()
     report = Report.of_run(settings, judge_all(resolved, settings), targets=targets, started=started)
@@ -123,7 +126,7 @@ def _judged(
     except GpuLost as lost:
         return _lost(verdict, lost, waivers)
     few = settings.profile == "quick"
-    verdict = verdict_of(verdict, results, waivers, strict=settings.strict, few=few, target=resolved.target)
+    verdict = verdict_of(verdict, results, waivers, requires=settings.requires, few=few, target=resolved.target)
     if diagnosed and verdict.status == "fail" and not verdict.blocked_by:
         return _explained(verdict, results[-1])
     return verdict
@@ -151,7 +154,7 @@ def _lost(verdict: Verdict, lost: GpuLost, waivers: Collection[Waiver]) -> Verdi
 def _passed(name: str, task: Task, settings: Settings) -> Verdict:
     """Return the verdict before anything is run; name: of the implementation."""
     level = CLAUSES[task.clause].level
-    required = settings.strict or level != "SHOULD"
+    required = settings.requires(task.clause, level)
     return Verdict(implementation=name, level=level, required=required, status="pass", **task._asdict())
 
 
@@ -192,20 +195,22 @@ def verdict_of(
     results: Sequence[PropertyResult],
     waivers: Sequence[Waiver],
     *,
-    strict: bool = False,
+    requires: Callable[[str, str], bool],
     few: bool = False,
     target: str = "",
 ) -> Verdict:
     """Return the verdict that the results of the properties of a clause add up to.
 
     verdict: a pass, with what is known before anything is run. results: in order; only the last one can decide the
-    clause alone. waivers: of the clause, none of them expired. few: whether too few cases were tried to call one stale.
+    clause alone. waivers: of the clause, none of them expired. requires: as in `Settings`. few: whether too few cases
+    were tried to call one stale.
     """
     last, tried = results[-1], sum(len(result.cases) for result in results)
     verdict = replace(verdict, examples=tried, margin=max(result.margin for result in results))
     if last.failure:
         verdict = replace(verdict, cases_to_failure=tried - len(last.cases) + last.cases_to_failure)
-        return _failed(verdict, last, waivers, strict=strict, target=target)
+        verdict = replace(verdict, required=requires(last.prop.clause, last.prop.level))
+        return _failed(verdict, last, waivers, target=target)
     if last.harness_error:
         return replace(verdict, status="harness_error", message=last.harness_error)
     verdict = replace(verdict, rejections=_rejections(results))
@@ -224,9 +229,7 @@ def _unclaimed(implementation: Implementation, clause: str, dtype: str, device: 
     return f"{dtype} on {device} is not claimed; claimed: {claimed}"
 
 
-def _failed(
-    verdict: Verdict, result: PropertyResult, waivers: Sequence[Waiver], *, strict: bool, target: str
-) -> Verdict:
+def _failed(verdict: Verdict, result: PropertyResult, waivers: Sequence[Waiver], *, target: str) -> Verdict:
     """Return the verdict on a clause one of whose properties failed."""
     assert result.failure is not None
     prop, (session, violation) = result.prop, result.failure
@@ -235,7 +238,6 @@ def _failed(
         verdict,
         status="refused" if refused else "fail",
         level=prop.level,
-        required=strict or prop.level != "SHOULD",
         case=repr(session.case),
         violated=prop.name,
         message="; ".join(filter(None, (violation.message, result.note))),

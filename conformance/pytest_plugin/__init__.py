@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mha.conformance.project import pinned_contract
-from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN, is_benchmark_run
+from mha.conformance.project import read_project
+from mha.conformance.pytest_plugin.stash import REASONS, REPORT, SELECTION, UNWRITTEN, VERDICT, is_benchmark_run
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
 # A clause in a `-k` expression. `-k` selects substrings of names, and names of items end with the clause and "]".
@@ -45,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--mha-seed", default="0", metavar="N", help="seed of the cases (default: 0)")
     group.addoption("--mha-strict", action="store_true", help="require the clauses of level SHOULD too")
+    group.addoption("--mha-require", **several | {"metavar": "ID"}, help="require these clauses or families too")
     group.addoption("--mha-waivers", default=None, metavar="FILE", help="known failures to accept; see mha waive")
     group.addoption("--mha-report", **several | {"metavar": "FILE"}, help="write reports: .html, .json or .md")
 
@@ -58,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
         selection(config)
     else:
         try:
-            pinned_contract(config.invocation_params.dir)
+            read_project(config.invocation_params.dir)
         except ValueError as error:
             raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
 
@@ -120,6 +122,17 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     return [*chosen.header(), *([chosen.takes(ours)] if ours else [])]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the verdict to the report of its item, which pytest-xdist carries to the process that prints."""
+    report = yield
+    if call.when == "call" and VERDICT in item.stash:
+        report.mha_verdict = asdict(item.stash[VERDICT])  # type: ignore[attr-defined]
+    return report
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
     """Print the verdicts on each implementation, and why benchmarks were skipped, below everything else."""
@@ -136,6 +149,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
         reasons = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
         for reason in dict.fromkeys(reasons):
             terminalreporter.write_line(str(reason).removeprefix("Skipped: "))
+    for reason in config.stash.get(REASONS, ()):
+        terminalreporter.write_line(f"mha: exit status 2: {reason}")
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +15,17 @@ from mha.conformance.engine.judge import judge
 from mha.conformance.harness import isolation
 from mha.conformance.properties.registry import properties
 from mha.conformance.pytest_plugin.selection import selection
-from mha.conformance.pytest_plugin.stash import is_benchmark_run
+from mha.conformance.pytest_plugin.stash import VERDICT, is_benchmark_run
 from mha.conformance.reports.text import describe
 from mha.conformance.results import Verdict
+from mha.conformance.settings import Settings
 from mha.implementations import Resolved
 
+# The fields of a verdict in an XML report of JUnit; the script is in the text of the failure.
+JUNIT_FIELDS = (
+    *("implementation", "clause", "level", "dtype", "device", "status", "examples", "cases_to_failure", "margin"),
+    *("case", "violated", "diagnosis", "message", "arguments", "blocked_by", "seconds"),
+)
 isolation.STOPS += [pytest.fail.Exception, pytest.exit.Exception]
 
 
@@ -30,17 +35,18 @@ class ContractFile(pytest.File):
     def collect(self) -> Iterable[pytest.Item]:
         """Yield an item for each clause, implementation, device and dtype."""
         chosen = selection(self.config)
-        settings = chosen.settings
+        for name, resolved in chosen.implementations.items():
+            yield from self._items(resolved, chosen.settings[name])
+
+    def _items(self, resolved: Resolved, settings: Settings) -> Iterable[pytest.Item]:
         timeout = settings.limits.timeout if self._may_set_timeout() else 0
         clauses = [clause for clause in settings.judged_clauses if properties()[clause][0].module == self.path.stem]
         # The dtypes of a clause come one after another, since they share the boundary cases.
-        for resolved, device, clause, dtype in product(
-            chosen.implementations.values(), settings.devices, clauses, settings.dtypes
-        ):
+        for device, clause, dtype in product(settings.devices, clauses, settings.dtypes):
             item = ContractItem.from_parent(
                 self,
                 name=f"contract[{resolved.implementation.name}-{device}-{dtype}-{clause}]",
-                subject=(resolved, clause, dtype, device),
+                subject=(resolved, clause, dtype, device, settings),
             )
             if timeout:
                 item.add_marker(pytest.mark.timeout(timeout, method="thread"))
@@ -65,14 +71,14 @@ class BenchmarkFile(pytest.Module):
 class ContractItem(pytest.Item):
     """One clause, judged for one implementation in one dtype on one device."""
 
-    def __init__(self, *, subject: tuple[Resolved, str, str, str], **kwargs: Any) -> None:
+    def __init__(self, *, subject: tuple[Resolved, str, str, str, Settings], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.subject = subject
 
     def runtest(self) -> None:
         """Judge the clause, and report the verdict in pytest's terms."""
-        verdict = judge(*self.subject, selection(self.config).settings)
-        self.user_properties.append(("mha", asdict(verdict)))
+        verdict = self.stash[VERDICT] = judge(*self.subject)
+        self.user_properties += properties_of(verdict, self.subject[-1])
         report_outcome(verdict)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -84,6 +90,19 @@ class ContractItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Return where the item is, and its name."""
         return self.path, None, self.name
+
+
+def properties_of(verdict: Verdict, settings: Settings) -> Iterator[tuple[str, object]]:
+    """Yield what `--junitxml` shows of a verdict, each in a property of its own; none that is empty.
+
+    A failure that another one explains has its `blocked_by`: only at the end of the run is it known that both fail.
+    """
+    for name in JUNIT_FIELDS:
+        if value := getattr(verdict, name):
+            yield f"mha.{name}", value
+    yield "mha.required", str(verdict.required).lower()
+    yield "mha.profile", settings.profile
+    yield "mha.seed", settings.seed
 
 
 class Nonconformance(Exception):

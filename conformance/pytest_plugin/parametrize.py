@@ -12,21 +12,22 @@ import torch
 from mha.conformance.engine.judge import judge, resolve_object
 from mha.conformance.pytest_plugin.items import Nonconformance, report_outcome
 from mha.conformance.reports.text import describe
-from mha.conformance.settings import DEFAULT_DTYPES, Settings
+from mha.conformance.settings import Settings
 from mha.conformance.waivers import Waiver
 from mha.implementations import Resolved
 
 
 def parametrize_with_clauses(  # noqa: PLR0913  the public options
     implementation: object,
-    profile: str = "default",
+    profile: str | None = None,
     seed: int = 0,
     *,
     clauses: str | Collection[str] = (),
-    dtypes: str | torch.dtype | Collection[str | torch.dtype] = DEFAULT_DTYPES,
-    devices: str | Collection[str] = "cpu",
-    waivers: Collection[Waiver] = (),
+    dtypes: str | torch.dtype | Collection[str | torch.dtype] | None = None,
+    devices: str | Collection[str] | None = None,
+    waivers: Collection[Waiver] | None = None,
     strict: bool = False,
+    require: str | Collection[str] = (),
 ) -> pytest.MarkDecorator:
     """Make a test for each clause, dtype and device: its argument `check_clause` judges the clause when it is called.
 
@@ -37,8 +38,9 @@ def parametrize_with_clauses(  # noqa: PLR0913  the public options
     ... def test_attention(check_clause):
     ...     check_clause()
     """
-    settings = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict)
+    given = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict, require=require)
     resolved = resolve_object(implementation)
+    settings = given.of_target(resolved)
     cases = [*product(settings.devices, settings.judged_clauses, settings.dtypes)]
     return pytest.mark.parametrize(
         "check_clause",

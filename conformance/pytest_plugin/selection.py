@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import atexit
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from mha.conformance.engine.estimate import estimate
-from mha.conformance.project import pinned_contract
 from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
-from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, names_of
-from mha.conformance.waivers import read_waivers
+from mha.conformance.settings import Settings, by_name, names_of
+from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Registered, Resolved, discover, resolve
 from mha.implementations.discovery import available
 from mha.implementations.pristine import torch_changes
@@ -26,11 +26,13 @@ from mha.implementations.pristine import torch_changes
 class Selection:
     """What the options select.
 
+    given: the settings of the run. settings: those of each implementation, by name, which may have a table of its own.
     implementations: by name, in order. unavailable: the registered ones that could not be loaded.
     torch_changes: as in `Report`. started: when, in UTC.
     """
 
-    settings: Settings
+    given: Settings
+    settings: dict[str, Settings]
     implementations: dict[str, Resolved]
     unavailable: tuple[Registered, ...]
     torch_changes: tuple[str, ...]
@@ -38,23 +40,39 @@ class Selection:
 
     def header(self) -> list[str]:
         """Return the lines that name what is judged, and how."""
-        settings = self.settings
         packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-        strict = ", strict: a SHOULD counts as a MUST" if settings.strict else ""
         return [
             f"judging: {', '.join(self.implementations) or 'nothing'}",
-            f"on: {', '.join(settings.devices)} in {', '.join(settings.dtypes)}; {settings}{strict}",
+            f"on: {_described(self.given)}",
             f"with: {packages}",
-            *([f"note: {describe_changes(self.torch_changes)}"] if self.torch_changes else []),
+            *self._notes(),
             *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
 
+    def _notes(self) -> Iterator[str]:
+        """Yield what is special about this run."""
+        whole = _described(self.given)
+        for name, own in self.settings.items():
+            if _described(own) != whole:
+                yield f"{name} on: {_described(own)}"
+        if self.torch_changes:
+            yield f"note: {describe_changes(self.torch_changes)}"
+        for name, each in self.implementations.items():
+            for note in expiry_notes(self.settings[name].waivers_of(each.implementation), [name]):
+                yield f"note: {note}"
+
     def takes(self, items: int) -> str:
         """Return the line that says about how long it takes to judge so many of the items."""
-        settings, claims = self.settings, [each.implementation.claims for each in self.implementations.values()]
-        share = items / max(1, len(claims) * len(settings.tasks))
-        return f"estimate: {estimate(claims, settings, share)} on one core, if calls are as fast as the oracle's"
+        claims = [each.implementation.claims for each in self.implementations.values()]
+        share = items / max(1, sum(len(own.tasks) for own in self.settings.values()))
+        return f"estimate: {estimate(claims, self.given, share)} on one core, if calls are as fast as the oracle's"
+
+
+def _described(settings: Settings) -> str:
+    """Return where and how is judged, in a line."""
+    strict = ", strict: a SHOULD counts as a MUST" if settings.strict else ""
+    return f"{', '.join(settings.devices)} in {', '.join(settings.dtypes)}; {settings}{strict}"
 
 
 def selection(config: pytest.Config) -> Selection:
@@ -70,39 +88,49 @@ def selection(config: pytest.Config) -> Selection:
 
 def _select(config: pytest.Config) -> Selection:
     """Return what the options select; raise ValueError, in one line, for an invalid option."""
-    settings = _settings(config)
+    given = _settings(config)
     registered, resolved = _resolve(config)
     implementations = by_name(resolved)
     _validate_reports(config)
     if file := config.option.mha_waivers:
-        settings = replace(settings, waivers=tuple(read_waivers(Path(file), implementations)))
+        validate_judged(given.waivers, Path(file), implementations)
+    settings = {name: given.of_target(each) for name, each in implementations.items()}
     unavailable = tuple(entry for entry in registered if entry.implementation is None)
-    return Selection(settings, implementations, unavailable, torch_changes(), now())
+    return Selection(given, settings, implementations, unavailable, torch_changes(), now())
 
 
 def _settings(config: pytest.Config) -> Settings:
-    """Return the settings without waivers; before benchmarks, the default is a quick profile in float32."""
+    """Return the settings; before benchmarks, the default is a quick profile in the first dtype."""
     option, quick = config.option, is_benchmark_run(config)
     if not str(option.mha_seed).isdecimal():
         raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
-    return Settings(
-        profile=option.mha_profile or ("quick" if quick else "default"),
-        seed=int(option.mha_seed),
-        dtypes=names_of(option.mha_dtype) or DEFAULT_DTYPES[: 1 if quick else 2],
-        devices=names_of(option.mha_device) or ("cpu",),
+    settings = Settings.of(
+        option.mha_profile or ("quick" if quick else None),
+        int(option.mha_seed),
+        dtypes=option.mha_dtype or None,
+        devices=option.mha_device or None,
+        waivers=Path(option.mha_waivers) if option.mha_waivers else None,
         strict=option.mha_strict,
-        contract=pinned_contract(config.invocation_params.dir),
+        require=option.mha_require,
+        folder=config.invocation_params.dir,
     )
+    in_one_dtype = quick and not option.mha_dtype
+    return replace(settings, dtypes=settings.dtypes[:1]) if in_one_dtype else settings
 
 
 def _resolve(config: pytest.Config) -> tuple[list[Registered], list[Resolved]]:
     """Return the registered implementations if they were asked for, and those to be judged."""
-    targets = names_of(config.option.mha_impl)
+    targets = [target for given in config.option.mha_impl for target in _targets(given)]
     if config.option.mha_impl and not targets:
         raise ValueError("--mha-impl is empty; name an implementation, or leave it out to check what is registered")
     registered = discover() if "all" in targets else [] if targets else _registered()
     named = [each for target in targets if target != "all" for each in resolve(target)]
     return registered, [*available(registered), *named]
+
+
+def _targets(given: str) -> tuple[str, ...]:
+    """Return the targets in a text with commas, which the path of a file may have too."""
+    return (given,) if Path(given.rpartition(":")[0]).is_file() else names_of(given)
 
 
 def _registered() -> list[Registered]:

@@ -8,11 +8,15 @@ import pytest
 
 if TYPE_CHECKING:
     from mha.conformance.pytest_plugin.selection import Selection
-    from mha.conformance.results import Report
+    from mha.conformance.results import Report, Verdict
 
 SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
 REPORT: pytest.StashKey[Report] = pytest.StashKey()
+# What could not be written, and why the exit status is 2: the last lines of a run.
 UNWRITTEN: pytest.StashKey[list[str]] = pytest.StashKey()
+REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
+# Of an item.
+VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
 
 
 def is_benchmark_run(config: pytest.Config) -> bool:

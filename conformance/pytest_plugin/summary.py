@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 
 from mha.conformance.engine.judge import not_covered, stopped
 from mha.conformance.pytest_plugin.selection import Selection, selection
-from mha.conformance.pytest_plugin.stash import REPORT, SELECTION, UNWRITTEN
+from mha.conformance.pytest_plugin.stash import REASONS, REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report
+from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report, visible, visible_name
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.conformance.settings import Task
 
@@ -30,7 +31,7 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     """Assemble and write the report, also of an interrupted run, and set the exit status.
 
     The status is 2 if a report cannot be written, the judge failed, nothing was judged, or a registered implementation
-    is broken.
+    is broken; the reasons are printed last.
     """
     chosen = selection(session.config)
     verdicts = _verdicts(reporter, chosen)
@@ -42,18 +43,29 @@ def finish(session: pytest.Session, reporter: Any) -> None:
         if warning := write_step_summary(report):
             session.config.stash[UNWRITTEN] = [f"mha: {warning}"]
     errors = [error for file in session.config.option.mha_report if (error := write(report, Path(file)))]
-    if errors:
-        session.config.stash.setdefault(UNWRITTEN, []).extend(f"mha: {error}" for error in errors)
-        session.exitstatus = 2
-    statuses = {verdict.status for verdict in verdicts}
-    if "harness_error" in statuses or statuses == {"not_claimed"} or any(each.broken for each in chosen.unavailable):
-        session.exitstatus = max(2, session.exitstatus)
+    reasons = [*errors, *_reasons(report)]
+    if reasons:
+        session.config.stash[REASONS] = reasons
+        session.exitstatus = 2 if errors else max(2, session.exitstatus)
+
+
+def _reasons(report: Report) -> Iterator[str]:
+    """Yield why not everything could be judged."""
+    failed = [verdict for verdict in report.verdicts if verdict.status == "harness_error"]
+    if failed:
+        clauses = ", ".join(dict.fromkeys(verdict.clause for verdict in failed))
+        names = ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in failed))
+        yield f"the judge or an adapter failed (harness error) on {clauses} of {names}: {_end(failed[0])}"
+    if {verdict.status for verdict in report.verdicts} == {"not_claimed"}:
+        yield f"nothing was judged: {brief(report.verdicts[0])}"
+    for name, error in report.broken.items():
+        yield f"the registered implementation {visible_name(name)} could not be loaded: {visible(error)}"
 
 
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
     report = Report.of_run(
-        chosen.settings,
+        chosen.given.of_report(chosen.implementations.values()),
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
         started=chosen.started,
@@ -62,6 +74,11 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
     )
     options = not_covered(chosen.implementations.values())
     return replace(report, torch_changes=chosen.torch_changes, not_covered=options)
+
+
+def _end(verdict: Verdict) -> str:
+    """Return the end of a message, which is the error where the message is a traceback."""
+    return visible((verdict.message.strip().splitlines() or [""])[-1])
 
 
 def summary(config: pytest.Config) -> list[str]:
@@ -76,15 +93,15 @@ def summary(config: pytest.Config) -> list[str]:
 
 def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:
     """Return the verdicts on the items that were run, in this process or in workers of pytest-xdist."""
-    verdicts = []
-    for report in (report for reports in reporter.stats.values() for report in reports):
-        carried = [value for name, value in getattr(report, "user_properties", ()) if name == "mha"]
-        if carried and getattr(report, "when", None) == "call":
-            verdicts += [_from_dict(value) for value in carried]
-        elif not carried and getattr(report, "failed", False) and (item := ITEM.search(report.nodeid)):
+    reports = [report for members in reporter.stats.values() for report in members]
+    carried = {report.nodeid: report.mha_verdict for report in reports if hasattr(report, "mha_verdict")}
+    verdicts = [_from_dict(value) for value in carried.values()]
+    for report in reports:
+        ended = getattr(report, "failed", False) and report.nodeid not in carried
+        if ended and (item := ITEM.search(report.nodeid)):
             implementation, device, dtype, clause = item.groups()
             resolved, task = chosen.implementations[implementation], Task(clause, dtype, device)
-            verdicts.append(stopped(resolved, task, chosen.settings, _reason(report)))
+            verdicts.append(stopped(resolved, task, chosen.settings[implementation], _reason(report)))
     return verdicts
 
 
@@ -115,9 +132,8 @@ def _describe_failures(reporter: Any, report: Report) -> None:
     """Set what pytest will print about each failure: not until now is it known whether another one explains it."""
     verdicts = {_key(verdict): verdict for verdict in report.verdicts}
     for failed in reporter.stats.get("failed", ()):
-        for name, value in getattr(failed, "user_properties", ()):
-            if name == "mha":
-                failed.longrepr = _Failure(verdicts[_key(_from_dict(value))])
+        if carried := getattr(failed, "mha_verdict", None):
+            failed.longrepr = _Failure(verdicts[_key(_from_dict(carried))])
 
 
 def _key(verdict: Verdict) -> tuple[str, str, str, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from mha.conformance.reports.merge import Key, key_of, setting_changes
-from mha.conformance.reports.summary import Count, Tally, severity, tally
-from mha.conformance.reports.text import brief, subject, visible, visible_name
+from mha.conformance.reports.summary import Count, Tally, cause_of, findings, severity, tally
+from mha.conformance.reports.text import brief_message, subject, visible, visible_name
 from mha.conformance.results import Report, Verdict, status_of
 
 # All other statuses are failures.
@@ -123,25 +123,60 @@ class Comparison:
         return {key for key, verdict in self._old.items() if _fails(verdict)}
 
 
+@dataclass(frozen=True)
+class Block:
+    """A part of a comparison, as text. count: how many verdicts, or other things, it is about."""
+
+    title: str
+    count: int
+    entries: list[str]
+
+    @property
+    def heading(self) -> str:
+        """The title with the count, and the number of causes if several verdicts share one."""
+        causes = "one cause" if len(self.entries) == 1 else f"{len(self.entries)} causes"
+        return f"{self.title}: {self.count}" + (f", of {causes}" if len(self.entries) < self.count else "")
+
+
+def blocks(comparison: Comparison) -> list[Block]:
+    """Return the parts of a comparison that have any entry; failures of one cause are one entry."""
+    margins = [(new, f"{old.margin:.3g} before, {new.margin:.3g} now") for old, new in comparison.less_accurate]
+    others = {
+        "changed": [f"{_label([new])}, {status_of(old)} before" for old, new in comparison.changed],
+        "less accurate": [f"{_label([verdict])}: error/bound {margin}" for verdict, margin in margins],
+        "counts": list(_counts(comparison)),
+        "slower": [f"{visible_name(n)}: {old:.0f} s before, {new:.0f} s now" for n, old, new in comparison.slower],
+        "no longer judged": [_label([verdict]) for verdict in comparison.no_longer_judged],
+    }
+    found = [
+        _block("new failures", comparison.new_failures, with_message=True),
+        _block("fixed", comparison.fixed),
+        _block("still failing", comparison.still_failing),
+        *(Block(title, len(entries), entries) for title, entries in others.items()),
+    ]
+    return [block for block in found if block.entries]
+
+
 def describe_changes(comparison: Comparison) -> list[str]:
     """Return a comparison as lines of text."""
-    slower = [f"{visible_name(n)}: {old:.0f} s before, {new:.0f} s now" for n, old, new in comparison.slower]
-    margins = [(new, f"{old.margin:.3g} before, {new.margin:.3g} now") for old, new in comparison.less_accurate]
-    blocks = {
-        "new failures": [f"{_label(verdict)}: {brief(verdict)}" for verdict in comparison.new_failures],
-        "fixed": map(_label, comparison.fixed),
-        "still failing": map(_label, comparison.still_failing),
-        "changed": [f"{_label(new)}, {status_of(old)} before" for old, new in comparison.changed],
-        "less accurate": [f"{_label(verdict)}: error/bound {margin}" for verdict, margin in margins],
-        "counts": _counts(comparison),
-        "slower": slower,
-        "no longer judged": map(_label, comparison.no_longer_judged),
-    }
-    lines = _notes(comparison)
-    for title, entries in blocks.items():
-        if indented := [f"    {entry}" for entry in entries]:
-            lines += ["", f"{title}: {len(indented)}", *indented]
-    return [*lines, "", f"unchanged: {comparison.unchanged} of {len(comparison.after.verdicts)} verdicts"]
+    lines = notes(comparison)
+    for block in blocks(comparison):
+        lines += ["", block.heading, *(f"    {entry}" for entry in block.entries)]
+    return [*lines, "", unchanged(comparison)]
+
+
+def unchanged(comparison: Comparison) -> str:
+    """Return how many verdicts have the same status in both runs, in words."""
+    return f"unchanged: {comparison.unchanged} of {len(comparison.after.verdicts)} verdicts"
+
+
+def _block(title: str, verdicts: Sequence[Verdict], *, with_message: bool = False) -> Block:
+    """Return the part about these verdicts; what one defect explains, in any dtype, is one entry."""
+    entries = []
+    for same in findings(verdicts):
+        message = f": {brief_message(same[0])}" if with_message else ""
+        entries.append(f"{_label(same)}{message}")
+    return Block(title, len(verdicts), entries)
 
 
 def _counts(comparison: Comparison) -> Iterator[str]:
@@ -159,11 +194,11 @@ def _by_level_and_kind(counted: Tally) -> dict[str, Count]:
     return required | {f"SHOULD {kind}": count for kind, count in counted.should.items()}
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def notes(comparison: Comparison) -> list[str]:
     """Return a line for everything else that may explain a change."""
-    notes = [f"{name}: {visible(repr(old))} before, {visible(repr(new))} now" for name, old, new in comparison.settings]
+    lines = [f"{name}: {visible(repr(old))} before, {visible(repr(new))} now" for name, old, new in comparison.settings]
     runs = (("first", comparison.before), ("second", comparison.after))
-    return notes + [f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete]
+    return lines + [f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete]
 
 
 def _fails(verdict: Verdict) -> bool:
@@ -174,5 +209,10 @@ def _is_unchanged(change: Change) -> bool:
     return status_of(change.before) == status_of(change.after)
 
 
-def _label(verdict: Verdict) -> str:
-    return f"{verdict.clause:7} {subject(verdict)} ({status_of(verdict)})"
+def _label(same: Sequence[Verdict]) -> str:
+    """Return what verdicts of one finding are about, and its cause where they have a diagnosis."""
+    subjects = "; ".join(dict.fromkeys(map(subject, same)))
+    statuses = ", ".join(dict.fromkeys(map(status_of, same)))
+    clause = f"{same[0].clause:7} " if len({verdict.clause for verdict in same}) == 1 else ""
+    cause = visible(cause_of(same))
+    return f"{clause}{subjects} ({statuses})" + (f": {cause}" if cause else "")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copymode
 
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
@@ -44,10 +44,29 @@ def render(report: Report, suffix: str) -> str:
     return FORMATS[suffix](report) + "\n"
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a file in one step, so that it is there as a whole, or as it was before; raises OSError.
+
+    A link is followed. What is not a file, such as a device, is written to as it is.
+    """
+    place = file.resolve()
+    if place.exists() and not place.is_file():
+        place.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
+    partial = place.with_name(f".{os.getpid()}.part")
+    try:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        if place.exists():
+            copymode(place, partial)
+        partial.replace(place)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write(report: Report, file: Path) -> str:
     """Write the report in the format of the file's suffix; return an error message, empty if it was written."""
     try:
-        file.write_text(render(report, file.suffix), encoding="utf-8", errors="backslashreplace")
+        write_text(file, render(report, file.suffix))
     except OSError as error:
         return f"the report cannot be written to {str(file)!r}: {error.strerror}; its results are printed above"
     return ""
@@ -59,21 +78,16 @@ def save_last(report: Report, folder: Path) -> None:
     A narrower run updates the last report; one that is replaced is kept in `HISTORY`, with a few before it.
     """
     target, history = folder / LAST, folder / HISTORY
-    partial = target.with_name(f"{os.getpid()}.part")
-    try:
+    with suppress(OSError):
         history.mkdir(parents=True, exist_ok=True)
         (target.parent / ".gitignore").write_text("*\n", encoding="utf-8")
         last = _read_if_any(target)
         saved = updated(last, report) if last else report
-        partial.write_text(render(saved, ".json"), encoding="utf-8")
         if last and saved is report:
             copyfile(target, history / f"{last.started.replace(':', '')}.json")
             for old in sorted(history.glob("*.json"))[:-KEPT]:
                 old.unlink()
-        partial.replace(target)  # in one step: another run may be reading it
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
+        write_text(target, render(saved, ".json"))  # another run may be reading it
 
 
 def _read_if_any(file: Path) -> Report | None:

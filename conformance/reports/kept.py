@@ -9,6 +9,7 @@ from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
 
+from mha.conformance.reports.files import write_text
 from mha.conformance.results import Report
 from mha.conformance.settings import Settings
 
@@ -51,4 +52,4 @@ def keep(report: Report, place: Path) -> None:
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         (place.parent.parent / ".gitignore").write_text("*\n", encoding="utf-8")
-        place.write_text(report.to_json(), encoding="utf-8", errors="backslashreplace")
+        write_text(place, report.to_json())

@@ -1,0 +1,112 @@
+"""A comparison of two reports in a file: the format is chosen by the suffix."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from mha.conformance.reports.compare import Comparison, blocks, notes, unchanged
+from mha.conformance.reports.files import write_text
+from mha.conformance.reports.summary import findings
+from mha.conformance.reports.text import visible_name
+from mha.conformance.results import Report, Verdict, status_of
+
+TITLE = "Multi-head attention conformance: two runs compared"
+
+
+def write_changes(comparison: Comparison, file: Path) -> str:
+    """Write a comparison in the format of the file's suffix; return an error message, empty if it was written."""
+    try:
+        write_text(file, f"{FORMATS[file.suffix](comparison)}\n")
+    except OSError as error:
+        return f"the comparison cannot be written to {str(file)!r}: {error.strerror}"
+    return ""
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Return a heading for each part of a comparison, with a list of its entries."""
+    lines = [f"## {TITLE}", "", *(f"- {_escaped(fact)}" for fact in _facts(comparison))]
+    for block in blocks(comparison):
+        lines += ["", f"### {block.heading.capitalize()}", "", *(f"- {_escaped(entry)}" for entry in block.entries)]
+    return "\n".join([*lines, "", f"{unchanged(comparison).capitalize()}."])
+
+
+def to_html(comparison: Comparison) -> str:
+    """Return the same as a page that loads nothing else."""
+    resources = files("mha.conformance.reports")
+    page = Environment(autoescape=True, trim_blocks=True).from_string(
+        (resources / "page.changes.html.j2").read_text(encoding="utf-8")
+    )
+    return page.render(
+        title=TITLE,
+        facts=_facts(comparison),
+        blocks=blocks(comparison),
+        unchanged=unchanged(comparison),
+        css=(resources / "page.css").read_text(encoding="utf-8"),
+    )
+
+
+def to_json(comparison: Comparison) -> str:
+    """Return a comparison as JSON, with the verdicts of each cause."""
+    data = {
+        "exit_status": comparison.exit_status,
+        "before": _run(comparison.before),
+        "after": _run(comparison.after),
+        "settings": [{"name": n, "before": old, "after": new} for n, old, new in comparison.settings],
+        "new_failures": _causes(comparison.new_failures),
+        "fixed": _causes(comparison.fixed),
+        "still_failing": _causes(comparison.still_failing),
+        "changed": [{"before": asdict(old), "after": asdict(new)} for old, new in comparison.changed],
+        "less_accurate": [{"before": asdict(old), "after": asdict(new)} for old, new in comparison.less_accurate],
+        "slower": [each._asdict() for each in comparison.slower],
+        "no_longer_judged": [asdict(verdict) for verdict in comparison.no_longer_judged],
+        "unchanged": comparison.unchanged,
+        "judged": len(comparison.after.verdicts),
+    }
+    return json.dumps(data, indent=2)
+
+
+# The suffixes are those of a report.
+FORMATS: dict[str, Callable[[Comparison], str]] = {".html": to_html, ".json": to_json, ".md": to_markdown}
+
+
+def _facts(comparison: Comparison) -> list[str]:
+    """Return when both runs were, and everything that may explain a change."""
+    runs = (("before", comparison.before), ("now", comparison.after))
+    return [*(f"{which}: {visible_name(_when(report))}" for which, report in runs), *notes(comparison)]
+
+
+def _escaped(text: str) -> str:
+    """Return a text in one line of Markdown, with its markup escaped."""
+    return re.sub(r"([\\*_`\[\]#@|])", r"\\\1", html.escape(text.replace("\n", " "), quote=False))
+
+
+def _when(report: Report) -> str:
+    return ", ".join(filter(None, [report.started, report.host, f"profile {report.profile}"]))
+
+
+def _run(report: Report) -> dict[str, Any]:
+    names = ("profile", "seed", "strict", "versions", "targets", "started", "host", "incomplete", "exit_status")
+    return {name: getattr(report, name) for name in names}
+
+
+def _causes(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
+    """Return the verdicts by cause: those with one diagnosis, and otherwise those of one clause."""
+    return [
+        {
+            "implementation": same[0].implementation,
+            "diagnosis": same[0].diagnosis,
+            "status": status_of(same[0]),
+            "clauses": list(dict.fromkeys(verdict.clause for verdict in same)),
+            "verdicts": [asdict(verdict) for verdict in same],
+        }
+        for same in findings(verdicts)
+    ]
