@@ -69,12 +69,17 @@ def test_a_blocked_verdict_names_its_cause_and_is_not_shrunk(wrong_shape: Report
 
 
 def test_the_root_cause_comes_first_in_a_summary(wrong_shape: Report) -> None:
-    first, *rest = summarise(reversed(wrong_shape.verdicts))
-    assert "ExtraDimension: DOES NOT CONFORM in answers" in first
-    assert "fail SHP-1 (float32 cpu): output_" in rest[0]
-    assert re.search(r"\n? *blocked by SHP-1 \(.+, which fails too\): STA-2, DRP-1, GRD-1, ", rest[-3])
-    assert rest[-2] == "    not judged: blocked by SHP-1 (7)"
-    assert rest[-1] == "    answers 0 of 3; refusals 1 of 1"
+    title, first, *_, blocked, judged, unjudged, quick, last = summarise(
+        reversed(wrong_shape.verdicts), profile="quick"
+    )
+    assert title == "Wrong answers:"
+    assert first.startswith("fail            SHP-1   float32: output")
+    assert re.search(r"\n? *blocked by SHP-1 \(.+, which fails too\): STA-2, DRP-1, GRD-1, ", blocked)
+    assert judged.startswith("    judged: ")
+    assert unjudged == "    not judged: blocked by SHP-1 (7)"
+    assert quick.startswith("    profile quick: ")
+    said = "DOES NOT CONFORM: 3 of 3 answers are wrong (SHP-1, SHP-2, SHP-3), 7 more cannot be judged before that is "
+    assert " ".join(last.split()).startswith(f"ExtraDimension: {said}mended.")
 
 
 def test_a_wrong_shape_of_some_calls_blocks_the_clauses_that_make_them() -> None:

@@ -77,6 +77,12 @@ def test_sentence_says_what_decides_first() -> None:
     )
 
 
+def test_advice_that_is_required_decides() -> None:
+    unmet = verdict("x", "MSK-10", "fail", required=True)
+    assert sentence([unmet]) == "DOES NOT CONFORM: 1 of 1 answers is wrong (MSK-10)."
+    assert str(tally([unmet, verdict("x", "MSK-1")])) == "answers 1 of 2"
+
+
 def test_sentence_counts_causes_and_names_what_it_leaves_out() -> None:
     ignored = [verdict("x", clause, "fail", diagnosis="the mask is ignored") for clause in ("MSK-1", "MSK-2", "MSK-3")]
     assert sentence(ignored) == "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1, MSK-2, MSK-3), one cause."

@@ -126,7 +126,7 @@ def test_files_run_for_any_file_name(name: str, tmp_path: Path, monkeypatch: pyt
         words = [*shlex.split(command), "-k", "SHP-1", "--mha-dtype", "float32", "-p", "no:cacheprovider"]
         done = run_module(*words, env=os.environ)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "Mine: conforms (1 clause judged" in done.stdout
+        assert "Mine: CONFORMS: 1 answer right" in done.stdout
 
 
 def test_job_runs_more_every_night_and_init_prints_its_badge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

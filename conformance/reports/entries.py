@@ -66,10 +66,20 @@ def section_of(verdict: Verdict) -> str:
 
 
 def entries(verdicts: Iterable[Verdict]) -> list[Entry]:
-    """Return what does not pass, by section; what only another failure blocks is left out."""
+    """Return what does not pass, by section, and there what blocks other clauses first.
+
+    What only another failure blocks is left out.
+    """
+    verdicts = list(verdicts)
+    blocking = {verdict.blocked_by for verdict in verdicts if verdict.status == "blocked"}
     listed = [verdict for verdict in verdicts if status_of(verdict) not in (*PASSING, "blocked")]
     found = [Entry(tuple(same)) for same in findings(listed)]
-    return sorted(found, key=lambda entry: list(SECTIONS).index(entry.section))
+
+    def rank(entry: Entry) -> tuple[int, bool]:
+        names = {name for clause in entry.clauses for name in (clause, CLAUSES[clause].family)}
+        return list(SECTIONS).index(entry.section), names.isdisjoint(blocking)
+
+    return sorted(found, key=rank)
 
 
 def by_section(found: Sequence[Entry]) -> dict[str, list[Entry]]:

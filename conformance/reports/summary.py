@@ -147,8 +147,9 @@ class Count:
 class Tally:
     """The clauses of an implementation, each counted once for all dtypes and devices, by its worst verdict.
 
-    must, should: those that were judged, by kind; a MAY that is claimed counts as a MUST. unjudged: how many were not
-    judged, since they are not claimed or blocked, by the reason, the most frequent first.
+    must, should: those that were judged, by kind; a MAY that is claimed, and a SHOULD that is required, count as a
+    MUST. unjudged: how many were not judged, since they are not claimed or blocked, by the reason, the most frequent
+    first.
     """
 
     must: dict[Kind, Count]
@@ -192,8 +193,8 @@ def tally(verdicts: Iterable[Verdict]) -> Tally:
     judged = [verdict for verdict in worst if verdict.status not in UNJUDGED]
     reasons = Counter(_reason(v, by_clause[v.clause]) for v in worst if v.status in UNJUDGED)
     return Tally(
-        must=_counts(verdict for verdict in judged if verdict.level != "SHOULD"),
-        should=_counts(verdict for verdict in judged if verdict.level == "SHOULD"),
+        must=_counts(verdict for verdict in judged if verdict.required),
+        should=_counts(verdict for verdict in judged if not verdict.required),
         unjudged=dict(reasons.most_common()),
     )
 
