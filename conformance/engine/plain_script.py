@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mha.conformance.engine.literals import assertion_lines, refused
 from mha.conformance.engine.own_calls import Writer
 from mha.conformance.engine.own_kernel import KernelWriter
 from mha.conformance.engine.own_module import ModuleWriter
@@ -22,7 +23,7 @@ from mha.conformance.engine.own_terms import Imports, InexpressibleError
 from mha.conformance.engine.redrawn import redrawn
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.recording import CallStep, DeriveStep
+from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
 from mha.conformance.harness.session import Session
 from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.kernel import KernelImplementation
@@ -42,7 +43,7 @@ def plain_script(session: Session, violation: Violation, target: str) -> tuple[I
     """
     for make in _writers(session, violation, target):
         writer = make()
-        lines = _body(writer, session)
+        lines = _body(writer, session, violation)
         if _fails_alike(session, violation, writer.imports, lines):
             return writer.imports, lines
     raise InexpressibleError("the failure is not seen without its adapter")
@@ -77,14 +78,16 @@ def _shows_output_alone(session: Session, violation: Violation) -> bool:
     return len(calls) == 1 and calls[0].upstream is None and not (derived or used)
 
 
-def _body(writer: Writer, session: Session) -> list[str]:
+def _body(writer: Writer, session: Session, violation: Violation) -> list[str]:
     """Return the lines of a script after its imports."""
-    heads_alone = getattr(writer, "heads_alone", False)
-    drawn = [] if heads_alone else redrawn(session, writer.names)
+    drawn = [] if getattr(writer, "heads_alone", False) else redrawn(session, writer.names)
     lines: list[str] = []
     for step in session.steps:
-        lines += writer.lines(step)
-    return [*drawn, *writer.open_lines(), *lines, *writer.assertion_lines()]
+        of_step = writer.lines(step)
+        is_refused = violation.must_raise and step is session.steps[-1]
+        lines += refused(of_step, step.number, builds=isinstance(step, BuildStep)) if is_refused else of_step
+    failing = assertion_lines(violation, writer.assertion_lines())
+    return [*drawn, *writer.open_lines(), *lines, *failing]
 
 
 def _fails_alike(session: Session, violation: Violation, imports: Imports, lines: Sequence[str]) -> bool:

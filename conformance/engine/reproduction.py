@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mha.conformance.cases.modes import MODES
-from mha.conformance.engine.literals import config_code, name_tensor
+from mha.conformance.engine.literals import WIDTH, assertion_lines, config_code, name_tensor, refused
 from mha.conformance.engine.own_terms import InexpressibleError
 from mha.conformance.engine.plain_script import plain_script
 from mha.conformance.engine.redrawn import redrawn
@@ -23,8 +23,6 @@ from mha.implementations.discovery import original_of, split_name
 from mha.spec import CLAUSES, Implementation
 from mha.spec.problem import INPUTS
 
-# In columns.
-WIDTH = 100
 # What a script may need besides torch.
 MODULES = ("base64", "copy", "io", "runpy", "sys", "types", "warnings", "zlib")
 THREADS = "torch.set_num_threads(1)  # as it was judged"
@@ -51,8 +49,10 @@ def _with_this_package(session: Session, violation: Violation, target: str, reas
     ranks, names = rank_script(session, violation), dict[int, str]()
     body = redrawn(session, names)
     for step in session.steps:
-        body += _lines(step, session, names, ranks)
-    body += _assertion(violation)
+        lines = _lines(step, session, names, ranks)
+        is_refused = step is session.steps[-1] and violation.must_raise and not ranks
+        body += refused(lines, step.number, builds=isinstance(step, BuildStep)) if is_refused else lines
+    body += assertion_lines(violation, violation.assertion, in_try=not ranks)
     return [
         f"# This script needs mha-conformance: {reason}.",
         *_imports(body, ranks=ranks),
@@ -69,14 +69,6 @@ def _docstring(session: Session, clause: str) -> list[str]:
     known = CLAUSES[clause]
     first = textwrap.fill(f'"""{clause} ({known.level}): {known.statement}', WIDTH)
     return [first, "", f"{session.case!r}", '"""']
-
-
-def _assertion(violation: Violation) -> list[str]:
-    """Return the lines that fail, after what was found in words."""
-    if not violation.assertion:
-        return []
-    said = textwrap.wrap(violation.message, WIDTH, initial_indent="# ", subsequent_indent="# ")
-    return ["", *said, *violation.assertion]
 
 
 def _imports(body: Sequence[str], others: Collection[str] = (), ranks: RankScript | None = None) -> list[str]:
