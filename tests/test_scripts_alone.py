@@ -1,0 +1,370 @@
+"""Scripts of failures need torch and the author's file alone: each fails as it was judged, and passes once it is mended.
+
+Each case is a class, or a function, with a fault, and the line that mends it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alone import run_alone
+from mha.conformance import check
+from mha.implementations import from_kernel, from_module
+from mha.spec import Claims
+
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
+# What most classes below are made of: query, key and value, a mask of True = may attend, a flag, weights.
+PLAIN = '''
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, n_heads, dropout=0.0, n_kv_heads=None, kdim=None, vdim=None, bias=True):
+        super().__init__()
+        if n_heads < 1 or d_model < 1 or d_model % n_heads:
+            raise ValueError(f"{d_model} is not a multiple of {n_heads}")
+        self.n_heads, self.kv_heads = n_heads, n_kv_heads or n_heads
+        kv_width = self.kv_heads * (d_model // n_heads)
+        self.q_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.k_proj = nn.Linear(kdim or d_model, kv_width, bias=bias)
+        self.v_proj = nn.Linear(vdim or d_model, kv_width, bias=bias)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, query, key, value, mask=None, is_causal=False, need_weights=False):
+        def split(x, heads):
+            return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        q = split(self.q_proj(query), self.n_heads)
+        k, v = split(self.k_proj(key), self.kv_heads), split(self.v_proj(value), self.kv_heads)
+        k, v = (x.repeat_interleave(self.n_heads // self.kv_heads, 1) for x in (k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        if is_causal:
+            after = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(after, float("-inf"))
+        weights = scores.softmax(-1).nan_to_num()
+        context = (self.dropout(weights) @ v).transpose(1, 2).flatten(2)
+        output = self.out_proj(context)
+        return output, weights
+'''
+PATHS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"}
+# A fault of `PLAIN` for each family: the clause, the line that is wrong, and what stands there instead.
+FAULTS = {
+    "CFG-1": ("        if n_heads < 1 or d_model < 1 or d_model % n_heads:", "        if n_heads < 1:"),
+    "SHP-1": ("        return output, weights", "        return output.squeeze(1), weights"),
+    "SHP-2": ("        return output, weights", "        return output, weights.mean(1)"),
+    "SMX-1": ("return output, weights", "return output, 2 * weights"),
+    "SMX-6": (" / q.shape[-1] ** 0.5", " / q.shape[-1]"),
+    "MSK-1": ('masked_fill(~mask, float("-inf"))', "masked_fill(~mask, -1.0)"),
+    "MSK-12": ("scores.masked_fill(~mask,", "scores.masked_fill(~mask[:1].bool(),"),
+    "CAU-1": (".triu(1)", ".triu(2)"),
+    "PTH-1": ("output = self.out_proj(context)", "output = self.out_proj(context) + need_weights"),
+    "PTH-2": ("output = self.out_proj(context)", "output = self.out_proj(context) + self.training"),
+    "HED-1": ("        weights = scores", "        scores = scores + scores.mean(1, keepdim=True)\n        weights = scores"),
+    "EQV-1": ("output = self.out_proj(context)", "output = self.out_proj(context + context.mean(0))"),
+    "NUM-1": ("        weights = scores", "        scores = scores.half().float()\n        weights = scores"),
+    "GRD-1": ("(x.repeat_interleave(", "(x.detach().repeat_interleave("),
+    "DRP-2": ("self.dropout(weights)", "(weights * (self.dropout(weights) != 0))"),
+    "STA-1": ("        def split", "        query.add_(1)\n\n        def split"),
+    "CMP-4": ("weights = scores.", "weights = (scores * (1 + torch.is_autocast_enabled('cpu'))).float()."),
+    "GQA-1": (
+        "(x.repeat_interleave(self.n_heads // self.kv_heads, 1)",
+        "(x.repeat(1, self.n_heads // self.kv_heads, 1, 1)",
+    ),
+    "XAT-1": ("self.v_proj(value)", "self.v_proj(value) * self.v_proj.in_features / query.shape[-1]"),
+}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A class or a function with a fault. right, wrong: the line, and the fault in its place; how it is declared."""
+
+    clause: str
+    source: str
+    right: str
+    wrong: str
+    options: dict[str, Any] = field(default_factory=dict)
+    # What the script must say.
+    says: tuple[str, ...] = ()
+    name: str = "Attention"
+
+
+SELF = Claims(causal=None, cross_attention=False, returns_weights=False)
+FUSED = '''
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, num_heads=8, qkv_bias=True):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
+
+    def forward(self, x, attn_mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask, float("-inf"))  # True = may not attend
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+'''
+SEQUENCE_FIRST = '''
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, heads, d_model, dropout_prob=0.1):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+        self.dropout = nn.Dropout(dropout_prob)
+
+    def forward(self, *, query, key, value, key_padding_mask=None):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3)
+            for layer, x in ((self.q, query), (self.k, key), (self.v, value))
+        )
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(key_padding_mask[:, None, None] == 0, float("-inf"))
+        return self.o((self.dropout(scores.softmax(-1)) @ v).permute(2, 0, 1, 3).flatten(2))
+'''
+CONFIG = '''
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass
+class EncoderConfig:
+    vocabulary: int = 1000
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+
+
+class Attention(nn.Module):
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.n_heads, size = config.num_attention_heads, config.hidden_size
+        self.query, self.key, self.value, self.dense = (nn.Linear(size, size) for _ in range(4))
+
+    def forward(self, hidden_states, attention_mask=None):
+        q, k, v = (
+            layer(hidden_states).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        weights = scores.softmax(-1)
+        return {"attentions": weights, "hidden_states": self.dense((weights @ v).transpose(1, 2).flatten(2))}
+'''
+ANY_CONFIG = CONFIG.replace("config: EncoderConfig", "config").replace("@dataclass\nclass EncoderConfig", "class Unused")
+HEADS = '''
+import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, width, head_dim):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, head_dim) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(d_model, d_model // n_heads) for _ in range(n_heads))
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        return self.out(torch.cat([head(x) for head in self.heads], -1))
+'''
+KERNEL = '''
+import torch
+
+
+def attend(q, k, v, attn_mask=None):
+    scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    return torch.einsum("bhls,bshd->blhd", scores.softmax(-1), v)
+'''
+HEAD_KERNEL = '''
+def attend(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+'''
+PACKED_KERNEL = '''
+def attend(qkv):
+    q, k, v = qkv.unbind(2)
+    weights = (q.transpose(1, 2) @ k.transpose(1, 2).mT / q.shape[-1] ** 0.5).softmax(-1)
+    return (weights @ v.transpose(1, 2)).transpose(1, 2)
+'''
+OF_SELF: dict[str, Any] = {"mask": None, "claims": Claims(masks=(), causal=None, cross_attention=False, returns_weights=False)}
+SCALE = " / q.shape[-1] ** 0.5", " / q.shape[-1]"
+HIDDEN = 'float("-inf")', "-1.0"
+PER_HEAD = ("heads.*.q", "heads.*.k", "heads.*.v")
+INTERLEAVED = {"w_qkv": ("qkv", "(r h e) d -> (h r e) d"), "w_o": "proj"}
+CONVENTIONS = {
+    "fused qkv, drop polarity": Convention(
+        "MSK-1",
+        FUSED,
+        *HIDDEN,
+        {"parameters": {"w_qkv": "qkv", "w_o": "proj"}, "mask": "drop", "claims": SELF},
+        ("'qkv.weight': ", "attn_mask=attn_mask_"),
+    ),
+    "fused qkv, by heads, gradients of weights": Convention(
+        "GRD-1",
+        FUSED.replace("(3, self.num_heads, -1)", "(self.num_heads, 3, -1)").replace("(2, 0, 3, 1, 4)", "(3, 0, 2, 1, 4)"),
+        "scores.softmax(-1) @ v)",
+        "scores.softmax(-1) @ (v + v.detach()) / 2)",
+        {"parameters": INTERLEAVED, "mask": "drop", "claims": SELF},
+        (".grad",),
+    ),
+    "sequence first, keyword only, fixed dropout, mask of padding": Convention(
+        "MSK-1",
+        SEQUENCE_FIRST,
+        *HIDDEN,
+        {
+            "parameters": {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"},
+            "mask_shape": "b s",
+            "mask_numbers": True,
+            "layout": "l b d",
+            "claims": Claims(causal=None, returns_weights=False, per_head_mask=False, per_query_mask=False),
+        },
+        ("query=query_2.transpose(0, 1)", "key_padding_mask=key_padding_mask_"),
+    ),
+    "a config class, a dict, an additive mask": Convention(
+        "MSK-1",
+        CONFIG,
+        "scores + attention_mask",
+        "scores + attention_mask.clamp(min=-1)",
+        {
+            "parameters": {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
+            "mask": "additive",
+            "claims": Claims(causal=None, cross_attention=False, masks={"bool", "float"}),
+        },
+        ("EncoderConfig(hidden_size=", "['hidden_states']"),
+    ),
+    "any config, weights first": Convention(
+        "SMX-1",
+        ANY_CONFIG,
+        '"attentions": weights,',
+        '"attentions": 2 * weights,',
+        {
+            "parameters": {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
+            "mask": "additive",
+            "claims": Claims(causal=None, cross_attention=False, masks={"bool", "float"}),
+        },
+        ("config_1 = types.SimpleNamespace(", "['attentions']"),
+    ),
+    "a list of heads": Convention(
+        "SMX-6",
+        HEADS,
+        *SCALE,
+        {"parameters": {**dict(zip(("w_q", "w_k", "w_v"), PER_HEAD, strict=True)), "w_o": "out"}, **OF_SELF},
+        ("'heads.0.q.weight': ",),
+    ),
+    "a list of heads, gradients of weights": Convention(
+        "GRD-1",
+        HEADS,
+        "self.q(x), self.k(x), self.v(x)",
+        "self.q(x), self.k(x), (self.v(x) + self.v(x).detach()) / 2",
+        {"parameters": {**dict(zip(("w_q", "w_k", "w_v"), PER_HEAD, strict=True)), "w_o": "out"}, **OF_SELF},
+    ),
+    "a kernel": Convention(
+        "MSK-1",
+        KERNEL,
+        *HIDDEN,
+        {"layout": "b l h d", "claims": Claims(causal=None, returns_weights=False)},
+        ("attend(q=q_2, k=k_2, v=v_2, attn_mask=attn_mask_2)", "\nq_2 = tensor("),
+        name="attend",
+    ),
+    "a kernel, gradients": Convention(
+        "GRD-1",
+        KERNEL,
+        "scores.softmax(-1), v)",
+        "scores.softmax(-1), (v + v.detach()) / 2)",
+        {"layout": "b l h d", "claims": Claims(causal=None, returns_weights=False)},
+        ("q_2 = torch.nn.functional.linear(query_2, w_q_1, b_q_1)",),
+        name="attend",
+    ),
+    "a kernel of one head": Convention(
+        "SMX-6", HEAD_KERNEL, *SCALE, {"layout": "l d", "mask": None}, ("for i in range(len(q_2))",), name="attend"
+    ),
+    "a kernel of one tensor": Convention(
+        "SMX-6",
+        PACKED_KERNEL,
+        *SCALE,
+        {"layout": "b l 3 h d", **OF_SELF},
+        ("attend(torch.stack((q_2, k_2, v_2), 2))",),
+        name="attend",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a folder of modules, which are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def script_of(folder: Path, case: Convention) -> str:
+    """Return the script of the failure of a case."""
+    assert case.source.count(case.right) >= 1
+    (folder / "mine.py").write_text(case.source.replace(case.right, case.wrong))
+    made = getattr(importlib.import_module("mine"), case.name)
+    adapt: Any = from_kernel if case.name == "attend" else from_module
+    (verdict,) = check(adapt(made, **case.options), "quick", clauses=case.clause, dtypes="float32").verdicts
+    assert verdict.status == "fail", verdict
+    assert verdict.script
+    return verdict.script
+
+
+def fails_until_mended(folder: Path, case: Convention, script: str) -> None:
+    """Require that a script fails by its assertion where this package cannot be imported, and then passes."""
+    (folder / "script.py").write_text(script)
+    (found,) = run_alone(folder / "script.py")
+    assert found.startswith("AssertionError: "), (found, script)
+    (folder / "mine.py").write_text(case.source)
+    assert run_alone(folder / "script.py") == ["passes"], script
+
+
+def families() -> Iterator[Any]:
+    for clause, (right, wrong) in FAULTS.items():
+        claims = Claims(dropout=True, grouped_query=True, kv_widths=True, composes={"autocast"})
+        yield pytest.param(Convention(clause, PLAIN, right, wrong, {"parameters": PATHS, "claims": claims}), id=clause)
+
+
+@pytest.mark.parametrize("case", list(families()))
+def test_script_of_each_family_needs_the_file_alone(case: Convention, folder: Path) -> None:
+    fails_until_mended(folder, case, script_of(folder, case))
+
+
+@pytest.mark.parametrize("which", CONVENTIONS)
+def test_script_uses_the_conventions_of_the_author(which: str, folder: Path) -> None:
+    case = CONVENTIONS[which]
+    script = script_of(folder, case)
+    for text in case.says:
+        assert text in script
+    fails_until_mended(folder, case, script)
