@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Run with the scripts as arguments: torch is imported once, and each script in a process of its own. Prints for each
-# what ended it: the type of the exception, and its message.
+# Imports torch once, reads the places of scripts, and runs each in a process of its own. Prints what ended it: the type
+# of the exception, and its message.
 RUNNER = """
 import os, runpy, sys
 
@@ -18,8 +18,8 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 import torch
-for script in sys.argv[1:]:
-    child = os.fork()
+for line in sys.stdin:
+    child, script = os.fork(), line.strip()
     if child:
         os.waitpid(child, 0)
         continue
@@ -35,8 +35,25 @@ for script in sys.argv[1:]:
 """
 
 
-def run_alone(*scripts: Path) -> list[str]:
-    """Return what ended each script: "passes", or its exception with the message."""
-    command = [sys.executable, "-c", RUNNER, *map(str, scripts)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout.splitlines()
+class Alone:
+    """Runs scripts, one after another."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", RUNNER]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, script: Path) -> str:
+        """Return what ended a script: "passes", or its exception with the message."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{script}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()

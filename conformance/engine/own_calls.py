@@ -18,7 +18,7 @@ from torch import Tensor
 from mha.conformance.cases.layouts import copy_of
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.literals import literal, name_tensor
-from mha.conformance.engine.own_terms import Imports, InexpressibleError, value_code
+from mha.conformance.engine.own_terms import Imports, InexpressibleError, is_default, value_code
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
@@ -164,18 +164,27 @@ class Writer(ABC):
         self,
         step: CallStep,
         known: Mapping[int, str],
-        parameters: Sequence[str],
+        parameters: Mapping[str, inspect.Parameter],
         lines: list[str],
     ) -> Callable[[Sequence[Any], Mapping[str, Any]], list[str]]:
-        """Return what writes the arguments of a call, tensors by name.
+        """Return what writes the arguments of a call, tensors by name, without those that are defaults.
 
-        known: the code of tensors by their ids. parameters: the author's names of those that are passed by position.
+        known: the code of tensors by their ids. parameters: of the author's function.
         """
+        positional = [name for name, parameter in parameters.items() if parameter.kind in BY_POSITION]
+
+        def written(name: str, value: Any) -> str:
+            return self._argument(step, name, value, known, lines)
 
         def write(args: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
-            names = [*parameters, *(f"given_{i}" for i in range(len(args)))]
-            by_position = [self._argument(step, name, x, known, lines) for name, x in zip(names, args, strict=False)]
-            return by_position + [f"{name}={self._argument(step, name, x, known, lines)}" for name, x in named.items()]
+            names = [*positional, *(f"given_{i}" for i in range(len(args)))]
+            own = {
+                name: value
+                for name, value in named.items()
+                if name not in parameters or not is_default(value, parameters[name].default)
+            }
+            by_position = [written(name, value) for name, value in zip(names, args, strict=False)]
+            return by_position + [f"{name}={written(name, value)}" for name, value in own.items()]
 
         return write
 
@@ -222,12 +231,6 @@ def copies_of(problem: Problem, inputs: Mapping[str, str]) -> tuple[dict[str, Te
         if name in inputs:
             codes[id(given[name])] = inputs[name]
     return given, codes
-
-
-def positional_names(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the parameters that a function takes by position."""
-    parameters = inspect.signature(function).parameters
-    return [name for name, parameter in parameters.items() if parameter.kind in BY_POSITION]
 
 
 def taken(code: str, returned: Any, wanted: Mapping[str, Any]) -> list[str]:

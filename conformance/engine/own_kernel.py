@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.axes_code import rearranged
 from mha.conformance.engine.literals import literal, name_tensor
-from mha.conformance.engine.own_calls import Recorder, Writer, copies_of, positional_names, taken
+from mha.conformance.engine.own_calls import Recorder, Writer, copies_of, taken
 from mha.conformance.engine.own_terms import InexpressibleError, made_code
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
 from mha.implementations.adapters.calling import CallByName
@@ -65,7 +66,7 @@ class KernelWriter(Writer):
             if not self.kernel.isidentifier():
                 raise InexpressibleError("its kernel is a functools.partial")
             return []
-        names = [name for name in CONSTRUCTOR_NAMES["dropout"] if name in _parameters(type(kernel))]
+        names = [name for name in CONSTRUCTOR_NAMES["dropout"] if name in inspect.signature(type(kernel)).parameters]
         made = made_code(type(kernel), dict.fromkeys(names, "0.0"), self.imports)
         self.kernel = "kernel"
         return [f"kernel = {made}.to(device={case.device!r}, dtype=torch.{case.dtype})"]
@@ -91,7 +92,8 @@ class KernelWriter(Writer):
         else:
             before = [self._heads(step, adapted, inputs, given, role) for role in "qkv"]
         known = {id(x): name for x, name in zip(heads, names, strict=True)} | codes
-        write = self.arguments_code(step, known, positional_names(function_of(self.adapter.kernel)), lines)
+        parameters = inspect.signature(function_of(self.adapter.kernel)).parameters
+        write = self.arguments_code(step, known, parameters, lines)
         target = adapted.kernel if adapted.axes.takes_all_heads else adapted.axes.unpacked(adapted.kernel)
         recorder = Recorder(target, lambda args, named: self._called(adapted, names, write(args, named), args, named))
         output = self._output(recorder, adapted, step, heads, given.get("mask"))
@@ -209,12 +211,6 @@ class KernelWriter(Writer):
     def open_lines(self) -> list[str]:
         """Return nothing: a kernel has no config."""
         return []
-
-
-def _parameters(cls: type) -> Mapping[str, Any]:
-    import inspect
-
-    return inspect.signature(cls).parameters
 
 
 def _laid_out(code: str, axes: str, role: str) -> str:

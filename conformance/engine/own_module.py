@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.literals import literal, name_tensor
-from mha.conformance.engine.own_calls import Recorder, Writer, copies_of, positional_names, taken
+from mha.conformance.engine.own_calls import Recorder, Writer, copies_of, taken
 from mha.conformance.engine.own_terms import (
     InexpressibleError,
     config_lines,
@@ -211,11 +211,11 @@ class ModuleWriter(Writer):
         if build.number not in self.adapted:
             raise InexpressibleError(REFUSES.format("configuration"))
         adapted, module = self.adapted[build.number], self.modules[build.number]
-        given, codes = copies_of(step.problem, inputs)
-        if adapted.layout != "b l d":
-            given = self._laid_out(adapted.layout, given, codes)
+        copies, codes = copies_of(step.problem, inputs)
+        # The copies are held while their ids are known.
+        given = copies if adapted.layout == "b l d" else self._laid_out(adapted.layout, copies, codes)
         name = f"attention_{step.build}"
-        parameters = positional_names(getattr(module, "_orig_mod", module).forward)
+        parameters = inspect.signature(getattr(module, "_orig_mod", module).forward).parameters
         write = self.arguments_code(step, codes, parameters, lines)
         recorder = Recorder(module, lambda args, named: f"{name}({', '.join(write(args, named))})")
         module.train(mode.training)
