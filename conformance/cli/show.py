@@ -27,7 +27,7 @@ def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) 
     script that is not there or cannot be written.
     """
     printer = Printer(Console(highlight=False))
-    verdicts = read(file).verdicts
+    verdicts: Sequence[Verdict] = read(file).verdicts
     if script and not words:
         raise ValueError("--script takes the script of one clause: mha show MSK-1 --script FILE")
     if not words:

@@ -79,7 +79,8 @@ def assertion_lines(violation: Violation, lines: Sequence[str], *, in_try: bool 
     """
     if violation.must_raise and in_try:
         return ["else:", *(f"    {line}" for line in lines)]
-    said = textwrap.wrap(violation.message, WIDTH, initial_indent="# ", subsequent_indent="# ")
+    text = "".join(x if x.isprintable() else " " for x in violation.message)
+    said = textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
     return ["", *said, *lines] if lines else []
 
 

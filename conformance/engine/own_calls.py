@@ -103,6 +103,10 @@ class Writer(ABC):
     def weight_gradient(self, number: int, name: str) -> str:
         """Return the code of the gradient of a weight of an attention."""
 
+    def open_lines(self) -> list[str]:
+        """Return the lines that stand before all steps, once these are known; by default none."""
+        return []
+
     @abstractmethod
     def parameters_code(self, number: int) -> str:
         """Return the code of what has gradients in an attention, after a star."""
@@ -127,9 +131,7 @@ class Writer(ABC):
 
     def _call(self, step: CallStep) -> list[str]:
         problem, number, lines = step.problem, step.number, list[str]()
-        inputs = {
-            name: name_tensor(getattr(problem, name), f"{name}_{number}", self.names, lines) for name in INPUTS
-        }
+        inputs = {name: name_tensor(getattr(problem, name), f"{name}_{number}", self.names, lines) for name in INPUTS}
         if problem.mask is not None and (self.mentions(f"mask_{number}") or "mask" in step.wanted):
             inputs["mask"] = self._canonical_mask(problem.mask, number, lines)
         upstream = ""

@@ -16,7 +16,6 @@ from mha.conformance.engine.literals import literal, name_tensor
 from mha.conformance.engine.own_calls import Recorder, Writer, copies_of, taken
 from mha.conformance.engine.own_terms import InexpressibleError, made_code
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep
-from mha.implementations.adapters.calling import CallByName
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.kernel import KernelAttention, KernelImplementation, function_of
 from mha.implementations.adapters.outputs import as_output
@@ -99,11 +98,15 @@ class KernelWriter(Writer):
         output = self._output(recorder, adapted, step, heads, given.get("mask"))
         if not recorder.code:
             raise InexpressibleError("its adapter, and not the kernel, refuses the call")
-        if isinstance(self.adapter.kernel, nn.Module):
-            before.insert(0, f"kernel.{'train' if MODES[step.mode].training else 'eval'}()")
+        before = self._switched(step) + before
         if not recorder.ended:
             return [*before, f"output_{number} = {recorder.code}"]
         return before + self._result(step, adapted, recorder, output, own[0])
+
+    def _switched(self, step: CallStep) -> list[str]:
+        """Return the line that switches a kernel that is a module to its mode."""
+        is_module = isinstance(self.adapter.kernel, nn.Module)
+        return [f"kernel.{'train' if MODES[step.mode].training else 'eval'}()"] if is_module else []
 
     def _heads(
         self,
@@ -164,7 +167,7 @@ class KernelWriter(Writer):
         mask: Tensor | None,
     ) -> Any:
         """Call the kernel through its adapter, and return the context with the weights, None where it raises."""
-        options = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
+        options: dict[str, Any] = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
         if isinstance(self.adapter.kernel, nn.Module):
             self.adapter.kernel.train(MODES[step.mode].training)
         shape = heads[0].shape if adapted.axes.context == adapted.axes.heads else None
@@ -207,10 +210,6 @@ class KernelWriter(Writer):
         """Return the code of the weights of the projections."""
         names = [self.names[id(x)] for _, x in self.builds[number].weights.named()]
         return f"({', '.join(names)},)"
-
-    def open_lines(self) -> list[str]:
-        """Return nothing: a kernel has no config."""
-        return []
 
 
 def _laid_out(code: str, axes: str, role: str) -> str:

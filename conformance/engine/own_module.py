@@ -83,7 +83,7 @@ class ModuleWriter(Writer):
         layers = dict(module.named_modules())
         dropped = [path for path, layer in layers.items() if layer in fixed_dropout(module)]
         for path in dropped if not step.config.dropout else ():
-            layers[path].p = 0.0  # type: ignore[assignment]  # of a dropout layer
+            layers[path].p = 0.0
             lines.append(f"{path_code(name, path)}.p = 0.0  # judged without dropout")
         lines += self._loaded(step, adapted, module, other)
         if not self.adapter.claims.gradients:
@@ -123,7 +123,8 @@ class ModuleWriter(Writer):
         constructor: Any = self.adapter.constructor
         if hasattr(getattr(constructor, "func", None), "widths"):
             raise InexpressibleError("its constructor is given widths and an option that inference has found")
-        return constructor.cls if inspect.isfunction(constructor) and hasattr(constructor, "widths") else constructor
+        is_widened = inspect.isfunction(constructor) and hasattr(constructor, "widths")
+        return vars(constructor)["cls"] if is_widened else constructor
 
     def _constructed(self, given: Mapping[str, Any], seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -156,9 +157,7 @@ class ModuleWriter(Writer):
         moved = ", ".join(filter(None, (dtype, device)))
         return f".to({moved})" if moved else ""
 
-    def _loaded(
-        self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module
-    ) -> list[str]:
+    def _loaded(self, step: BuildStep, adapted: ModuleAttention, module: nn.Module, other: nn.Module) -> list[str]:
         """Return the lines that load the weights, and whatever else is random, by the module's own names."""
         name, lines = f"attention_{step.number}", list[str]()
         state = adapted.module.state_dict()
@@ -183,9 +182,7 @@ class ModuleWriter(Writer):
         mentioned = any(self.mentions(f"{name}_{step.number}") for name in named)
         if not (mentioned or any(id(x) in self.names for x in named.values())):
             return {}
-        names = {
-            name: name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()
-        }
+        names = {name: name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()}
         return weight_codes(self._places(adapted), step.weights, names)
 
     def _places(self, adapted: ModuleAttention) -> Sequence[Stored]:
@@ -233,11 +230,9 @@ class ModuleWriter(Writer):
         codes |= {id(made[key]): f"{code}{TO_CODE[layout]}" for key, code in codes.items() if key in made}
         return {name: made.get(id(x), x) for name, x in given.items()}
 
-    def _output(
-        self, recorder: Recorder, adapted: ModuleAttention, step: CallStep, given: Mapping[str, Tensor]
-    ) -> Any:
+    def _output(self, recorder: Recorder, adapted: ModuleAttention, step: CallStep, given: Mapping[str, Tensor]) -> Any:
         """Call a module through its adapter, and return its output with the weights, None where it raises."""
-        options = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
+        options: dict[str, Any] = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
         inputs = given["query"], given["key"], given["value"]
         with MODES[step.mode].enter(self.session.case.device):
             try:
@@ -324,5 +319,3 @@ def _state_code(value: Tensor) -> str:
     code = literal(value.detach().contiguous())
     plain = code.startswith("tensor(") and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return code.replace(f", dtype={value.dtype})", ")") if plain else code
-
-

@@ -104,7 +104,7 @@ def _without_this_package(module: ModuleType) -> str:
     """Return the file of a module, if it has one; raises InexpressibleError where it imports this package."""
     file, name = str(getattr(module, "__file__", None) or ""), module.__name__
     if name.partition(".")[0] == "mha":
-        raise InexpressibleError(f"{name} is part of it")
+        raise InexpressibleError("it is about a class or a function of that package")
     if file.endswith(".py") and IMPORTS_THIS.search(Path(file).read_text(errors="replace")):
         raise InexpressibleError(f"{Path(file).name} imports it")
     return file
@@ -128,10 +128,10 @@ def value_code(value: Any, imports: Imports) -> str:
         return literal(value)
     if isinstance(value, NUMBERS):
         return literal_of(value)
-    if type(value) in (tuple, list):
-        items = ", ".join(value_code(item, imports) for item in value)
-        comma = "," if type(value) is tuple and len(value) == 1 else ""
-        return f"({items}{comma})" if type(value) is tuple else f"[{items}]"
+    if type(value) is tuple:
+        return f"({''.join(f'{value_code(item, imports)}, ' for item in value).rstrip()})"
+    if type(value) is list:
+        return f"[{', '.join(value_code(item, imports) for item in value)}]"
     if type(value) is dict:
         return f"{{{', '.join(f'{key!r}: {value_code(item, imports)}' for key, item in value.items())}}}"
     if type(value) is SimpleNamespace:
@@ -157,7 +157,7 @@ def made_code(constructor: Any, given: Mapping[str, str], imports: Imports) -> s
             raise InexpressibleError("its functools.partial sets arguments by position")
         kept = {name: value for name, value in constructor.keywords.items() if name not in given}
         written = {name: value_code(value, imports) for name, value in kept.items()}
-        return made_code(constructor.func, written | given, imports)
+        return made_code(constructor.func, {**written, **given}, imports)
     arguments = ", ".join(f"{name}={code}" for name, code in given.items())
     return f"{imports.name_of(constructor)}({arguments})"
 

@@ -55,7 +55,7 @@ class Stored:
             parts = {name: rearranged(part, left, right, sizes) for name, part in parts.items()}
             return parts
         columns = shapes[self.names[0]][1:]
-        own = {name: (rows // count, *columns) for name in parts}
+        own = dict.fromkeys(parts, (rows // count, *columns))
         return {name: shape_as(part, own[name], self.tensors[name].shape) for name, part in parts.items()}
 
     def gradient(self, name: str, code: str, rows: Mapping[str, int]) -> str:
@@ -92,7 +92,9 @@ def stored(module: nn.Module, paths: Mapping[str, ParameterPath], head_dim: int)
         if tensors:
             yield Stored(entry, entry.kind, tensors)
         for kind, attribute in (("w", "weight"), ("b", "bias")) if not tensors else ():
-            held = {f"{name}.{attribute}": getattr(layer, attribute, None) for name, layer in members.items()}
+            held: dict[str, Any] = {
+                f"{name}.{attribute}": getattr(layer, attribute, None) for name, layer in members.items()
+            }
             if held and all(isinstance(each, Tensor) for each in held.values()):
                 yield Stored(entry, kind, held)
 

@@ -43,7 +43,12 @@ def plain_script(session: Session, violation: Violation, target: str) -> tuple[I
     """
     for make in _writers(session, violation, target):
         writer = make()
-        lines = _body(writer, session, violation)
+        try:
+            lines = _body(writer, session, violation)
+        except InexpressibleError:
+            raise
+        except Exception as error:  # the author's code may do anything when its steps are taken again
+            raise InexpressibleError(f"{type(error).__name__} where its steps are taken again") from error
         if _fails_alike(session, violation, writer.imports, lines):
             return writer.imports, lines
     raise InexpressibleError("the failure is not seen without its adapter")

@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.literals import WIDTH, assertion_lines, config_code, name_tensor, refused
 from mha.conformance.engine.own_terms import InexpressibleError
@@ -106,7 +104,9 @@ def _lines(step: Step, session: Session, names: dict[int, str], ranks: RankScrip
 def _build(build: BuildStep, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
-    weights = ", ".join(f"{name}={name_tensor(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
+    weights = ", ".join(
+        f"{name}={name_tensor(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named
+    )
     options = f"{'mesh=mesh, ' if ranks else ''}dtype=torch.{session.case.dtype}, device={session.case.device!r}"
     method = f"implementation.{'build_rank' if ranks else 'build'}"
     lines.append(f"attention_{build.number} = {method}({config_code(build.config)}, Weights({weights}), {options})")
