@@ -128,18 +128,23 @@ def value_code(value: Any, imports: Imports) -> str:
         return literal(value)
     if isinstance(value, NUMBERS):
         return literal_of(value)
-    if type(value) is tuple:
-        return f"({''.join(f'{value_code(item, imports)}, ' for item in value).rstrip()})"
-    if type(value) is list:
-        return f"[{', '.join(value_code(item, imports) for item in value)}]"
-    if type(value) is dict:
-        return f"{{{', '.join(f'{key!r}: {value_code(item, imports)}' for key, item in value.items())}}}"
+    if type(value) in (tuple, list, dict):
+        return _container_code(value, imports)
     if type(value) is SimpleNamespace:
         return f"types.SimpleNamespace({named_code(vars(value), imports)})"
     if type(value) is nn.Linear:
         bias = "" if value.bias is not None else ", bias=False"
         return f"torch.nn.Linear({value.in_features}, {value.out_features}{bias})"
     raise InexpressibleError(f"an argument is of type {type(value).__name__}")
+
+
+def _container_code(value: Any, imports: Imports) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {value_code(item, imports)}' for key, item in value.items())}}}"
+    items = [value_code(item, imports) for item in value]
+    return (
+        f"[{', '.join(items)}]" if isinstance(value, list) else f"({''.join(f'{item}, ' for item in items).rstrip()})"
+    )
 
 
 def named_code(given: Mapping[str, Any], imports: Imports) -> str:
