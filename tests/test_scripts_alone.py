@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alone import Alone
+from torch import Tensor
 
+from alone import Alone
 from mha.conformance import check
 from mha.implementations import from_kernel, from_module
 from mha.spec import Claims
@@ -396,3 +397,40 @@ def test_script_uses_the_conventions_of_the_author(which: str, folder: Path, alo
     for text in case.says:
         assert text in script
     fails_until_mended(folder, case, script, alone)
+
+
+def test_script_ends_with_the_error_of_the_class(folder: Path, alone: Alone) -> None:
+    wrong = "if query.shape[1] != key.shape[1]:\n            raise RuntimeError('L != S')\n\n        def split"
+    case = Convention("SHP-1", PLAIN, "def split", wrong, {"parameters": PATHS})
+    (folder / "script.py").write_text(script_of(folder, case))
+    assert alone.run(folder / "script.py") == "RuntimeError: L != S"
+    (folder / "mine.py").write_text(PLAIN)
+    assert alone.run(folder / "script.py") == "passes"
+
+
+def test_script_finds_an_inferred_class_in_a_file_of_any_name(folder: Path, alone: Alone) -> None:
+    file = folder / "my attention-2.py"
+    file.write_text(FUSED)
+    (verdict,) = check(f"{file}:Attention", "quick", clauses="CFG-1", dtypes="float32").verdicts
+    (folder / "script.py").write_text(str(verdict.script))
+    assert alone.run(folder / "script.py").startswith("AssertionError")
+    file.write_text(
+        FUSED.replace("        self.num_heads =", "        assert dim % num_heads == 0\n        self.num_heads =")
+    )
+    assert alone.run(folder / "script.py") == "passes"
+
+
+def call(target: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    return target(query, key, value, mask=options["mask"], is_causal=options["is_causal"])
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "reason"),
+    [
+        (PLAIN, {"call": call}, "its declaration calls it with a function of its own, call=..."),
+        (f"import mha.spec\n{PLAIN}", {}, "mine.py imports it"),
+    ],
+)
+def test_script_that_needs_this_package_says_why(source: str, options: Any, reason: str, folder: Path) -> None:
+    script = script_of(folder, Convention("SMX-6", source, *FAULTS["SMX-6"], {"parameters": PATHS, **options}))
+    assert f"\n# This script needs mha-conformance: {reason}.\n" in script

@@ -81,7 +81,8 @@ class Imports:
         for name in names:
             module, attribute = sys.modules.get(name), _attribute(sys.modules.get(name), value)
             if module and attribute and name not in ("__main__", "__mp_main__"):
-                return name, attribute, _without_this_package(module)
+                file, is_name = _without_this_package(module), all(map(str.isidentifier, name.split(".")))
+                return name if is_name else "", attribute, file
         file, _, attribute = self.target.rpartition(":")
         if not file.endswith(".py"):
             return None
