@@ -210,7 +210,7 @@ def show(
         typer.Option(metavar="FILE", help="Write the script that reproduces the failure, and print nothing else."),
     ] = None,
 ) -> None:
-    """List the failures of the last run, or show what it found about a clause, in full."""
+    """Show the failures of the last run, or a clause of it in full."""
     from mha.conformance.cli.show import show_verdicts
 
     with errors_in_one_line():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -74,10 +75,12 @@ class ModuleWriter(Writer):
         lines = list[str]()
         made = self._made(number, given, lines)
         lines.append(f"{name} = {made}{self._moved()}")
+        own = {key: watched(value, self.reads[number]) for key, value in given.items()}
         if adapted is None:  # the constructor raises, or what it made cannot be loaded
+            with suppress(Exception, SystemExit):
+                self._constructed(own, 1)
             return lines
         self.adapted[number] = adapted
-        own = {key: watched(value, self.reads[number]) for key, value in given.items()}
         module, other = self._constructed(own, 1), self._constructed(given, 2)
         self.modules[number] = module
         layers = dict(module.named_modules())
