@@ -1,4 +1,4 @@
-"""A failure as a stand-alone script: of torch and the author's code alone, or, where that cannot be, of this package too."""
+"""A failure as a stand-alone script: torch and the author's code alone or, where that cannot be, this package too."""
 
 from __future__ import annotations
 
