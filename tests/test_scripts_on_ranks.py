@@ -13,7 +13,8 @@ import torch
 import rank_functions
 from mha.conformance import check
 from mha.conformance.cases.case import Case
-from mha.conformance.engine.reproduction import literal, script
+from mha.conformance.engine.literals import literal
+from mha.conformance.engine.reproduction import script
 from mha.conformance.faults import registry
 from mha.conformance.harness.errors import Violation
 from mha.conformance.harness.recording import RecordedTensor

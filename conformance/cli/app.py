@@ -207,23 +207,27 @@ def replay(
     raise typer.Exit(1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0)
 
 
-@app.command(epilog="Example: mha show MSK-8")
+@app.command(epilog="Example: mha show MSK-8 --script msk8.py")
 def show(
     clauses: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="CLAUSE",
-            help="Clauses, such as MSK-8, or families, such as MSK.",
+            help="Clauses, such as MSK-8, or families, such as MSK. Default: a list of all failures.",
             autocompletion=complete_clause,
         ),
-    ],
+    ] = None,
     run: Run = LAST,
+    script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the script that reproduces the failure, and print nothing else."),
+    ] = None,
 ) -> None:
-    """Show what the last run found about a clause, in full."""
+    """Show the failures of the last run, or a clause of it in full."""
     from mha.conformance.cli.show import show_verdicts
 
     with errors_in_one_line():
-        show_verdicts(clauses, run)
+        show_verdicts(clauses or (), run, script)
 
 
 @app.command(epilog='Example: mha waive MSK-8 --reason "rows are never empty"')

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from math import isfinite
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from mha.conformance.cases.case import SHARING, Case
 from mha.conformance.cases.values import make_inputs
 from mha.conformance.harness.recording import BuildStep, CallStep
 from mha.conformance.harness.session import Session
-from mha.spec import Config
+from mha.spec import Weights
 from mha.spec.problem import INPUTS
 
 # Up to so many numbers in all a script has their bits, which need no generator.
@@ -35,8 +34,8 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
     lines = [
         "# The numbers of the case, drawn as it draws them.",
         f"generator = torch.Generator().manual_seed({case.seed})",
-        f"weights = Weights.random({config_code(build.config)}, int(torch.randint(2**31, (1,), generator=generator)))",
-        f"{', '.join(name for name, _, _ in found)} = (x.to({dtype}) for _, x in weights.named())",
+        "seed = int(torch.randint(2**31, (1,), generator=generator))",
+        *_weights(weights, build, dtype),
         f"shapes = {', '.join(str(tuple(x.shape)) for x in inputs)}",
         "inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]",
     ]
@@ -49,6 +48,33 @@ def redrawn(session: Session, names: dict[int, str]) -> list[str]:
         return []
     names |= {id(x): name for name, x, _ in found}
     return lines + _upstream(session.case, call, names)
+
+
+def _weights(weights: Weights, build: BuildStep, dtype: str) -> list[str]:
+    """Return the lines that draw the weights: see `Weights.random`, which draws absent biases too."""
+    matrices = {name: tuple(x.shape) for name, x in weights.named() if x.ndim == 2}
+    held = {name: len(x) for name, x in weights.named() if x.ndim == 1}
+    biases = {f"b_{name[2:]}": shape[0] for name, shape in matrices.items()}
+    vectors = biases | {name: matrices["w_k"][0] for name in ("extra_k", "extra_v") if name in held}
+    normal = "generator=of_weights, dtype=torch.float64"
+
+    def names(drawn: Iterable[str], kept: Collection[str]) -> str:
+        return ", ".join(f"{name}_{build.number}" if name in kept else "_" for name in drawn)
+
+    lines = [
+        "of_weights = torch.Generator().manual_seed(seed)",
+        f"shapes = {', '.join(map(str, matrices.values()))}",
+        f"matrices = [torch.randn(n, m, {normal}) / m**0.5 for n, m in shapes]",
+        f"{names(matrices, matrices)} = (x.to({dtype}) for x in matrices)",
+    ]
+    if not held:
+        return lines
+    lengths = ", ".join(map(str, vectors.values()))
+    return [
+        *lines,
+        f"vectors = [torch.randn(n, {normal}) / 2 for n in ({lengths})]",
+        f"{names(vectors, held)} = (x.to({dtype}) for x in vectors)",
+    ]
 
 
 def _upstream(case: Case, call: CallStep, names: dict[int, str]) -> list[str]:
@@ -75,14 +101,3 @@ def _first_call(session: Session) -> tuple[BuildStep, CallStep] | None:
 def _is_rounded(x: Tensor, drawn: Tensor) -> bool:
     """Return whether a tensor is what was drawn, rounded to its dtype, and as dense."""
     return x.shape == drawn.shape and x.is_contiguous() and x.equal(drawn.to(x.dtype))
-
-
-def config_code(config: Config) -> str:
-    """Return the expression for a configuration."""
-    given = ((field, getattr(config, field.name)) for field in fields(Config))
-    return f"Config({', '.join(f'{field.name}={literal_of(x)}' for field, x in given if x != field.default)})"
-
-
-def literal_of(value: object) -> str:
-    """Return a number as an expression that a script can read, NaN included."""
-    return f"float({str(value)!r})" if isinstance(value, float) and not isfinite(value) else repr(value)

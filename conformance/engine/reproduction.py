@@ -1,19 +1,18 @@
-"""A failure as a stand-alone script: it needs torch, the implementation and its containers, not the judge."""
+"""A failure as a stand-alone script: torch and the author's code alone or, where that cannot be, this package too."""
 
 from __future__ import annotations
 
-import base64
+import re
 import sys
 import textwrap
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from mha.conformance.cases.modes import MODES
-from mha.conformance.engine.redrawn import config_code, redrawn
+from mha.conformance.engine.literals import WIDTH, assertion_lines, config_code, name_tensor, refused
+from mha.conformance.engine.own_terms import InexpressibleError
+from mha.conformance.engine.plain_script import plain_script
+from mha.conformance.engine.redrawn import redrawn
 from mha.conformance.engine.script_on_ranks import RankScript, rank_script
 from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
@@ -22,14 +21,9 @@ from mha.implementations.discovery import original_of, split_name
 from mha.spec import CLAUSES, Implementation
 from mha.spec.problem import INPUTS
 
-# Above this many numbers a tensor is written as compressed bytes: a longer list helps nobody.
-READABLE = 64
-# The fastest: masks and repeated numbers shrink at any level, others at none.
-COMPRESSION = 1
-# In columns.
-DOCSTRING_WIDTH = 100
 # What a script may need besides torch.
-MODULES = ("base64", "copy", "io", "warnings", "zlib")
+MODULES = ("base64", "copy", "io", "runpy", "sys", "types", "warnings", "zlib")
+THREADS = "torch.set_num_threads(1)  # as it was judged"
 
 
 def script(session: Session, clause: str, violation: Violation, *, target: str = "") -> str | None:
@@ -39,33 +33,48 @@ def script(session: Session, clause: str, violation: Violation, *, target: str =
     """
     if not session.scripted or not (violation.assertion or isinstance(violation, CallRaised)):
         return None
-    known, ranks = CLAUSES[clause], rank_script(session, violation)
-    names: dict[int, str] = {}
+    try:
+        imports, body = plain_script(session, violation, target)
+    except InexpressibleError as reason:
+        lines = _with_this_package(session, violation, target, str(reason))
+    else:
+        lines = [*_imports(body, imports.modules), "", *imports.lines(), "", THREADS, *body]
+    return "\n".join([*_docstring(session, clause), "", *lines]) + "\n"
+
+
+def _with_this_package(session: Session, violation: Violation, target: str, reason: str) -> list[str]:
+    """Return the lines of a script that needs this package, up to the assertion, and say why it does."""
+    ranks, names = rank_script(session, violation), dict[int, str]()
     body = redrawn(session, names)
     for step in session.steps:
-        body += _lines(step, session, names, ranks)
-    body += violation.assertion
-    lines = [
-        textwrap.fill(f'"""{clause} ({known.level}): {known.statement}', DOCSTRING_WIDTH),
-        "",
-        f"{session.case!r}",
-        '"""',
-        "",
-        *_imports(body, ranks),
+        lines = _lines(step, session, names, ranks)
+        is_refused = step is session.steps[-1] and violation.must_raise and not ranks
+        body += refused(lines, step.number, builds=isinstance(step, BuildStep)) if is_refused else lines
+    body += assertion_lines(violation, violation.assertion, in_try=not ranks)
+    return [
+        f"# This script needs mha-conformance: {reason}.",
+        *_imports(body, ranks=ranks),
         "",
         *_import(session.implementation, target),
         "from mha.spec import Config, Weights",
         "",
-        "torch.set_num_threads(1)  # as it was judged",
+        THREADS,
         *(ranks.function(body) if ranks else body),
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _imports(body: Sequence[str], ranks: RankScript | None) -> list[str]:
-    """Return the lines that import what a script needs besides the implementation."""
-    standard = [f"import {module}" for module in MODULES if any(f"{module}." in line for line in body)]
-    of_tensors = ["from torch import inf, nan, tensor  # noqa: F401  a script uses what its tensors need"]
+def _docstring(session: Session, clause: str) -> list[str]:
+    known = CLAUSES[clause]
+    first = textwrap.fill(f'"""{clause} ({known.level}): {known.statement}', WIDTH)
+    return [first, "", f"{session.case!r}", '"""']
+
+
+def _imports(body: Sequence[str], others: Collection[str] = (), ranks: RankScript | None = None) -> list[str]:
+    """Return the lines that import what a script needs besides the implementation; others: more modules."""
+    used = [module for module in MODULES if module in others or _uses(body, rf"\b{module}\.")]
+    standard = [f"import {module}" for module in used]
+    names = [name for name in ("inf", "nan", "tensor") if _uses(body, rf"(?<![\w.']){name}\b")]
+    of_tensors = [f"from torch import {', '.join(names)}"] if names else []
     if ranks:
         standard.append("from datetime import timedelta")
         of_tensors = [
@@ -74,6 +83,10 @@ def _imports(body: Sequence[str], ranks: RankScript | None) -> list[str]:
             "from torch.distributed.device_mesh import DeviceMesh",
         ]
     return [*standard, *[""] * bool(standard), "import torch", *of_tensors]
+
+
+def _uses(body: Sequence[str], pattern: str) -> bool:
+    return any(re.search(pattern, line) for line in body)
 
 
 def _lines(step: Step, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
@@ -91,7 +104,9 @@ def _lines(step: Step, session: Session, names: dict[int, str], ranks: RankScrip
 def _build(build: BuildStep, session: Session, names: dict[int, str], ranks: RankScript | None) -> list[str]:
     lines: list[str] = []
     named = build.weights.named()
-    weights = ", ".join(f"{name}={_name(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named)
+    weights = ", ".join(
+        f"{name}={name_tensor(tensor, f'{name}_{build.number}', names, lines)}" for name, tensor in named
+    )
     options = f"{'mesh=mesh, ' if ranks else ''}dtype=torch.{session.case.dtype}, device={session.case.device!r}"
     method = f"implementation.{'build_rank' if ranks else 'build'}"
     lines.append(f"attention_{build.number} = {method}({config_code(build.config)}, Weights({weights}), {options})")
@@ -102,8 +117,8 @@ def _call(call: CallStep, session: Session, names: dict[int, str], ranks: RankSc
     lines: list[str] = []
     problem, number, training = call.problem, call.number, MODES[call.mode].training
     tensors = {name: tensor for name in (*INPUTS, "mask") if (tensor := getattr(problem, name)) is not None}
-    given = {name: _name(tensor, f"{name}_{number}", names, lines) for name, tensor in tensors.items()}
-    upstream = "" if call.upstream is None else _name(call.upstream, f"upstream_{number}", names, lines)
+    given = {name: name_tensor(tensor, f"{name}_{number}", names, lines) for name, tensor in tensors.items()}
+    upstream = "" if call.upstream is None else name_tensor(call.upstream, f"upstream_{number}", names, lines)
     lines += [] if call.seed is None else [f"torch.manual_seed({call.seed})"]
     lines += [f"attention_{call.build}.{'train' if training else 'eval'}()"] if call.switches else []
     return lines + (ranks.call(call, given, upstream) if ranks else _plain_call(call, given, upstream))
@@ -121,37 +136,6 @@ def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list
     lines += [f"with {code}:", f"    {called}"] if code else [called]
     lines += [f"output_{number}.backward({upstream})"] if upstream else []
     return lines
-
-
-def _name(value: Tensor, name: str, names: dict[int, str], lines: list[str]) -> str:
-    """Return the name of a tensor, writing its definition where it has none yet."""
-    if id(value) not in names:
-        names[id(value)] = name
-        lines.append(f"{name} = {literal(value)}")
-    return names[id(value)]
-
-
-def literal(value: Tensor) -> str:
-    """Return an expression for a tensor: the same bits, dtype, device, strides and storage offset."""
-    value = value.detach()
-    if not value.numel() or (value.is_contiguous() and value.storage_offset() == 0):
-        return _dense(value)
-    shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-    extent = 1 + offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return f"{_dense(value.as_strided((extent,), (1,), 0))}.as_strided({shape}, {strides}, {offset})"
-
-
-def _dense(value: Tensor) -> str:
-    if value.numel() == 0:
-        code = f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"
-    elif value.numel() <= READABLE:
-        code = f"tensor({value.tolist()!r}, dtype={value.dtype})"
-    else:
-        raw = value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-        packed = base64.b64encode(zlib.compress(raw, COMPRESSION)).decode()
-        unpacked = f'bytearray(zlib.decompress(base64.b64decode("{packed}")))'
-        code = f"torch.frombuffer({unpacked}, dtype={value.dtype}).reshape({tuple(value.shape)})"
-    return code if value.device.type == "cpu" else f"{code}.to({str(value.device)!r})"
 
 
 def _import(implementation: Implementation, target: str) -> list[str]:

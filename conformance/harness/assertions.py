@@ -100,7 +100,9 @@ def expect_agree(result: RecordedTensor, other: RecordedTensor, *bounds: Callabl
             f"{code} is {actual}, but {other[place].code}, {because}, is {expected} (bound on the rounding of both: "
             f"{bound:.3g})"
         )
-        raise Violation(message, _bound_assertion(code, float(reach.mid[place]), bound))
+        both = f"{code}.double(), {other[place].code}.double()"
+        assertion = f"torch.testing.assert_close({both}, rtol=0, atol={bound!r}, equal_nan=True)"
+        raise Violation(message, (assertion,))
 
 
 def expect_unchanged(

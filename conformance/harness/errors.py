@@ -28,6 +28,11 @@ class Violation(Exception):
         super().__init__(message)
         self.message, self.assertion, self.family = message, assertion, family
 
+    @property
+    def must_raise(self) -> bool:
+        """Whether it is that the last step of the session raised nothing."""
+        return any(line.startswith("raise AssertionError") for line in self.assertion)
+
 
 class CallRaised(Violation):
     """The implementation raised `error` where the contract asks for a result; what: the step that raised it."""

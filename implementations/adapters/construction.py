@@ -37,6 +37,8 @@ SHORT = 512
 _length: ContextVar[int] = ContextVar("length", default=MAX_LENGTH)
 # The number of items for which a cache is made; trial runs have up to 64.
 _batch: ContextVar[int] = ContextVar("batch", default=64)
+# Where the arguments that constructors are called with are noted, if anywhere.
+_noted: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("noted", default=None)
 SMALL = Config(d_model=4, n_heads=2)
 # The sizes in the code of a function of d_model and n_heads.
 SIZES = {"d_model": "d_model", "n_heads": "n_heads", "head_dim": "d_model // n_heads"}
@@ -64,6 +66,17 @@ def built_for_calls(longest: int, batch: int) -> Iterator[None]:
             yield
     finally:
         _batch.reset(token)
+
+
+@contextmanager
+def noting_arguments() -> Iterator[list[Mapping[str, Any]]]:
+    """Note the arguments of each call of a constructor in the block, those of calls that raise too."""
+    noted: list[Mapping[str, Any]] = []
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
 
 
 def constructor_arguments(label: str, constructor: Callable[..., Any], *, assume: bool = True) -> dict[str, str]:
@@ -252,7 +265,10 @@ def _first_made(constructor: Callable[..., nn.Module], choices: Sequence[Mapping
     another one, that ValueError.
     """
     raised: Exception | None = None
+    noted = _noted.get()
     for given in choices:
+        if noted is not None:
+            noted.append(given)
         try:
             return constructor(**given)
         except (AttributeError, AssertionError, TypeError) as error:

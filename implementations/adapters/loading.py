@@ -138,16 +138,16 @@ class Entry:
 
     def to_module(self, value: Tensor, kind: str) -> Tensor:
         """Rearrange a weight ("w") or bias ("b") of the contract into the module's layout."""
-        return self._rearranged(value, *self._sides(kind)) if self.pattern else value
+        return self._rearranged(value, *self.sides(kind)) if self.pattern else value
 
     def to_contract(self, value: Tensor, kind: str) -> Tensor:
         """Rearrange a weight ("w") or bias ("b") of the module into the contract's layout."""
         if not self.pattern:
             return value
-        left, right = self._sides(kind)
+        left, right = self.sides(kind)
         return self._rearranged(value, right, left)
 
-    def _sides(self, kind: str) -> tuple[str, str]:
+    def sides(self, kind: str) -> tuple[str, str]:
         """Return both sides of the pattern; a bias lacks the axis of the inputs, which is the weight's last."""
         left, _, right = self.pattern.partition("->")
         if kind == "b" and self.kind == "w":

@@ -28,7 +28,7 @@ def with_other_widths(label: str, cls: Callable[..., nn.Module]) -> Iterator[Cal
     """Yield functions that build a class with each choice of the widths that it requires beside the first one.
 
     Their names are not known, or are those of inputs. A function has the attributes `widths`, by the name of each
-    "d_model" or "head_dim", and `code`, which defines it.
+    "d_model" or "head_dim", `cls`, the class, and `code`, which defines it.
     """
     parameters = parameters_of(cls) if inspect.isclass(cls) else {}
     known = fields_of(parameters)
@@ -65,7 +65,7 @@ def _with_widths(
     passed = [*(f"{p.name}={p.name}" for p in kept), *(f"{name}={code[field]}" for name, field in widths.items())]
     signature = inspect.Signature([p.replace(annotation=p.empty, kind=p.KEYWORD_ONLY) for p in kept])
     taken = str(signature).strip("()").removeprefix("*, ")
-    attributes = {"__name__": label, "__signature__": signature, "widths": widths}
+    attributes = {"__name__": label, "__signature__": signature, "widths": widths, "cls": cls}
     for name, value in {**attributes, "code": f"lambda {taken}: {label}({', '.join(passed)})"}.items():
         setattr(build, name, value)
     return build
