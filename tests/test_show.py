@@ -27,11 +27,12 @@ def show(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_failures_are_listed_in_a_line_each() -> None:
+def test_failures_are_listed_by_implementation() -> None:
     status, output = show()
     assert status == 0
     failing = [verdict for verdict in two_implementations().verdicts if verdict.script]
-    assert f"faulty: fail            {failing[0].clause}" in output
+    assert f"faulty:\n\nWrong answers:\nfail            {failing[0].clause}" in output
+    assert "correct:" not in output
     assert f"To see one in full: mha show {failing[0].clause}" in output
     assert " pass " not in output
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from mha.conformance.cli.check import QUIET, Printer, line, place, print_verdict
-from mha.conformance.reports.files import LAST, read
+from mha.conformance.cli.check import QUIET, Printer, print_verdict
+from mha.conformance.reports.files import LAST, read, write_text
 from mha.conformance.reports.summary import severity
-from mha.conformance.reports.text import visible_name, wrapped
-from mha.conformance.results import Verdict
+from mha.conformance.reports.text import listing, place, visible_name
+from mha.conformance.results import Verdict, by_implementation
 from mha.conformance.settings import clauses_of
 
 
@@ -45,17 +43,18 @@ def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) 
 
 
 def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> None:
-    """Print the failures of a run, the worst first, and how to see one of them in full."""
+    """Print what does not pass in a run, by implementation and cause, and how to see one of them in full."""
     failures = sorted((verdict for verdict in verdicts if verdict.status not in QUIET), key=severity)
-    several = len({verdict.implementation for verdict in verdicts}) > 1
-    for verdict in failures:
-        text = line(verdict, printer.width)
-        if several:
-            text = wrapped(f"{visible_name(verdict.implementation)}: {text}", printer.width, "", " " * 24)
-        printer.line(text)
     if not failures:
         printer.folded(f"Nothing failed in the run of {str(file)!r} ({len(verdicts)} verdicts).")
         return
+    grouped = by_implementation(verdicts)
+    for name, own in grouped.items():
+        found = listing(own, printer.width)
+        if found and len(grouped) > 1:
+            printer.paragraph(f"{visible_name(name)}:")
+        if found:
+            printer.paragraph("\n".join(found))
     clause, run = failures[0].clause, "" if file == LAST else f" --run {file}"
     scripted = next((verdict.clause for verdict in failures if verdict.script), "")
     hint = f"To see one in full: mha show {clause}{run}"
@@ -85,14 +84,10 @@ def _no_script(verdict: Verdict) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file in one step, so that none is left half written; raises ValueError where that cannot be."""
+    """Write a script in one step; raises ValueError where that cannot be."""
     if file.is_dir():
         raise ValueError(f"{str(file)!r} is a folder; name a file in it, such as {str(file / 'script.py')!r}")
-    partial = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        partial.replace(file)
+        write_text(file, text)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise ValueError(f"the script cannot be written to {str(file)!r}: {error.strerror}") from None
