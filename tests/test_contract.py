@@ -87,7 +87,7 @@ def test_links_of_the_document_resolve() -> None:
     [
         (["MSK-1"], "MSK-1 (MUST): Masked keys have no influence", "masked_keys_have_no_influence_on_low_scores"),
         (["msk-1"], "MSK-1 (MUST): Masked keys have no influence", "masked_keys_have_no_influence_on_low_scores"),
-        (["MSK"], "MSK: Masks\n", "MSK-12  MUST    Invalid masks raise (refusals)"),
+        (["MSK"], "MSK: Masks\n", "MSK-14  MUST    Float masks of another precision are added or refused"),
         ([], "CFG: Configuration\n", "mha spec MSK-1"),
         (["--markdown"], "# The contract of multi-head attention", "conformance/properties/sharding.py)"),
     ],

@@ -380,7 +380,7 @@ def test_comparison_has_one_entry_for_one_cause() -> None:
     assert (
         "new failures: 5, of 2 causes\n"
         f"    x, float32 on cpu; x, float64 on cpu (fail): {cause}: output is <off>\n"
-        "    NUM-1   x, float32 on cpu (fail): output_2"
+        "    NUM-1   x, float32 on cpu (fail): output"
     ) in text
     assert "fixed: 1\n    SHP-1   x, float32 on cpu (pass)" in text
 

@@ -24,6 +24,8 @@ CLAUSES = ["SHP-1", "SHP-3", "HED-1", "MSK-8"]
 COMMAND_QUICK = ("--dtype", "float32", "--profile", "quick")
 TARGET = "mha.conformance.faults.hostile:leaves_out_empty_rows"
 MESSAGE = "output_2.shape is (1, 0, 1), but should be (1, 1, 1)"
+# Without the number of the call in the script.
+BRIEF = MESSAGE.replace("output_2", "output")
 
 
 def explained(clause: str, by: str, **given: Any) -> Verdict:
@@ -104,7 +106,7 @@ def test_a_class_that_is_wrong_only_for_certain_masks_fails_with_a_reason() -> N
     assert str(failure.case).startswith("Case(mask='empty_")
     with pytest.raises(AssertionError):
         exec(compile(str(failure.script), "script", "exec"), {})
-    assert f"    fail MSK-8 (float32 cpu): {MESSAGE}" in summarise(found.verdicts)
+    assert f"fail            MSK-8   float32: {BRIEF}" in summarise(found.verdicts)
 
 
 def test_command_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +120,7 @@ def test_command_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     some = {clause: members for clause, members in settings.properties().items() if clause in CLAUSES}
     monkeypatch.setattr(settings, "properties", lambda: some)
     assert (
-        f"\nfail            MSK-8   float32: {MESSAGE}"
+        f"\nfail            MSK-8   float32: {BRIEF}"
         in CliRunner().invoke(app, ["check", TARGET, *COMMAND_QUICK]).output
     )
 
@@ -140,7 +142,7 @@ def test_pytest_gives_the_reason() -> None:
     assert done.returncode == 1
     assert f"message    {MESSAGE}" in done.stdout
     assert "To reproduce it" in done.stdout
-    assert "    fail MSK-8 (float32 cpu): output_2.shape is (1, 0, 1)" in done.stdout
+    assert f"fail            MSK-8   float32: {BRIEF}" in done.stdout
     assert "blocked" not in done.stdout
 
 
