@@ -26,6 +26,7 @@ from mha.conformance.harness.known_bad.catalogue import (
     contexts_times,
     outputs_times,
     pairs,
+    scale_of,
     scores_times,
     sums_times,
 )
@@ -174,6 +175,7 @@ def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[
     factor = math.exp(_minimum(error, -3.0, 3.0))
     yield scores_times(factor)
     yield sums_times(factor)
+    yield scale_of(factor * claims.scale_for(call.config.head_dim))
 
 
 def _is_ordinary(call: Evidence) -> bool:

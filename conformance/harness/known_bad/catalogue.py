@@ -20,6 +20,14 @@ def scores_times(factor: float) -> Defect:
     return defect("scores_times", text, scale=lambda self: factor * TextbookAttention.scale(self))
 
 
+def scale_of(scale: float) -> Defect:
+    """Return the defect that the scale is one number, whatever d_k is."""
+    width = 1 / scale**2 if scale else 0.0
+    is_usual = scale > 0 and abs(width - round(width)) < 1e-3 * width
+    number = f"{scale:.6g} = 1/sqrt({round(width)})" if is_usual else f"{scale:.6g}"
+    return defect("scale_of", f"the scores are scaled by {number}, whatever d_k is", scale=lambda self: scale)
+
+
 def outputs_times(factor: float) -> Defect:
     """Return the defect that the output is multiplied by a number."""
     text = f"the output is {factor:.6g} times what it should be"

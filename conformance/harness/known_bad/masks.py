@@ -14,6 +14,13 @@ from mha.conformance.harness.textbook import TextbookAttention
 from mha.spec import causal_mask
 
 Allowed = tuple[Tensor, Tensor]
+# What defects that are hard to tell from each other have in common.
+UNCALLED = "later keys are masked without a causal flag"
+_UNCALLED = {
+    0: UNCALLED,
+    1: f"{UNCALLED}, from the next but one on",
+    -1: f"{UNCALLED}, and so is the key at the query's own position",
+}
 
 
 def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
@@ -74,11 +81,23 @@ def masks() -> Iterator[Defect]:
     yield defect(
         "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
     )
+    text = "the masks are read the other way round: what mask and causal flag allow together is masked"
+    yield defect("both_upside_down", text, allow=_inverted)
     for axis, name in enumerate(("item", "head", "query")):
         text = f"the mask of the first {name} counts for all"
         yield defect(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
     yield defect("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
     yield defect("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
+    text = "the mask is laid out (heads, items), but read as (items, heads)"
+    yield defect("heads_first", text, allow=_with_mask(_read_as_items_first))
+    text = "the mask is laid out (items, heads), but read as (heads, items)"
+    yield defect("items_first", text, allow=_with_mask(_read_as_heads_first))
+    text = "a mask for all heads is indexed by the head, as if there were one for each"
+    yield defect("by_head", text, allow=_indexed_by_head)
+    text = "the mask is read as a length: its True entries are counted, and as many of the first keys seen"
+    yield defect("as_count", text, allow=_with_mask(_up_to_count))
+    text = "the mask is read as a length: all keys after the first masked one are masked"
+    yield defect("as_length", text, allow=_with_mask(_up_to_masked))
     yield defect("last_key", "the last key cannot be masked", allow=_always(-1))
     yield defect("first_key", "the first key cannot be masked", allow=_always(0))
     yield defect("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
@@ -110,6 +129,41 @@ def _exchanged(mask: Tensor) -> Tensor:
     return mask.transpose(0, 1)
 
 
+def _read_as_items_first(mask: Tensor) -> Tensor:
+    return mask.transpose(0, 1).reshape(mask.shape)
+
+
+def _read_as_heads_first(mask: Tensor) -> Tensor:
+    return mask.reshape(mask.shape[1], mask.shape[0], *mask.shape[2:]).transpose(0, 1)
+
+
+def _indexed_by_head(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    """Read a mask (B or 1, 1, L or 1, S) at item + head; beyond its end, everything is allowed."""
+    if mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[1] == 1:
+        items, heads = scores.shape[:2]
+        beyond = mask.new_ones(heads, *mask.shape[2:])
+        flat = torch.cat([mask[:, 0], beyond])
+        first = torch.arange(items) if len(mask) == items else torch.zeros(items, dtype=torch.long)
+        mask = flat[first[:, None] + torch.arange(heads)]
+    return TextbookAttention.allow(self, mask, is_causal, scores)
+
+
+def _up_to_count(mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.arange(mask.shape[-1]) < mask.sum(-1, keepdim=True)
+
+
+def _up_to_masked(mask: Tensor) -> Tensor:
+    return mask.cumprod(-1).bool() if mask.dtype == torch.bool else mask
+
+
+def _inverted(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+    is_given = is_causal or (mask is not None and mask.dtype == torch.bool)
+    return (~allowed if is_given else allowed), bias
+
+
 def _not(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else mask
 
@@ -126,6 +180,21 @@ def causal() -> Iterator[Defect]:
     yield defect("alignment", text, allow=_with_causal(_other_alignment))
     text = "the causal mask is turned round: a query sees the keys after it"
     yield defect("anticausal", text, allow=_with_causal(lambda self, L, S: torch.ones(L, S).triu().bool()))
+    text = "the causal mask is inverted: a query sees only the keys after it"
+    yield defect("causal_inverted", text, allow=_with_causal(lambda self, L, S: ~_shifted(0)(self, L, S)))
+    for offset in (0, 1, -1):
+        yield defect(f"uncalled_{offset}", _UNCALLED[offset], UNCALLED, allow=_uncalled(_shifted(offset)))
+    yield defect("uncalled_other", UNCALLED, UNCALLED, allow=_uncalled(_other_alignment))
+
+
+def _uncalled(visible: Callable[[TextbookAttention, int, int], Tensor]) -> Step:
+    """Return `allow` with a causal mask (L, S) where none is asked for."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+        return (allowed if is_causal else allowed & visible(self, scores.shape[2], scores.shape[3])), bias
+
+    return allow
 
 
 def _shifted(offset: int) -> Callable[[TextbookAttention, int, int], Tensor]:
