@@ -9,17 +9,22 @@ counts as reproduced is measured, by how far rounding takes the defective formul
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from mha.conformance.cases.case import Case
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.engine.evidence import Evidence, answers, collect
+from mha.conformance.engine.evidence import Evidence, PlainCalls, answers, collect, plain_calls
 from mha.conformance.engine.sensitivity import rejects
 from mha.conformance.engine.wrong_gradients import wrong_gradients
+from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.known_bad.catalogue import (
     NAMED,
@@ -30,19 +35,23 @@ from mha.conformance.harness.known_bad.catalogue import (
     scores_times,
     sums_times,
 )
-from mha.conformance.harness.known_bad.defect import Defect, KnownBad
+from mha.conformance.harness.known_bad.defect import Defect, KnownBad, defect
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
+from mha.implementations.pristine import as_our_own
 from mha.implementations.torch_state import preserved, threads
-from mha.spec import Claims
+from mha.spec import Claims, Implementation
 
 # Of one defect: the modules that have been made of it, by the call's attention and the dtype.
 Made = dict[tuple[int, torch.dtype], TextbookAttention]
 
+CORRECT = defect("correct", "no defect")
 # How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
 # how much larger its difference from the right answer must be.
 SLACK, CLEAR = 16.0, 8.0
+# A number in a message, and by how much two may differ that are the same with other roundings, of three digits each.
+NUMBER, ALIKE = re.compile(r"-?(?:\d[\d.]*(?:e[-+]?\d+)?\b|nan\b|inf\b)"), 1e-2
 # An error this large is not one of rounding, relative to the answer.
 GROSS = 0.05
 
@@ -59,18 +68,79 @@ class Cause:
 def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
-        evidence = collect(prop, session)
-        if not evidence and "gradients" in prop.needs:
-            return wrong_gradients(prop, session)
-        with torch.inference_mode():
-            causes = explain(evidence, session.claims) if evidence else []
-        return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
+        plain = plain_calls(session)
+        if text := _seen_in_own_calls(prop, session, plain) or _seen_in_plain_calls(prop, session, plain):
+            return text
+        return wrong_gradients(prop, session) if "gradients" in prop.needs else ""
+
+
+def _seen_in_own_calls(prop: Property, session: Session, plain: PlainCalls) -> str:
+    """Return the defect that the calls of the property show, of which one at least is incorrect."""
+    evidence = collect(prop, session)
+    if not evidence:
+        return ""
+    with torch.inference_mode():
+        causes = explain([*evidence, *plain], session.claims)
+    return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
 
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     """Return whether the property rejects the defective formula too; if not, it failed for another reason."""
     # The formula does not know of a condition.
     return not cause.always or bool(rejects(prop, session.claims, session.case, cause.defect))
+
+
+def _seen_in_plain_calls(prop: Property, session: Session, plain: PlainCalls) -> str:
+    """Return the defect that plain calls show, and that makes the property fail with the very same numbers.
+
+    This is for what no single call shows: gradients, and results that are compared with each other.
+    """
+    causes = _causes_of(plain, session.claims)
+    # What the formula without a defect fails too has another reason.
+    if not causes or _message_of_formula(CORRECT, prop, session):
+        return ""
+    message = _message(prop, session.implementation, session.case)
+    alike = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session))]
+    return _text(alike, session)
+
+
+def _message_of_formula(defect: Defect, prop: Property, session: Session) -> str:
+    """Return how a property fails in the case of a session for the formula with a defect, "" if it does not."""
+    with as_our_own():
+        return _message(prop, KnownBad(defect, session.claims), replace(session.case, device="cpu"))
+
+
+# Once for all clauses.
+@lru_cache(maxsize=4)
+def _causes_of(plain: PlainCalls, claims: Claims) -> list[Cause]:
+    """Return the causes that plain calls show by themselves."""
+    first_wrong = sorted(plain, key=lambda calls: not any(bool(call.wrong.any()) for call in calls))
+    if not any(bool(call.wrong.any()) for call in chain.from_iterable(plain)):
+        return []
+    with torch.inference_mode():
+        return explain(first_wrong, claims)
+
+
+def _message(prop: Property, implementation: Implementation, case: Case) -> str:
+    """Return how a property fails in a case, "" if it does not, or raises."""
+    try:
+        with preserved():
+            prop.function(Session(implementation, case), case)
+    except Violation as violation:
+        return "" if isinstance(violation, CallRaised) else violation.message
+    except Discard:
+        return ""
+    return ""
+
+
+def _is_alike(message: str, other: str) -> bool:
+    """Return whether two messages have the same words, and numbers that differ by rounding at most."""
+    pairs = list(zip(NUMBER.findall(message), NUMBER.findall(other), strict=False))
+    return (
+        bool(pairs)
+        and NUMBER.sub("#", message) == NUMBER.sub("#", other)
+        and all(math.isclose(float(one), float(two), rel_tol=ALIKE, abs_tol=ALIKE) or one == two for one, two in pairs)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,15 +187,15 @@ def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]]
     Those that say what every row is are preferred to those that leave some out.
     """
     found: dict[tuple[bool, bool], list[Cause]] = {}
-    for defect in defects:
-        fits = _fits_of(defect, evidence, claims)
+    for each in defects:
+        fits = _fits_of(each, evidence, claims)
         if fits is None:
             continue
         showing = [fit.call.step for fit in fits if fit.explains]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
         if where == "" or (where and _explains_more_than_nan(fits)):
-            text = ", ".join(filter(None, (defect.text, where)))
-            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, defect, where == ""))
+            text = ", ".join(filter(None, (each.text, where)))
+            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, each, where == ""))
     return found[max(found)] if found else []
 
 

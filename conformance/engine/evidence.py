@@ -57,6 +57,10 @@ class Evidence:
     filled: Tensor
 
 
+# The plain calls of each session.
+PlainCalls = tuple[tuple[Evidence, ...], ...]
+
+
 class Recorder(Session):
     """A session that keeps what each call returned."""
 
@@ -86,7 +90,7 @@ def collect(prop: Property, session: Session) -> list[list[Evidence]]:
     if not any(bool(call.wrong.any()) for call in first):
         return []
     others = [calls_of(prop.function, session, each) for each in related_cases(prop, case)]
-    return [calls for calls in (first, *others, *_plain_calls(session)) if calls]
+    return [calls for calls in (first, *others) if calls]
 
 
 def related_cases(prop: Property, case: Case) -> Iterator[Case]:
@@ -115,17 +119,17 @@ def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
 
 # Of the last implementations, by identity, as one need not be hashable; it is kept alive so that its id is not reused.
 KEPT = 8
-_plain: dict[tuple[int, str, str], tuple[Implementation, list[list[Evidence]]]] = {}
+_plain: dict[tuple[int, str, str], tuple[Implementation, PlainCalls]] = {}
 
 
-def _plain_calls(session: Session) -> list[list[Evidence]]:
-    """Return calls with each claimed form of mask, whatever the property is about."""
+def plain_calls(session: Session) -> PlainCalls:
+    """Return calls with each claimed form of mask, whatever the property is about; a session is a tuple of them."""
     key = id(session.implementation), session.case.dtype, session.case.device
     if key not in _plain:
         if len(_plain) == KEPT:
             del _plain[next(iter(_plain))]
-        made = [calls_of(_call_thrice, session, case) for case in plain_cases(session)]
-        _plain[key] = session.implementation, made
+        made = (tuple(calls_of(_call_thrice, session, case)) for case in plain_cases(session))
+        _plain[key] = session.implementation, tuple(calls for calls in made if calls)
     return _plain[key][1]
 
 

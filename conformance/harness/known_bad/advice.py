@@ -101,8 +101,12 @@ ADVICE: dict[str, Advice] = {
     "a mask for all heads is indexed by the head": Advice(
         "MSK-6", "Expand it first, `mask.expand(B, H, L, S)`, or use a stride of 0 along axes of size 1."
     ),
-    "the last key cannot be masked": Advice("MSK-7", f"Mask every key alike: {FILL}, without an exception for a position."),
-    "the first key cannot be masked": Advice("MSK-7", f"Mask every key alike: {FILL}, without an exception for a position."),
+    "the last key cannot be masked": Advice(
+        "MSK-7", f"Mask every key alike: {FILL}, without an exception for a position."
+    ),
+    "the first key cannot be masked": Advice(
+        "MSK-7", f"Mask every key alike: {FILL}, without an exception for a position."
+    ),
     "mask and causal flag are joined by `or`": Advice("CAU-4", "Join what they allow by `&`: `mask & causal`."),
     "the boolean mask is added": Advice(
         "MSK-11", f"Branch on `mask.dtype`: {FILL} if it is boolean, `scores + mask` if it is a float mask."
