@@ -23,6 +23,7 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
     "without a causal flag": lambda step: not step.problem.is_causal,
     "with a mask": lambda step: step.problem.mask is not None,
     "without a mask": lambda step: step.problem.mask is None,
+    "with neither a mask nor a causal flag": lambda step: not step.problem.is_causal and step.problem.mask is None,
     "with a causal flag and a mask": lambda step: step.problem.is_causal and step.problem.mask is not None,
     "with a boolean mask": lambda step: _mask_dtype(step) == torch.bool,
     "with a float mask": lambda step: _mask_dtype(step) not in (None, torch.bool),

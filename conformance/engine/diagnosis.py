@@ -21,8 +21,7 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.engine.evidence import Evidence, PlainCalls, answers, collect, plain_calls
-from mha.conformance.engine.sensitivity import rejects
+from mha.conformance.engine.evidence import Evidence, PlainCalls, answers, collect, joins_causal, plain_calls
 from mha.conformance.engine.wrong_gradients import wrong_gradients
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.integrity import judging
@@ -87,7 +86,7 @@ def _seen_in_own_calls(prop: Property, session: Session, plain: PlainCalls) -> s
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     """Return whether the property rejects the defective formula too; if not, it failed for another reason."""
     # The formula does not know of a condition.
-    return not cause.always or bool(rejects(prop, session.claims, session.case, cause.defect))
+    return not cause.always or bool(_message_of_formula(cause.defect, prop, session))
 
 
 def _seen_in_plain_calls(prop: Property, session: Session, plain: PlainCalls) -> str:
@@ -107,7 +106,12 @@ def _seen_in_plain_calls(prop: Property, session: Session, plain: PlainCalls) ->
 def _message_of_formula(defect: Defect, prop: Property, session: Session) -> str:
     """Return how a property fails in the case of a session for the formula with a defect, "" if it does not."""
     with as_our_own():
-        return _message(prop, KnownBad(defect, session.claims), replace(session.case, device="cpu"))
+        return _message(prop, _formula(defect, session), replace(session.case, device="cpu"))
+
+
+def _formula(defect: Defect, session: Session) -> KnownBad:
+    """Return the formula with a defect, called as the implementation is."""
+    return KnownBad(defect, session.claims, joins_causal=joins_causal(session.implementation))
 
 
 # Once for all clauses.
@@ -220,7 +224,7 @@ def _text(causes: Sequence[Cause], session: Session) -> str:
 
 def _are_one(causes: Sequence[Cause], session: Session) -> bool:
     """Return whether causes give the same answers in larger calls too, as where one input is key and value."""
-    first, *others = (answers(KnownBad(cause.defect, session.claims), session) for cause in causes)
+    first, *others = (answers(_formula(cause.defect, session), session) for cause in causes)
     return all(cause.always for cause in causes) and all(
         len(each) == len(first) and all(map(torch.allclose, each, first)) for each in others
     )

@@ -20,9 +20,12 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import Property, PropertyFunction
+from mha.implementations.adapters.calling import CallByName
+from mha.implementations.discovery import original_of
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
+from mha.spec import Claims, Config, Implementation, Problem, Weights, causal_mask, oracle
 from mha.spec.bounds import Ball
+from mha.spec.masks import join_causal
 
 # Sizes of related cases. None of them repeats within a case, so that no two defects coincide.
 NAMES = ("n_heads", "head_dim", "B", "L", "S")
@@ -44,6 +47,7 @@ AGAIN = 8
 class Evidence:
     """A plain call, and what it returned.
 
+    step: with the masks that the implementation was given: the causal flag is part of the mask where it has no flag.
     config, weights: of the attention that was called. output: (B, L, D), in float64. right: the oracle's, with its
     bound. wrong: boolean (B, L), the rows outside that bound. filled: boolean (B, H, L), the rows with an allowed key.
     """
@@ -168,6 +172,7 @@ def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[E
     claims = session.claims
     sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims)
     recorder = Recorder(session.implementation, replace(case, **sizes))
+    joins = joins_causal(session.implementation)
     # Whatever a case of other sizes leads to, it says nothing about the property.
     with suppress(Exception), preserved():
         function(recorder, recorder.case)
@@ -177,8 +182,25 @@ def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[E
         if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
             build = builds[step.build]
             if _is_plain(step, build.config):
-                calls.append(_evidence(step, build, recorder.returned[step.number].double().cpu(), claims))
+                found = _evidence(step, build, recorder.returned[step.number].double().cpu(), claims)
+                calls.append(replace(found, step=_with_joined_masks(step, claims)) if joins else found)
     return calls
+
+
+def joins_causal(implementation: Implementation) -> bool:
+    """Return whether an adapter makes the causal flag a part of the mask, since what it adapts has none."""
+    call, claims = getattr(original_of(implementation), "call", None), implementation.claims
+    if not isinstance(call, CallByName) or call.signature.is_causal:
+        return False
+    return bool(claims.causal) and not (claims.always_causal or call.masks.causal_by_default)
+
+
+def _with_joined_masks(step: CallStep, claims: Claims) -> CallStep:
+    problem = step.problem
+    if not (problem.is_causal and claims.causal):
+        return step
+    causal = causal_mask(*problem.shape[2:], claims.causal, problem.query.device)[None, None]
+    return replace(step, problem=problem.change(mask=join_causal(problem.mask, causal), is_causal=False))
 
 
 def _is_plain(step: CallStep, config: Config) -> bool:

@@ -14,6 +14,8 @@ from mha.conformance.harness.textbook import TextbookAttention
 from mha.spec import causal_mask
 
 Allowed = tuple[Tensor, Tensor]
+# What a causal mask lets a query see, boolean (L, S), of L and S.
+Visible = Callable[[TextbookAttention, int, int], Tensor]
 # What defects that are hard to tell from each other have in common.
 UNCALLED = "later keys are masked without a causal flag"
 _UNCALLED = {
@@ -33,7 +35,7 @@ def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
     return allow
 
 
-def _with_causal(visible: Callable[[TextbookAttention, int, int], Tensor]) -> Step:
+def _with_causal(visible: Visible) -> Step:
     """Return `allow` with another causal mask (L, S)."""
 
     def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
@@ -139,9 +141,9 @@ def _read_as_heads_first(mask: Tensor) -> Tensor:
 
 def _indexed_by_head(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
     """Read a mask (B or 1, 1, L or 1, S) at item + head; beyond its end, everything is allowed."""
-    if mask is not None and mask.dtype == torch.bool and mask.ndim == 4 and mask.shape[1] == 1:
+    if mask is not None and mask.ndim == 4 and mask.shape[1] == 1:
         items, heads = scores.shape[:2]
-        beyond = mask.new_ones(heads, *mask.shape[2:])
+        beyond = torch.full((heads, *mask.shape[2:]), mask.dtype == torch.bool).to(mask)
         flat = torch.cat([mask[:, 0], beyond])
         first = torch.arange(items) if len(mask) == items else torch.zeros(items, dtype=torch.long)
         mask = flat[first[:, None] + torch.arange(heads)]
@@ -178,16 +180,17 @@ def causal() -> Iterator[Defect]:
         yield defect(f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset)))
     text = "the causal mask is aligned at the other end"
     yield defect("alignment", text, allow=_with_causal(_other_alignment))
-    text = "the causal mask is turned round: a query sees the keys after it"
-    yield defect("anticausal", text, allow=_with_causal(lambda self, L, S: torch.ones(L, S).triu().bool()))
-    text = "the causal mask is inverted: a query sees only the keys after it"
-    yield defect("causal_inverted", text, allow=_with_causal(lambda self, L, S: ~_shifted(0)(self, L, S)))
+    for aligned, of in (("", _shifted), ("_other", _shifted_other)):
+        text = "the causal mask is turned round: a query sees the keys after it"
+        yield defect(f"anticausal{aligned}", text, allow=_with_causal(_reversed(of(-1))))
+        text = "the causal mask is inverted: a query sees only the keys after it"
+        yield defect(f"causal_inverted{aligned}", text, allow=_with_causal(_reversed(of(0))))
     for offset in (0, 1, -1):
         yield defect(f"uncalled_{offset}", _UNCALLED[offset], UNCALLED, allow=_uncalled(_shifted(offset)))
     yield defect("uncalled_other", UNCALLED, UNCALLED, allow=_uncalled(_other_alignment))
 
 
-def _uncalled(visible: Callable[[TextbookAttention, int, int], Tensor]) -> Step:
+def _uncalled(visible: Visible) -> Step:
     """Return `allow` with a causal mask (L, S) where none is asked for."""
 
     def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
@@ -197,12 +200,24 @@ def _uncalled(visible: Callable[[TextbookAttention, int, int], Tensor]) -> Step:
     return allow
 
 
-def _shifted(offset: int) -> Callable[[TextbookAttention, int, int], Tensor]:
+def _shifted(offset: int) -> Visible:
     def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
         base = keys - queries if self.claims.causal == "bottom_right" else 0
         return torch.ones(queries, keys).tril(base + offset).bool()
 
     return visible
+
+
+def _shifted_other(offset: int) -> Visible:
+    def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
+        base = 0 if self.claims.causal == "bottom_right" else keys - queries
+        return torch.ones(queries, keys).tril(base + offset).bool()
+
+    return visible
+
+
+def _reversed(visible: Visible) -> Visible:
+    return lambda self, queries, keys: ~visible(self, queries, keys)
 
 
 def _other_alignment(self: TextbookAttention, queries: int, keys: int) -> Tensor:
