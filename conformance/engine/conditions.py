@@ -27,6 +27,7 @@ CONDITIONS: Mapping[str, Callable[[CallStep], bool]] = {
     "with a causal flag and a mask": lambda step: step.problem.is_causal and step.problem.mask is not None,
     "with a boolean mask": lambda step: _mask_dtype(step) == torch.bool,
     "with a float mask": lambda step: _mask_dtype(step) not in (None, torch.bool),
+    "without a boolean mask": lambda step: _mask_dtype(step) != torch.bool,
     "with a mask of fewer than four dimensions": lambda step: _mask_rank(step) < 4,
     "with a mask (B, 1, 1, S)": lambda step: _mask_is(step, False, False),
     "with a mask per head (H, 1, S)": lambda step: _mask_is(step, True, False),

@@ -21,7 +21,14 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.engine.evidence import Evidence, PlainCalls, answers, collect, joins_causal, plain_calls
+from mha.conformance.engine.evidence import (
+    Evidence,
+    PlainCalls,
+    answers,
+    collect,
+    joins_causal,
+    plain_calls,
+)
 from mha.conformance.engine.wrong_gradients import wrong_gradients
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.integrity import judging
@@ -67,19 +74,19 @@ class Cause:
 def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
-        plain = plain_calls(session)
-        if text := _seen_in_own_calls(prop, session, plain) or _seen_in_plain_calls(prop, session, plain):
+        if text := _seen_in_own_calls(prop, session) or _seen_in_plain_calls(prop, session):
             return text
         return wrong_gradients(prop, session) if "gradients" in prop.needs else ""
 
 
-def _seen_in_own_calls(prop: Property, session: Session, plain: PlainCalls) -> str:
+def _seen_in_own_calls(prop: Property, session: Session) -> str:
     """Return the defect that the calls of the property show, of which one at least is incorrect."""
     evidence = collect(prop, session)
     if not evidence:
         return ""
+    evidence += plain_calls(session)
     with torch.inference_mode():
-        causes = explain([*evidence, *plain], session.claims)
+        causes = explain(evidence, session.claims)
     return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
 
 
@@ -89,12 +96,12 @@ def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     return not cause.always or bool(_message_of_formula(cause.defect, prop, session))
 
 
-def _seen_in_plain_calls(prop: Property, session: Session, plain: PlainCalls) -> str:
+def _seen_in_plain_calls(prop: Property, session: Session) -> str:
     """Return the defect that plain calls show, and that makes the property fail with the very same numbers.
 
     This is for what no single call shows: gradients, and results that are compared with each other.
     """
-    causes = _causes_of(plain, session.claims)
+    causes = _causes_of(plain_calls(session), session.claims)
     # What the formula without a defect fails too has another reason.
     if not causes or _message_of_formula(CORRECT, prop, session):
         return ""

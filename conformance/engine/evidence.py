@@ -6,9 +6,10 @@ other sizes; and there are plain calls with each claimed form of mask, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ PLAIN = Domain(
     masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
 )
 # Those of plain calls.
-PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6))
+PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6), (2, 5, 3, 7, 4))
 # Those of calls to a defective formula.
 WIDE = (2, 27, 3, 21, 77)
 # Sizes above this are special.
@@ -61,6 +62,7 @@ class Evidence:
     filled: Tensor
 
 
+Sizes = tuple[int, int, int, int, int]
 # The plain calls of each session.
 PlainCalls = tuple[tuple[Evidence, ...], ...]
 
@@ -84,10 +86,10 @@ class Recorder(Session):
         return output
 
 
-def collect(prop: Property, session: Session) -> list[list[Evidence]]:
+def collect(prop: Property, session: Session) -> list[Sequence[Evidence]]:
     """Return the calls of each session, first those of the failing one; none if no answer in that is incorrect.
 
-    A session is a list of calls in order. The implementation is called again for all of them.
+    A session is a sequence of calls in order. The implementation is called again for all of them.
     """
     case = session.case
     first = calls_of(prop.function, session, case)
@@ -132,15 +134,14 @@ def plain_calls(session: Session) -> PlainCalls:
     if key not in _plain:
         if len(_plain) == KEPT:
             del _plain[next(iter(_plain))]
-        made = (tuple(calls_of(_call_thrice, session, case)) for case in plain_cases(session))
+        made = (tuple(calls_of(_call_thrice, session, case)) for case in plain_cases(session, PLAIN_SIZES))
         _plain[key] = session.implementation, tuple(calls for calls in made if calls)
     return _plain[key][1]
 
 
 def answers(implementation: Implementation, session: Session) -> list[Tensor]:
     """Return what an implementation answers to calls with each claimed form of mask, larger than the plain ones."""
-    sizes: dict[str, Any] = dict(zip(NAMES, WIDE, strict=True))
-    cases = [replace(case, **sizes, dtype="float64") for case in plain_cases(session)]
+    cases = [replace(case, dtype="float64") for case in plain_cases(session, [WIDE])]
     calls = (calls_of(_call_thrice, Session(implementation, case), case) for case in cases)
     return [call.output for made in calls for call in made]
 
@@ -154,15 +155,14 @@ def _call_thrice(session: Session, case: Case) -> None:
     session(last, mode="train")
 
 
-def plain_cases(session: Session) -> Iterator[Case]:
-    """Yield cases with each claimed form of mask, with and without the causal flag."""
+def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
+    """Yield cases with each claimed form of mask in each of these sizes, with and without the causal flag."""
     domain = PLAIN.within(session.claims)
     if isinstance(domain, str):
         return
     inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
-    pairs = [(mask, causal) for mask in domain.masks for causal in domain.causal]
-    for number, (mask, causal) in enumerate(pairs):
-        row: dict[str, Any] = dict(zip(NAMES, PLAIN_SIZES[number % 3], strict=True))
+    for number, (mask, causal, own) in enumerate(product(domain.masks, domain.causal, sizes)):
+        row: dict[str, Any] = dict(zip(NAMES, own, strict=True))
         row |= {"mask": mask, "causal": causal, "inputs": inputs, "bias": domain.bias[0], "seed": number}
         yield domain.case(session.claims, session.case.dtype, session.case.device, row)
 

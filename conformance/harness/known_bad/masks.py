@@ -84,7 +84,8 @@ def masks() -> Iterator[Defect]:
         "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
     )
     text = "the masks are read the other way round: what mask and causal flag allow together is masked"
-    yield defect("both_upside_down", text, allow=_inverted)
+    yield defect("both_upside_down", text, allow=_inverted(_shifted(0)))
+    yield defect("both_upside_down_other", text, allow=_inverted(_other_alignment))
     for axis, name in enumerate(("item", "head", "query")):
         text = f"the mask of the first {name} counts for all"
         yield defect(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
@@ -160,10 +161,15 @@ def _up_to_masked(mask: Tensor) -> Tensor:
     return mask.cumprod(-1).bool() if mask.dtype == torch.bool else mask
 
 
-def _inverted(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
-    allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
-    is_given = is_causal or (mask is not None and mask.dtype == torch.bool)
-    return (~allowed if is_given else allowed), bias
+def _inverted(causal: Visible) -> Step:
+    """Return `allow` of what the masks, with this causal one, do not allow."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = _with_causal(causal)(self, mask, is_causal, scores)
+        is_given = is_causal or (mask is not None and mask.dtype == torch.bool)
+        return (~allowed if is_given else allowed), bias
+
+    return allow
 
 
 def _not(mask: Tensor) -> Tensor:
