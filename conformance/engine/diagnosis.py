@@ -42,6 +42,7 @@ from mha.conformance.harness.known_bad.catalogue import (
     sums_times,
 )
 from mha.conformance.harness.known_bad.defect import Defect, KnownBad, defect
+from mha.conformance.harness.known_bad.scores import TOO_HIGH
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
@@ -53,6 +54,8 @@ from mha.spec import Claims, Implementation
 Made = dict[tuple[int, torch.dtype], TextbookAttention]
 
 CORRECT = defect("correct", "no defect")
+# Defects that calls with ordinary numbers do not show.
+HIDDEN = tuple(each for group in NAMED for each in group if each.family == TOO_HIGH)
 # How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
 # how much larger its difference from the right answer must be.
 SLACK, CLEAR = 16.0, 8.0
@@ -103,7 +106,7 @@ def _seen_in_plain_calls(prop: Property, session: Session) -> str:
     """
     causes = _causes_of(plain_calls(session), session.claims)
     # What the formula without a defect fails too has another reason.
-    if not causes or _message_of_formula(CORRECT, prop, session):
+    if _message_of_formula(CORRECT, prop, session):
         return ""
     message = _message(prop, session.implementation, session.case)
     alike = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session))]
@@ -124,10 +127,10 @@ def _formula(defect: Defect, session: Session) -> KnownBad:
 # Once for all clauses.
 @lru_cache(maxsize=4)
 def _causes_of(plain: PlainCalls, claims: Claims) -> list[Cause]:
-    """Return the causes that plain calls show by themselves."""
-    first_wrong = sorted(plain, key=lambda calls: not any(bool(call.wrong.any()) for call in calls))
+    """Return the causes that plain calls show by themselves, or those that no such call can show."""
     if not any(bool(call.wrong.any()) for call in chain.from_iterable(plain)):
-        return []
+        return [Cause(each.text, each, True) for each in HIDDEN]
+    first_wrong = sorted(plain, key=lambda calls: not any(bool(call.wrong.any()) for call in calls))
     with torch.inference_mode():
         return explain(first_wrong, claims)
 
