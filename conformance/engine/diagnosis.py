@@ -77,19 +77,18 @@ class Cause:
 def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
-        if text := _seen_in_own_calls(prop, session) or _seen_in_plain_calls(prop, session):
+        evidence = collect(prop, session)
+        text = _seen_in_own_calls(prop, session, evidence) if evidence else ""
+        if text := text or _seen_in_plain_calls(prop, session, hidden=() if evidence else HIDDEN):
             return text
         return wrong_gradients(prop, session) if "gradients" in prop.needs else ""
 
 
-def _seen_in_own_calls(prop: Property, session: Session) -> str:
+def _seen_in_own_calls(prop: Property, session: Session, evidence: Sequence[Sequence[Evidence]]) -> str:
     """Return the defect that the calls of the property show, of which one at least is incorrect."""
-    evidence = collect(prop, session)
-    if not evidence:
-        return ""
-    evidence += plain_calls(session)
+    plain = plain_calls(session)
     with torch.inference_mode():
-        causes = explain(evidence, session.claims)
+        causes = explain([*evidence, *plain], session.claims)
     return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
 
 
@@ -99,14 +98,16 @@ def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     return not cause.always or bool(_message_of_formula(cause.defect, prop, session))
 
 
-def _seen_in_plain_calls(prop: Property, session: Session) -> str:
+def _seen_in_plain_calls(prop: Property, session: Session, hidden: Sequence[Defect]) -> str:
     """Return the defect that plain calls show, and that makes the property fail with the very same numbers.
 
-    This is for what no single call shows: gradients, and results that are compared with each other.
+    This is for what no single call shows: gradients, and results that are compared with each other. hidden: what to
+    try where every plain call is right.
     """
     causes = _causes_of(plain_calls(session), session.claims)
+    causes = [Cause(each.text, each, True) for each in hidden] if causes is None else causes
     # What the formula without a defect fails too has another reason.
-    if _message_of_formula(CORRECT, prop, session):
+    if not causes or _message_of_formula(CORRECT, prop, session):
         return ""
     message = _message(prop, session.implementation, session.case)
     alike = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session))]
@@ -126,10 +127,10 @@ def _formula(defect: Defect, session: Session) -> KnownBad:
 
 # Once for all clauses.
 @lru_cache(maxsize=4)
-def _causes_of(plain: PlainCalls, claims: Claims) -> list[Cause]:
-    """Return the causes that plain calls show by themselves, or those that no such call can show."""
+def _causes_of(plain: PlainCalls, claims: Claims) -> list[Cause] | None:
+    """Return the causes that plain calls show by themselves, None if all of them are right."""
     if not any(bool(call.wrong.any()) for call in chain.from_iterable(plain)):
-        return [Cause(each.text, each, True) for each in HIDDEN]
+        return None
     first_wrong = sorted(plain, key=lambda calls: not any(bool(call.wrong.any()) for call in calls))
     with torch.inference_mode():
         return explain(first_wrong, claims)

@@ -106,8 +106,8 @@ def heads() -> Iterator[Defect]:
 
 def _by_number_of_groups(self: TextbookAttention, heads: Tensor, times: int) -> Tensor:
     groups = heads.shape[1]
-    chosen = torch.arange(groups * times) // groups
-    return heads[:, chosen.clamp(max=groups - 1)]
+    chosen = (torch.arange(groups * times) // groups).clamp(max=groups - 1)
+    return heads if times == 1 else heads[:, chosen]
 
 
 def _split_for(roles: str, split: Step) -> Step:
