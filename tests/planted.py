@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.base import Correct
 
 
 class ConstantScale(Correct):
@@ -141,14 +141,6 @@ class FilledWithTenThousand(Correct):
         return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
 
-class GroupsByWrongDivisor(Complete):
-    """A query head takes key/value head h // n_kv_heads."""
-
-    def repeat(self, x: Tensor) -> Tensor:
-        groups, heads = x.shape[1], self.config.n_heads
-        return x if groups == heads else x[:, (torch.arange(heads) // groups).clamp(max=groups - 1)]
-
-
 class MaskOfNextItem(_OtherMask):
     """The mask of the next item counts: no defect of the catalogue."""
 
@@ -183,8 +175,4 @@ PLANTED: dict[type, tuple[str, tuple[str, ...]]] = {
     KeysCutAtQueries: ("only the first L keys count, with L the number of queries", ("HED-1", "EQV-3")),
     ZerosAppended: ("zeros that fill the last tile of 16 keys are not masked", ("SMX-1", "HED-1")),
     FilledWithTenThousand: ("masked scores get a finite number, which is not low enough", ("MSK-1",)),
-    GroupsByWrongDivisor: (
-        "the key/value head of a query head is found by the wrong divisor: h // n_kv_heads",
-        ("GQA-1",),
-    ),
 }

@@ -78,7 +78,6 @@ ADVICE: dict[str, Advice] = {
     "the last head is left out": Advice("HED-2", OF_ITS_OWN),
     "the first head's": Advice("HED-2", OF_ITS_OWN),
     "the key/value heads are tiled": Advice("GQA-1", f"{GROUPS} `h // (n_heads // n_kv_heads)`."),
-    "the key/value head of a query head": Advice("GQA-1", f"{GROUPS} `h // (n_heads // n_kv_heads)`."),
     "the first key/value head": Advice("GQA-1", f"{GROUPS} `h // (n_heads // n_kv_heads)`."),
     "the mask is ignored": Advice("MSK-1", f"Apply the mask on every path: {FILL}, where True = may attend."),
     "the mask is read the other way round": Advice(

@@ -9,7 +9,7 @@ from itertools import combinations, product
 from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
-from mha.conformance.harness.known_bad.masks import causal, empty_rows, masks
+from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
 from mha.conformance.harness.known_bad.scores import outputs, precisions, products, scales, softmaxes
 from mha.conformance.harness.textbook import TextbookAttention
 
@@ -74,6 +74,7 @@ NAMED: tuple[tuple[Defect, ...], ...] = tuple(
         heads,
         masks,
         causal,
+        layouts,
         empty_rows,
         softmaxes,
         tiles,

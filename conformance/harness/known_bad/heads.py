@@ -96,18 +96,10 @@ def heads() -> Iterator[Defect]:
     yield defect("first_scores", text, score=_first_scores)
     text = "the key/value heads are tiled (`repeat`) instead of repeated one by one (`repeat_interleave`)"
     yield defect("tiled", text, repeat=lambda self, heads, times: heads.repeat(1, times, 1, 1))
-    text = "the key/value head of a query head is found by the wrong divisor: h // n_kv_heads"
-    yield defect("divided", text, repeat=_by_number_of_groups)
     text = "the first key/value head is used for all query heads"
     yield defect(
         "first_group", text, repeat=lambda self, heads, times: heads[:, :1].expand(-1, heads.shape[1] * times, -1, -1)
     )
-
-
-def _by_number_of_groups(self: TextbookAttention, heads: Tensor, times: int) -> Tensor:
-    groups = heads.shape[1]
-    chosen = (torch.arange(groups * times) // groups).clamp(max=groups - 1)
-    return heads if times == 1 else heads[:, chosen]
 
 
 def _split_for(roles: str, split: Step) -> Step:

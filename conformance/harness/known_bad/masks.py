@@ -83,24 +83,11 @@ def masks() -> Iterator[Defect]:
     yield defect(
         "upside_down", "the mask is read the other way round: what it allows is masked", allow=_with_mask(_not)
     )
-    text = "the masks are read the other way round: what mask and causal flag allow together is masked"
-    yield defect("both_upside_down", text, allow=_inverted(_shifted(0)))
-    yield defect("both_upside_down_other", text, allow=_inverted(_other_alignment))
     for axis, name in enumerate(("item", "head", "query")):
         text = f"the mask of the first {name} counts for all"
         yield defect(f"first_{name}", text, allow=_with_mask(partial(_first_along, axis)))
     yield defect("transposed", "the mask is applied to the queries instead of the keys", allow=_with_mask(_transposed))
     yield defect("crossed", "the mask has items and heads exchanged", allow=_with_mask(_exchanged))
-    text = "the mask is laid out (heads, items), but read as (items, heads)"
-    yield defect("heads_first", text, allow=_with_mask(_read_as_items_first))
-    text = "the mask is laid out (items, heads), but read as (heads, items)"
-    yield defect("items_first", text, allow=_with_mask(_read_as_heads_first))
-    text = "a mask for all heads is indexed by the head, as if there were one for each"
-    yield defect("by_head", text, allow=_indexed_by_head)
-    text = "the mask is read as a length: its True entries are counted, and as many of the first keys seen"
-    yield defect("as_count", text, allow=_with_mask(_up_to_count))
-    text = "the mask is read as a length: all keys after the first masked one are masked"
-    yield defect("as_length", text, allow=_with_mask(_up_to_masked))
     yield defect("last_key", "the last key cannot be masked", allow=_always(-1))
     yield defect("first_key", "the first key cannot be masked", allow=_always(0))
     yield defect("or", "mask and causal flag are joined by `or` instead of `and`", allow=_joined_by_or)
@@ -114,6 +101,23 @@ def masks() -> Iterator[Defect]:
     yield defect("mask_scaled", text, allow=_float(lambda self, mask: mask * self.scale()))
     text = "the float mask is subtracted"
     yield defect("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
+
+
+def layouts() -> Iterator[Defect]:
+    """Yield masks that are repeated in another order, counted, or inverted together; some look like a simpler one."""
+    text = "the mask is laid out (heads, items), but read as (items, heads)"
+    yield defect("heads_first", text, allow=_with_mask(_read_as_items_first))
+    text = "the mask is laid out (items, heads), but read as (heads, items)"
+    yield defect("items_first", text, allow=_with_mask(_read_as_heads_first))
+    text = "a mask for all heads is indexed by the head, as if there were one for each"
+    yield defect("by_head", text, allow=_indexed_by_head)
+    text = "the mask is read as a length: its True entries are counted, and as many of the first keys seen"
+    yield defect("as_count", text, allow=_with_mask(_up_to_count))
+    text = "the mask is read as a length: all keys after the first masked one are masked"
+    yield defect("as_length", text, allow=_with_mask(_up_to_masked))
+    text = "the masks are read the other way round: what mask and causal flag allow together is masked"
+    yield defect("both_upside_down", text, allow=_inverted(_shifted(0)))
+    yield defect("both_upside_down_other", text, allow=_inverted(_other_alignment))
 
 
 def _first_along(axis: int, mask: Tensor) -> Tensor:
