@@ -51,10 +51,10 @@ class Verdict:
     shrinking. margin: the largest error/bound among them. rejections: for each known-bad answer, how many cases
     rejected it.
     case: the minimal failing case, as code. violated: the name of the property that failed. message: why, where the
-    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found; fix: how it is
-    usually mended. steps: where none is found, which steps of the call are right, as far as they can be seen.
-    arguments: of the last call, by the names that the adapted module or kernel has for them. script: a stand-alone
-    script that reproduces the failure.
+    status is not "pass". diagnosis: the defect that explains the failure, in words, where one is found. fix: what
+    usually mends that defect. steps: where none is found, which steps of the call are right, as far as they can be
+    seen. arguments: of the last call, by the names that the adapted module or kernel has for them. script: a
+    stand-alone script that reproduces the failure.
     blocked_by: the clause or family that explains the failure; the status is "blocked" only if that is seen to fail too
     (see `settled`). seconds: how long it took.
     seeds: in a report over several seeds, those that gave the status, the one of the case first; empty where it is a

@@ -8,22 +8,32 @@ from typing import Any
 import pytest
 import torch
 from diagnoses import EXPECTED, diagnosed
+from planted import PLANTED, MaskOfNextItem, TriangleOffByOne
 from reports_made import report, verdict
 from torch import Tensor
 
 from mha.conformance import check
 from mha.conformance.engine import judge
-from mha.conformance.faults.base import Complete, implementation_of
+from mha.conformance.faults.base import Complete, Correct, implementation_of
 from mha.conformance.faults.registry import FAULTS, implementations
 from mha.conformance.faults.softmax import Unscaled
-from mha.conformance.harness.known_bad.catalogue import NAMED, pairs
+from mha.conformance.harness.known_bad.advice import ADVICE, fix_of, subject_of
+from mha.conformance.harness.known_bad.catalogue import (
+    NAMED,
+    contexts_times,
+    outputs_times,
+    pairs,
+    scale_of,
+    scores_times,
+    sums_times,
+)
 from mha.conformance.harness.known_bad.sources import SOURCES, seen_in
 from mha.conformance.reports.github import workflow_commands
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.summary import cause_of, findings
 from mha.conformance.reports.text import describe, summarise
-from mha.spec import Output
+from mha.spec import CLAUSES, Claims, Output
 
 # One or more of each module of the catalogue, with conditions, a fitted number, two defects at once, and float64.
 SAMPLE = (
@@ -71,6 +81,38 @@ def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
         assert not each.texts
 
 
+@pytest.mark.parametrize("cls", PLANTED, ids=lambda cls: cls.__name__)
+def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
+    text, clauses = PLANTED[cls]
+    failed = check(implementation_of(cls), "quick", clauses=clauses, dtypes=["float32"])
+    assert [(verdict.clause, verdict.diagnosis) for verdict in failed.verdicts] == [
+        (clause, text) for clause in CLAUSES if clause in clauses
+    ]
+    assert {verdict.fix for verdict in failed.verdicts} == {fix_of(text)}
+
+
+def test_planted_defect_outside_of_the_catalogue_has_no_diagnosis() -> None:
+    failed = check(implementation_of(MaskOfNextItem), "quick", clauses=["MSK-1", "MSK-6", "STA-3"], dtypes=["float32"])
+    assert {(verdict.status, verdict.diagnosis, verdict.fix) for verdict in failed.verdicts} == {("fail", "", "")}
+
+
+def test_failure_of_the_formula_without_a_defect_is_of_no_defect() -> None:
+    """MSK-10 and MSK-12 fail for the textbook's formula too, whatever else is wrong."""
+    failed = check(implementation_of(TriangleOffByOne), "quick", clauses=["CAU-1", "MSK-10"], dtypes=["float32"])
+    found = {verdict.clause: (verdict.status, verdict.diagnosis) for verdict in failed.verdicts}
+    assert found["CAU-1"] == ("fail", PLANTED[TriangleOffByOne][0])
+    assert found["MSK-10"] == ("fail", "")
+
+
+def test_empty_row_that_got_something_does_not_accuse_the_batch() -> None:
+    """A row without a key has an exact answer, but the rounding of what it got instead is no influence of the batch."""
+    claims = replace(Claims(), causal="bottom_right")  # `Correct` is aligned at the top left
+    implementation = implementation_of(Correct, claims)
+    failed = check(implementation, "quick", clauses=["CAU-3", "EQV-1"], dtypes=["float32"])
+    found = {verdict.clause: (verdict.status, verdict.diagnosis) for verdict in failed.verdicts}
+    assert found == {"CAU-3": ("fail", "the causal mask is aligned at the other end"), "EQV-1": ("pass", "")}
+
+
 def test_general_clauses_come_after_the_cause_and_are_of_it() -> None:
     failed = check(implementations["Unscaled"], "quick", clauses=["CFG-4", "SMX-6", "HED-1"], dtypes=["float32"])
     (found,) = findings(failed.verdicts)
@@ -85,7 +127,7 @@ def test_diagnosis_changes_no_other_field(monkeypatch: pytest.MonkeyPatch) -> No
         without = check(implementations[name], **options)
         monkeypatch.undo()
         one, other = (
-            [replace(verdict, diagnosis="", steps="", seconds=0.0) for verdict in each.verdicts]
+            [replace(verdict, diagnosis="", fix="", steps="", seconds=0.0) for verdict in each.verdicts]
             for each in (with_diagnosis, without)
         )
         assert one == other
@@ -118,6 +160,28 @@ def test_sources_are_of_faults_and_of_defects() -> None:
         assert seen_in(text) in known
         assert any(each.startswith(text) for each in texts)
     assert seen_in("something else") == ""
+
+
+GRADIENTS = ("no gradient reaches w_q", "all gradients are 2 times", "the gradient of w_q is 2 times")
+
+
+def test_each_diagnosis_has_a_clause_and_a_fix() -> None:
+    fitted = [made(3.0) for made in (scores_times, outputs_times, sums_times, contexts_times, scale_of)]
+    named = [*(each for group in NAMED for each in group), *pairs(), *fitted]
+    texts = {text for each in named for text in (each.text, each.family) if text} | set(GRADIENTS)
+    assert {text for text in texts if subject_of(text) not in CLAUSES} == set()
+    assert {text for text in texts if not fix_of(text)} == set()
+    used = {max((begins for begins in ADVICE if text.startswith(begins)), key=len, default="") for text in texts}
+    assert set(ADVICE) - used == {"only the first columns"}  # which stands for each number of columns
+
+
+def test_fix_of_two_defects_names_both() -> None:
+    text = "the scores are not scaled, and the output projection is missing"
+    assert fix_of(text) == f"{fix_of('the scores are not scaled')} {fix_of('the output projection is missing')}"
+    assert subject_of(text) == "SMX-6"
+    assert subject_of("only the first 64 columns of a head enter the scores") == "SMX-6"
+    assert subject_of("only the first 64 keys count") == "NUM-5"
+    assert (subject_of("something else"), fix_of("something else")) == ("", "")
 
 
 def test_defects_have_names_of_their_own() -> None:

@@ -9,39 +9,58 @@ counts as reproduced is measured, by how far rounding takes the defective formul
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from mha.conformance.cases.case import Case
 from mha.conformance.cases.modes import MODES
 from mha.conformance.engine.conditions import condition
-from mha.conformance.engine.evidence import Evidence, answers, collect
-from mha.conformance.engine.sensitivity import rejects
+from mha.conformance.engine.evidence import (
+    Evidence,
+    PlainCalls,
+    answers,
+    collect,
+    joins_causal,
+    plain_calls,
+)
 from mha.conformance.engine.wrong_gradients import wrong_gradients
+from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.integrity import judging
 from mha.conformance.harness.known_bad.catalogue import (
     NAMED,
     contexts_times,
     outputs_times,
     pairs,
+    scale_of,
     scores_times,
     sums_times,
 )
-from mha.conformance.harness.known_bad.defect import Defect, KnownBad
+from mha.conformance.harness.known_bad.defect import Defect, KnownBad, defect
+from mha.conformance.harness.known_bad.scores import TOO_HIGH
 from mha.conformance.harness.session import Session
 from mha.conformance.harness.textbook import TextbookAttention
 from mha.conformance.properties.registry import Property
+from mha.implementations.pristine import as_our_own
 from mha.implementations.torch_state import preserved, threads
-from mha.spec import Claims
+from mha.spec import Claims, Implementation
 
 # Of one defect: the modules that have been made of it, by the call's attention and the dtype.
 Made = dict[tuple[int, torch.dtype], TextbookAttention]
 
+CORRECT = defect("correct", "no defect")
+# Defects that calls with ordinary numbers do not show.
+HIDDEN = tuple(each for group in NAMED for each in group if each.family == TOO_HIGH)
 # How much larger an error may be than that of the defective formula in the same dtype, both as root mean squares, and
 # how much larger its difference from the right answer must be.
 SLACK, CLEAR = 16.0, 8.0
+# A number in a message, and by how much two may differ that are the same with other roundings, of three digits each.
+NUMBER, ALIKE = re.compile(r"-?(?:\d[\d.]*(?:e[-+]?\d+)?\b|nan\b|inf\b)"), 1e-2
 # An error this large is not one of rounding, relative to the answer.
 GROSS = 0.05
 
@@ -59,17 +78,84 @@ def diagnose(prop: Property, session: Session) -> str:
     """Return in words the defect that explains why a property failed in a session, or "" if none is found."""
     with threads(1), judging(session.implementation), preserved():
         evidence = collect(prop, session)
-        if not evidence and "gradients" in prop.needs:
-            return wrong_gradients(prop, session)
-        with torch.inference_mode():
-            causes = explain(evidence, session.claims) if evidence else []
-        return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
+        text = _seen_in_own_calls(prop, session, evidence) if evidence else ""
+        if text := text or _seen_in_plain_calls(prop, session, hidden=() if evidence else HIDDEN):
+            return text
+        return wrong_gradients(prop, session) if "gradients" in prop.needs else ""
+
+
+def _seen_in_own_calls(prop: Property, session: Session, evidence: Sequence[Sequence[Evidence]]) -> str:
+    """Return the defect that the calls of the property show, of which one at least is incorrect."""
+    plain = plain_calls(session)
+    with torch.inference_mode():
+        causes = explain([*evidence, *plain], session.claims)
+    return _text([cause for cause in causes if _would_fail(prop, session, cause)], session)
 
 
 def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     """Return whether the property rejects the defective formula too; if not, it failed for another reason."""
     # The formula does not know of a condition.
-    return not cause.always or bool(rejects(prop, session.claims, session.case, cause.defect))
+    return not cause.always or bool(_message_of_formula(cause.defect, prop, session))
+
+
+def _seen_in_plain_calls(prop: Property, session: Session, hidden: Sequence[Defect]) -> str:
+    """Return the defect that plain calls show, and that makes the property fail with the very same numbers.
+
+    This is for what no single call shows: gradients, and results that are compared with each other. hidden: what to
+    try where every plain call is right.
+    """
+    causes = _causes_of(plain_calls(session), session.claims)
+    causes = [Cause(each.text, each, True) for each in hidden] if causes is None else causes
+    # What the formula without a defect fails too has another reason.
+    if not causes or _message_of_formula(CORRECT, prop, session):
+        return ""
+    message = _message(prop, session.implementation, session.case)
+    alike = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session))]
+    return _text(alike, session)
+
+
+def _message_of_formula(defect: Defect, prop: Property, session: Session) -> str:
+    """Return how a property fails in the case of a session for the formula with a defect, "" if it does not."""
+    with as_our_own():
+        return _message(prop, _formula(defect, session), replace(session.case, device="cpu"))
+
+
+def _formula(defect: Defect, session: Session) -> KnownBad:
+    """Return the formula with a defect, called as the implementation is."""
+    return KnownBad(defect, session.claims, joins_causal=joins_causal(session.implementation))
+
+
+# Once for all clauses.
+@lru_cache(maxsize=4)
+def _causes_of(plain: PlainCalls, claims: Claims) -> list[Cause] | None:
+    """Return the causes that plain calls show by themselves, None if all of them are right."""
+    if not any(bool(call.wrong.any()) for call in chain.from_iterable(plain)):
+        return None
+    first_wrong = sorted(plain, key=lambda calls: not any(bool(call.wrong.any()) for call in calls))
+    with torch.inference_mode():
+        return explain(first_wrong, claims)
+
+
+def _message(prop: Property, implementation: Implementation, case: Case) -> str:
+    """Return how a property fails in a case, "" if it does not, or raises."""
+    try:
+        with preserved():
+            prop.function(Session(implementation, case), case)
+    except Violation as violation:
+        return "" if isinstance(violation, CallRaised) else violation.message
+    except Discard:
+        return ""
+    return ""
+
+
+def _is_alike(message: str, other: str) -> bool:
+    """Return whether two messages have the same words, and numbers that differ by rounding at most."""
+    pairs = list(zip(NUMBER.findall(message), NUMBER.findall(other), strict=False))
+    return (
+        bool(pairs)
+        and NUMBER.sub("#", message) == NUMBER.sub("#", other)
+        and all(math.isclose(float(one), float(two), rel_tol=ALIKE, abs_tol=ALIKE) or one == two for one, two in pairs)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +202,15 @@ def candidates(defects: Iterable[Defect], evidence: Sequence[Sequence[Evidence]]
     Those that say what every row is are preferred to those that leave some out.
     """
     found: dict[tuple[bool, bool], list[Cause]] = {}
-    for defect in defects:
-        fits = _fits_of(defect, evidence, claims)
+    for each in defects:
+        fits = _fits_of(each, evidence, claims)
         if fits is None:
             continue
         showing = [fit.call.step for fit in fits if fit.explains]
         where = condition(showing, [fit.call.step for fit in fits if fit.contradicts])
         if where == "" or (where and _explains_more_than_nan(fits)):
-            text = ", ".join(filter(None, (defect.text, where)))
-            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, defect, where == ""))
+            text = ", ".join(filter(None, (each.text, where)))
+            found.setdefault((where == "", _is_whole(fits)), []).append(Cause(text, each, where == ""))
     return found[max(found)] if found else []
 
 
@@ -149,7 +235,7 @@ def _text(causes: Sequence[Cause], session: Session) -> str:
 
 def _are_one(causes: Sequence[Cause], session: Session) -> bool:
     """Return whether causes give the same answers in larger calls too, as where one input is key and value."""
-    first, *others = (answers(KnownBad(cause.defect, session.claims), session) for cause in causes)
+    first, *others = (answers(_formula(cause.defect, session), session) for cause in causes)
     return all(cause.always for cause in causes) and all(
         len(each) == len(first) and all(map(torch.allclose, each, first)) for each in others
     )
@@ -174,6 +260,7 @@ def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[
     factor = math.exp(_minimum(error, -3.0, 3.0))
     yield scores_times(factor)
     yield sums_times(factor)
+    yield scale_of(factor * claims.scale_for(call.config.head_dim))
 
 
 def _is_ordinary(call: Evidence) -> bool:

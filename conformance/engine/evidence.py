@@ -6,9 +6,10 @@ other sizes; and there are plain calls with each claimed form of mask, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,9 +21,12 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.recording import BuildStep, CallStep, RecordedOutput
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import Property, PropertyFunction
+from mha.implementations.adapters.calling import CallByName
+from mha.implementations.discovery import original_of
 from mha.implementations.torch_state import preserved
-from mha.spec import Claims, Config, Implementation, Problem, Weights, oracle
+from mha.spec import Claims, Config, Implementation, Problem, Weights, causal_mask, oracle
 from mha.spec.bounds import Ball
+from mha.spec.masks import join_causal
 
 # Sizes of related cases. None of them repeats within a case, so that no two defects coincide.
 NAMES = ("n_heads", "head_dim", "B", "L", "S")
@@ -31,7 +35,7 @@ PLAIN = Domain(
     masks=("none", "padding", "queries", "full", "bias", "full_bias"), causal=BOTH, values=("normal",), layouts=DENSE
 )
 # Those of plain calls.
-PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6))
+PLAIN_SIZES = (*RELATED[:2], (2, 3, 1, 4, 6), (2, 5, 3, 7, 4))
 # Those of calls to a defective formula.
 WIDE = (2, 27, 3, 21, 77)
 # Sizes above this are special.
@@ -44,6 +48,7 @@ AGAIN = 8
 class Evidence:
     """A plain call, and what it returned.
 
+    step: with the masks that the implementation was given: the causal flag is part of the mask where it has no flag.
     config, weights: of the attention that was called. output: (B, L, D), in float64. right: the oracle's, with its
     bound. wrong: boolean (B, L), the rows outside that bound. filled: boolean (B, H, L), the rows with an allowed key.
     """
@@ -55,6 +60,11 @@ class Evidence:
     right: Ball
     wrong: Tensor
     filled: Tensor
+
+
+Sizes = tuple[int, int, int, int, int]
+# The plain calls of each session.
+PlainCalls = tuple[tuple[Evidence, ...], ...]
 
 
 class Recorder(Session):
@@ -76,17 +86,17 @@ class Recorder(Session):
         return output
 
 
-def collect(prop: Property, session: Session) -> list[list[Evidence]]:
+def collect(prop: Property, session: Session) -> list[Sequence[Evidence]]:
     """Return the calls of each session, first those of the failing one; none if no answer in that is incorrect.
 
-    A session is a list of calls in order. The implementation is called again for all of them.
+    A session is a sequence of calls in order. The implementation is called again for all of them.
     """
     case = session.case
     first = calls_of(prop.function, session, case)
     if not any(bool(call.wrong.any()) for call in first):
         return []
     others = [calls_of(prop.function, session, each) for each in related_cases(prop, case)]
-    return [calls for calls in (first, *others, *_plain_calls(session)) if calls]
+    return [calls for calls in (first, *others) if calls]
 
 
 def related_cases(prop: Property, case: Case) -> Iterator[Case]:
@@ -115,24 +125,23 @@ def _related_sizes(case: Case) -> Iterator[dict[str, Any]]:
 
 # Of the last implementations, by identity, as one need not be hashable; it is kept alive so that its id is not reused.
 KEPT = 8
-_plain: dict[tuple[int, str, str], tuple[Implementation, list[list[Evidence]]]] = {}
+_plain: dict[tuple[int, str, str], tuple[Implementation, PlainCalls]] = {}
 
 
-def _plain_calls(session: Session) -> list[list[Evidence]]:
-    """Return calls with each claimed form of mask, whatever the property is about."""
+def plain_calls(session: Session) -> PlainCalls:
+    """Return calls with each claimed form of mask, whatever the property is about; a session is a tuple of them."""
     key = id(session.implementation), session.case.dtype, session.case.device
     if key not in _plain:
         if len(_plain) == KEPT:
             del _plain[next(iter(_plain))]
-        made = [calls_of(_call_thrice, session, case) for case in plain_cases(session)]
-        _plain[key] = session.implementation, made
+        made = (tuple(calls_of(_call_thrice, session, case)) for case in plain_cases(session, PLAIN_SIZES))
+        _plain[key] = session.implementation, tuple(calls for calls in made if calls)
     return _plain[key][1]
 
 
 def answers(implementation: Implementation, session: Session) -> list[Tensor]:
     """Return what an implementation answers to calls with each claimed form of mask, larger than the plain ones."""
-    sizes: dict[str, Any] = dict(zip(NAMES, WIDE, strict=True))
-    cases = [replace(case, **sizes, dtype="float64") for case in plain_cases(session)]
+    cases = [replace(case, dtype="float64") for case in plain_cases(session, [WIDE])]
     calls = (calls_of(_call_thrice, Session(implementation, case), case) for case in cases)
     return [call.output for made in calls for call in made]
 
@@ -146,15 +155,14 @@ def _call_thrice(session: Session, case: Case) -> None:
     session(last, mode="train")
 
 
-def plain_cases(session: Session) -> Iterator[Case]:
-    """Yield cases with each claimed form of mask, with and without the causal flag."""
+def plain_cases(session: Session, sizes: Sequence[Sizes]) -> Iterator[Case]:
+    """Yield cases with each claimed form of mask in each of these sizes, with and without the causal flag."""
     domain = PLAIN.within(session.claims)
     if isinstance(domain, str):
         return
     inputs = CLAIMED_INPUTS[session.claims.cross_attention][0]
-    pairs = [(mask, causal) for mask in domain.masks for causal in domain.causal]
-    for number, (mask, causal) in enumerate(pairs):
-        row: dict[str, Any] = dict(zip(NAMES, PLAIN_SIZES[number % 3], strict=True))
+    for number, (mask, causal, own) in enumerate(product(domain.masks, domain.causal, sizes)):
+        row: dict[str, Any] = dict(zip(NAMES, own, strict=True))
         row |= {"mask": mask, "causal": causal, "inputs": inputs, "bias": domain.bias[0], "seed": number}
         yield domain.case(session.claims, session.case.dtype, session.case.device, row)
 
@@ -164,6 +172,7 @@ def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[E
     claims = session.claims
     sizes: dict[str, Any] = fit_sizes({name: getattr(case, name) for name in NAMES}, claims)
     recorder = Recorder(session.implementation, replace(case, **sizes))
+    joins = joins_causal(session.implementation)
     # Whatever a case of other sizes leads to, it says nothing about the property.
     with suppress(Exception), preserved():
         function(recorder, recorder.case)
@@ -173,8 +182,25 @@ def calls_of(function: PropertyFunction, session: Session, case: Case) -> list[E
         if isinstance(step, CallStep) and step.number in recorder.returned and step.build in builds:
             build = builds[step.build]
             if _is_plain(step, build.config):
-                calls.append(_evidence(step, build, recorder.returned[step.number].double().cpu(), claims))
+                found = _evidence(step, build, recorder.returned[step.number].double().cpu(), claims)
+                calls.append(replace(found, step=_with_joined_masks(step, claims)) if joins else found)
     return calls
+
+
+def joins_causal(implementation: Implementation) -> bool:
+    """Return whether an adapter makes the causal flag a part of the mask, since what it adapts has none."""
+    call, claims = getattr(original_of(implementation), "call", None), implementation.claims
+    if not isinstance(call, CallByName) or call.signature.is_causal:
+        return False
+    return bool(claims.causal) and not (claims.always_causal or call.masks.causal_by_default)
+
+
+def _with_joined_masks(step: CallStep, claims: Claims) -> CallStep:
+    problem = step.problem
+    if not (problem.is_causal and claims.causal):
+        return step
+    causal = causal_mask(*problem.shape[2:], claims.causal, problem.query.device)[None, None]
+    return replace(step, problem=problem.change(mask=join_causal(problem.mask, causal), is_causal=False))
 
 
 def _is_plain(step: CallStep, config: Config) -> bool:

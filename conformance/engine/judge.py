@@ -17,6 +17,7 @@ from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised, GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost, heeding_interrupts
+from mha.conformance.harness.known_bad.advice import fix_of
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Rejections, Report, Status, Verdict, now
 from mha.conformance.settings import Settings, Task
@@ -186,7 +187,7 @@ def _explained(verdict: Verdict, result: PropertyResult) -> Verdict:
     with suppress(Exception, GpuLost):
         diagnosis = diagnose(result.prop, session)
         steps = "" if diagnosis else first_wrong_step(result.prop, session)
-        verdict = replace(verdict, diagnosis=diagnosis, steps=steps)
+        verdict = replace(verdict, diagnosis=diagnosis, fix=fix_of(diagnosis), steps=steps)
     return verdict
 
 

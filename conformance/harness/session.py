@@ -237,8 +237,22 @@ class Session:
             return oracle_answers.expected(problem, self.claims)
 
     def bound_of(self, problem: Problem, index: Any = ...) -> Callable[[], Ball]:
-        """Return what makes the oracle's output with its bounds, once, when it is first needed; index: of a part."""
-        return cache(lambda: self.expected(problem).output[index])
+        """Return what makes the oracle's output with its bounds, once, when it is first needed; index: of a part.
+
+        It is for two results that are compared with each other. A row without an allowed key may be anything there, as
+        a clause of its own says what it must be, and so has the bound of the same row without masks: that of an exact
+        zero would call the rounding of what such a row got a difference.
+        """
+
+        def bound() -> Ball:
+            expected = self.expected(problem)
+            output, empty = expected.output, expected.empty.any(1).unsqueeze(-1)
+            if bool(empty.any()):
+                unmasked = self.expected(problem.change(mask=None, is_causal=False)).output
+                output = Ball(output.mid, output.rad.where(~empty, output.rad.maximum(unmasked.rad)))
+            return output[index]
+
+        return cache(bound)
 
     def expected_gradients(self, problem: Problem, upstream: Tensor) -> dict[str, Ball]:
         """Return the oracle's gradients with their bounds, under the names of `gradients`."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mha.spec import Claims, Config, Output, Weights, causal_mask
 from mha.spec.dtypes import computable
+from mha.spec.masks import join_causal
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -18,10 +19,12 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 class TextbookAttention(nn.Module):
     """Correct attention in steps, each of which a defect may override.
 
-    allowed: what the masks of the last call allow, boolean (B, H, L, S).
+    allowed: what the masks of the last call allow, boolean (B, H, L, S). joins_causal: the causal flag arrives as part
+    of the mask, as where an adapter translates it.
     """
 
     allowed: Tensor
+    joins_causal = False
 
     def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
         super().__init__()
@@ -51,6 +54,9 @@ class TextbookAttention(nn.Module):
         """Run the steps on inputs of a dtype that torch computes in."""
         q, k, v = (self.project(x, role) for x, role in zip(self.take(*inputs), "qkv", strict=True))
         scores = self.score(q, k)
+        if is_causal and self.joins_causal:
+            causal = causal_mask(scores.shape[2], scores.shape[3], self.claims.causal or "top_left", scores.device)
+            mask, is_causal = join_causal(mask, causal[None, None]), False
         self.allowed, bias = self.allow(mask, is_causal, scores)
         weights = self.weigh(scores, self.allowed, bias)
         output = self.combine(weights, v, inputs[0])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.harness.known_bad.defect import Defect, Step, defect
-from mha.conformance.harness.textbook import TextbookAttention
+from mha.conformance.harness.textbook import Inputs, TextbookAttention
 
 Allowed = tuple[Tensor, Tensor]
 TILES = (8, 16, 32, 64, 128)
 # What defects that are hard to tell from each other have in common.
 TILE = "the keys after the last whole tile are left out"
+ZEROS = "zeros that fill the last tile of keys are not masked"
 STALE = "something of an earlier call with the same shapes is used again"
 
 
@@ -30,8 +33,13 @@ def tiles() -> Iterator[Defect]:
         yield defect(f"after_{tile}", text, TILE, allow=_with_keys(partial(_without_single, tile)))
         text = f"only the first {tile} keys count"
         yield defect(f"first_{tile}", text, TILE, allow=_with_keys(partial(_first_of, tile)))
+        text = f"zeros that fill the last tile of {tile} keys are not masked"
+        yield defect(f"zeros_of_{tile}", text, ZEROS, weigh=_with_zeros(tile))
+        yield defect(f"empty_inputs_of_{tile}", text, ZEROS, take=_filled_up(tile), allow=_beyond_allowed)
         text = f"the mask is applied to the first {tile} keys only"
         yield defect(f"mask_of_{tile}", text, allow=_always_from(tile))
+    text = "only the first L keys count, with L the number of queries"
+    yield defect("first_L", text, allow=_as_many_as_queries)
     for width in (*TILES, 256):
         text = f"only the first {width} columns of a head enter the scores"
         yield defect(f"columns_{width}", text, score=_columns(partial(min, width)))
@@ -64,6 +72,40 @@ def _with_keys(kept: Callable[[int], range]) -> Step:
         return allowed & (places >= keys.start) & (places < keys.stop), bias
 
     return allow
+
+
+def _as_many_as_queries(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+    return allowed & (torch.arange(scores.shape[3]) < scores.shape[2]), bias
+
+
+def _with_zeros(tile: int) -> Step:
+    """Return `weigh` where keys and values of zeros, not masked, fill the last tile."""
+
+    def weigh(self: TextbookAttention, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        keys = scores.shape[3]
+        total = (scores + bias).masked_fill(~allowed, -math.inf)
+        return F.pad(total, (0, -keys % tile)).softmax(-1)[..., :keys]
+
+    return weigh
+
+
+def _filled_up(tile: int) -> Step:
+    """Return `take` where keys and values of zeros fill the last tile, before they are projected."""
+
+    def take(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Inputs:
+        self.given = key.shape[1]
+        added = -self.given % tile
+        return query, F.pad(key, (0, 0, 0, added)), F.pad(value, (0, 0, 0, added))
+
+    return take
+
+
+def _beyond_allowed(self: Any, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    """Mask the keys that were given, and allow those that fill the last tile."""
+    allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores[..., : self.given])
+    added = (0, scores.shape[3] - self.given)
+    return F.pad(allowed, added, value=True), F.pad(bias, added)
 
 
 def _columns(kept: Callable[[int], int]) -> Step:

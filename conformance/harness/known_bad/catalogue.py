@@ -9,7 +9,7 @@ from itertools import combinations, product
 from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
-from mha.conformance.harness.known_bad.masks import causal, empty_rows, masks
+from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
 from mha.conformance.harness.known_bad.scores import outputs, precisions, products, scales, softmaxes
 from mha.conformance.harness.textbook import TextbookAttention
 
@@ -18,6 +18,14 @@ def scores_times(factor: float) -> Defect:
     """Return the defect that the scores are multiplied by a number."""
     text = f"the scores are {factor:.6g} times what they should be"
     return defect("scores_times", text, scale=lambda self: factor * TextbookAttention.scale(self))
+
+
+def scale_of(scale: float) -> Defect:
+    """Return the defect that the scale is one number, whatever d_k is."""
+    width = 1 / scale**2 if scale else 0.0
+    is_usual = scale > 0 and abs(width - round(width)) < 1e-3 * width
+    number = f"{scale:.6g} = 1/sqrt({round(width)})" if is_usual else f"{scale:.6g}"
+    return defect("scale_of", f"the scores are scaled by {number}, whatever d_k is", scale=lambda self: scale)
 
 
 def outputs_times(factor: float) -> Defect:
@@ -66,6 +74,7 @@ NAMED: tuple[tuple[Defect, ...], ...] = tuple(
         heads,
         masks,
         causal,
+        layouts,
         empty_rows,
         softmaxes,
         tiles,

@@ -34,11 +34,13 @@ class Defect:
 class KnownBad:
     """An implementation with a defect, and with the claims of the one that it stands in for.
 
-    generator: shared by all that it builds, so that no two of their draws are equal.
+    generator: shared by all that it builds, so that no two of their draws are equal. joins_causal: see
+    `TextbookAttention`.
     """
 
     defect: Defect
     claims: Claims
+    joins_causal: bool = False
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     @property
@@ -48,7 +50,9 @@ class KnownBad:
 
     def build(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> TextbookAttention:
         """Build it; no configuration is refused."""
-        return self.defect.attention(self.claims, config, weights, self.generator).to(device)
+        attention = self.defect.attention(self.claims, config, weights, self.generator).to(device)
+        attention.joins_causal = self.joins_causal
+        return attention
 
 
 def defect(name: str, text: str, family: str = "", **steps: Any) -> Defect:

@@ -14,6 +14,15 @@ from mha.conformance.harness.textbook import TextbookAttention
 from mha.spec import causal_mask
 
 Allowed = tuple[Tensor, Tensor]
+# What a causal mask lets a query see, boolean (L, S), of L and S.
+Visible = Callable[[TextbookAttention, int, int], Tensor]
+# What defects that are hard to tell from each other have in common.
+UNCALLED = "later keys are masked without a causal flag"
+_UNCALLED = {
+    0: UNCALLED,
+    1: f"{UNCALLED}, from the next but one on",
+    -1: f"{UNCALLED}, and so is the key at the query's own position",
+}
 
 
 def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
@@ -26,7 +35,7 @@ def _with_mask(change: Callable[[Tensor], Tensor | None]) -> Step:
     return allow
 
 
-def _with_causal(visible: Callable[[TextbookAttention, int, int], Tensor]) -> Step:
+def _with_causal(visible: Visible) -> Step:
     """Return `allow` with another causal mask (L, S)."""
 
     def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
@@ -94,6 +103,23 @@ def masks() -> Iterator[Defect]:
     yield defect("subtracted", text, allow=_float(lambda self, mask: torch.where(mask == -math.inf, mask, -mask)))
 
 
+def layouts() -> Iterator[Defect]:
+    """Yield masks that are repeated in another order, counted, or inverted together; some look like a simpler one."""
+    text = "the mask is laid out (heads, items), but read as (items, heads)"
+    yield defect("heads_first", text, allow=_with_mask(_read_as_items_first))
+    text = "the mask is laid out (items, heads), but read as (heads, items)"
+    yield defect("items_first", text, allow=_with_mask(_read_as_heads_first))
+    text = "a mask for all heads is indexed by the head, as if there were one for each"
+    yield defect("by_head", text, allow=_indexed_by_head)
+    text = "the mask is read as a length: its True entries are counted, and as many of the first keys seen"
+    yield defect("as_count", text, allow=_with_mask(_up_to_count))
+    text = "the mask is read as a length: all keys after the first masked one are masked"
+    yield defect("as_length", text, allow=_with_mask(_up_to_masked))
+    text = "the masks are read the other way round: what mask and causal flag allow together is masked"
+    yield defect("both_upside_down", text, allow=_inverted(_shifted(0)))
+    yield defect("both_upside_down_other", text, allow=_inverted(_other_alignment))
+
+
 def _first_along(axis: int, mask: Tensor) -> Tensor:
     return mask.narrow(axis, 0, 1).expand(mask.shape)
 
@@ -110,6 +136,46 @@ def _exchanged(mask: Tensor) -> Tensor:
     return mask.transpose(0, 1)
 
 
+def _read_as_items_first(mask: Tensor) -> Tensor:
+    return mask.transpose(0, 1).reshape(mask.shape)
+
+
+def _read_as_heads_first(mask: Tensor) -> Tensor:
+    return mask.reshape(mask.shape[1], mask.shape[0], *mask.shape[2:]).transpose(0, 1)
+
+
+def _indexed_by_head(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+    """Read a mask (B or 1, 1, L or 1, S) at item + head; beyond its end, everything is allowed."""
+    if mask is not None and mask.ndim == 4 and mask.shape[1] == 1:
+        items, heads = scores.shape[:2]
+        beyond = torch.full((heads, *mask.shape[2:]), mask.dtype == torch.bool).to(mask)
+        flat = torch.cat([mask[:, 0], beyond])
+        first = torch.arange(items) if len(mask) == items else torch.zeros(items, dtype=torch.long)
+        mask = flat[first[:, None] + torch.arange(heads)]
+    return TextbookAttention.allow(self, mask, is_causal, scores)
+
+
+def _up_to_count(mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.arange(mask.shape[-1]) < mask.sum(-1, keepdim=True)
+
+
+def _up_to_masked(mask: Tensor) -> Tensor:
+    return mask.cumprod(-1).bool() if mask.dtype == torch.bool else mask
+
+
+def _inverted(causal: Visible) -> Step:
+    """Return `allow` of what the masks, with this causal one, do not allow."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = _with_causal(causal)(self, mask, is_causal, scores)
+        is_given = is_causal or (mask is not None and mask.dtype == torch.bool)
+        return (~allowed if is_given else allowed), bias
+
+    return allow
+
+
 def _not(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else mask
 
@@ -124,16 +190,44 @@ def causal() -> Iterator[Defect]:
         yield defect(f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset)))
     text = "the causal mask is aligned at the other end"
     yield defect("alignment", text, allow=_with_causal(_other_alignment))
-    text = "the causal mask is turned round: a query sees the keys after it"
-    yield defect("anticausal", text, allow=_with_causal(lambda self, L, S: torch.ones(L, S).triu().bool()))
+    for aligned, of in (("", _shifted), ("_other", _shifted_other)):
+        text = "the causal mask is turned round: a query sees the keys after it"
+        yield defect(f"anticausal{aligned}", text, allow=_with_causal(_reversed(of(-1))))
+        text = "the causal mask is inverted: a query sees only the keys after it"
+        yield defect(f"causal_inverted{aligned}", text, allow=_with_causal(_reversed(of(0))))
+    for offset in (0, 1, -1):
+        yield defect(f"uncalled_{offset}", _UNCALLED[offset], UNCALLED, allow=_uncalled(_shifted(offset)))
+    yield defect("uncalled_other", UNCALLED, UNCALLED, allow=_uncalled(_other_alignment))
 
 
-def _shifted(offset: int) -> Callable[[TextbookAttention, int, int], Tensor]:
+def _uncalled(visible: Visible) -> Step:
+    """Return `allow` with a causal mask (L, S) where none is asked for."""
+
+    def allow(self: TextbookAttention, mask: Tensor | None, is_causal: bool, scores: Tensor) -> Allowed:
+        allowed, bias = TextbookAttention.allow(self, mask, is_causal, scores)
+        return (allowed if is_causal else allowed & visible(self, scores.shape[2], scores.shape[3])), bias
+
+    return allow
+
+
+def _shifted(offset: int) -> Visible:
     def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
         base = keys - queries if self.claims.causal == "bottom_right" else 0
         return torch.ones(queries, keys).tril(base + offset).bool()
 
     return visible
+
+
+def _shifted_other(offset: int) -> Visible:
+    def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
+        base = 0 if self.claims.causal == "bottom_right" else keys - queries
+        return torch.ones(queries, keys).tril(base + offset).bool()
+
+    return visible
+
+
+def _reversed(visible: Visible) -> Visible:
+    return lambda self, queries, keys: ~visible(self, queries, keys)
 
 
 def _other_alignment(self: TextbookAttention, queries: int, keys: int) -> Tensor:
