@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -28,6 +27,7 @@ from mha.conformance.results import versions
 from mha.conformance.settings import DEFAULT_DTYPES, Settings, by_name, clauses_of
 from mha.implementations import Resolved, resolve
 from mha.implementations.discovery import GROUP, split_name
+from mha.implementations.loaded import file_of, module_named
 from mha.spec import CLAUSES
 
 
@@ -281,8 +281,7 @@ def target_version(target: str) -> str:
 
 def _file_of(module: str) -> Path:
     """Return the file of a module, which `resolve` has imported."""
-    loaded = sys.modules.get(module)
-    found = getattr(loaded, "__file__", None) or getattr(find_spec(module), "origin", None)
+    found = file_of(module_named(module)) or getattr(find_spec(module), "origin", None)
     return Path(str(found))
 
 

@@ -68,12 +68,14 @@ SEVERAL_HEADS = frozenset(range(2, 9))
 class Inference:
     """A class, or a function, as it was understood.
 
-    implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
+    implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same. kind:
+    which of the two it is.
     """
 
     implementation: ModuleImplementation | KernelImplementation
     rows: tuple[Row, ...]
     declaration: str
+    kind: Literal["class", "function"] = "class"
 
     def report(self, width: int = WIDTH) -> str:
         """Return what was found, as a table of at most `width` columns, and the declaration."""
@@ -99,7 +101,8 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     rows = rows_of(candidate, module, arguments)
     written, name = _written(label, constructor, candidate.constructor)
     declaration = declaration_of(written, candidate.options() | name, candidate.claims)
-    return Inference(candidate.implementation(), tuple(rows), declaration)
+    kind: Literal["class", "function"] = "class" if inspect.isclass(made) else "function"
+    return Inference(candidate.implementation(), tuple(rows), declaration, kind)
 
 
 def _written(

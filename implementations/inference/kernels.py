@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from time import process_time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -373,4 +373,5 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") ->
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
     declaration = declaration_of(code or label, candidate.options(), candidate.claims, "from_kernel")
-    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration)
+    kind: Literal["class", "function"] = "class" if isinstance(kernel, nn.Module) else "function"
+    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration, kind)
