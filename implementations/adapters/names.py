@@ -98,3 +98,13 @@ def is_option(name: str) -> bool:
     (True, False)
     """
     return name in KNOWN_OPTIONS or "mask" in words_of(name)
+
+
+def is_causal_flag(name: str, default: object) -> bool:
+    """Return whether a parameter of this name and default is a causal flag, by the words of its name.
+
+    >>> is_causal_flag("apply_causal_mask", False), is_causal_flag("causal_mask", None), is_causal_flag("masked", False)
+    (True, False, False)
+    """
+    words = {*words_of(name)}
+    return isinstance(default, bool) and "causal" in words and words.isdisjoint(("no", "non", "not", "lm"))

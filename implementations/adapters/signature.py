@@ -20,6 +20,7 @@ from mha.implementations.adapters.names import (
     PADDING_NAMES,
     PAIRED,
     QUERY_WORDS,
+    is_causal_flag,
     is_option,
     words_of,
 )
@@ -172,7 +173,10 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     'causal_mask'
     """
     known = (name for name in OPTION_NAMES[option] if name in parameters)
-    return next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
+    named = next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
+    if named or option != "is_causal":
+        return named
+    return next((name for name, p in parameters.items() if is_causal_flag(name, p.default)), None)
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:

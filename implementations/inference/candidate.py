@@ -46,6 +46,7 @@ class Candidate:
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
     padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
     empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
+    flag_fault: what is wrong with its causal flag, if that does not do what it says.
     """
 
     constructor: Callable[..., nn.Module]
@@ -84,6 +85,7 @@ class Candidate:
     empty_row: EmptyRow | None = None
     detached: bool = False
     rotation_pairs: bool = False
+    flag_fault: str = ""
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -151,6 +153,14 @@ class Candidate:
     def weights(self) -> Weights:
         """The weights of trial runs."""
         return self.special.weights_of(self.config)
+
+    @property
+    def plainly_causal(self) -> bool:
+        """Whether a call without a mask is asked to be causal, so that the formula gives its output.
+
+        Where a causal flag does not do what it says, that is what is claimed, and not what the formula is.
+        """
+        return bool(self.claims.get("always_causal") if self.flag_fault else self.formula.causal)
 
     @property
     def evidence(self) -> str:
@@ -221,7 +231,7 @@ class Candidate:
 
     def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
         """Call it without a mask, and causally only if it always is."""
-        return self.call(inputs, is_causal=bool(self.formula.causal), **options)
+        return self.call(inputs, is_causal=self.plainly_causal, **options)
 
     def left_behind(self) -> list[str]:
         """Return the dotted names of the tensors that the last call left on attributes of the module."""

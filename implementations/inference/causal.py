@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.causal_flags import fault_of_flag
 from mha.implementations.inference.nearest import influence
 from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import Unclear
@@ -25,7 +26,9 @@ def find_causal(candidate: Candidate) -> None:
     elif candidate.causal_by_default:
         candidate.claims["causal"] = candidate.causal_by_default
     elif candidate.formula.causal or candidate.signature.is_causal:
-        candidate.claims |= {"always_causal": True} if candidate.formula.causal else {}
+        candidate.flag_fault = fault_of_flag(replace(candidate, claims=candidate.claims | {"causal": None}))
+        always = candidate.formula.causal and not candidate.signature.is_causal
+        candidate.claims |= {"always_causal": True} if always else {}
         alignment = _alignment(candidate)
         candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
         if candidate.mask and not candidate.formula.causal and not _combines(candidate):

@@ -1,0 +1,158 @@
+"""Causal flags that do not do what they say: found by calls with each value, and judged where they are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from mha.implementations.adapters.calling import CallByName
+from mha.implementations.adapters.construction import parameters_of
+from mha.implementations.adapters.constructor_names import causal_flags
+from mha.implementations.adapters.module import ModuleImplementation
+from mha.implementations.inference.candidate import Candidate, Kind
+from mha.implementations.inference.nearest import agree, find_formula
+from mha.implementations.inference.probes import EQUAL_LENGTHS
+
+Inputs = tuple[Tensor, ...]
+
+
+class FlagLeftOut(Candidate):
+    """A candidate whose calls leave out its causal flag, so that the constructor decides."""
+
+    def implementation(self) -> ModuleImplementation:
+        """Return the implementation that this candidate declares, without the flag."""
+        made = super().implementation()
+        assert isinstance(made.call, CallByName)
+        return replace(made, call=replace(made.call, signature=replace(made.call.signature, is_causal=None)))
+
+
+def fault_of_flag(candidate: Candidate) -> str:
+    """Return what is wrong with the causal flag of a call, if it has no effect, or the opposite one.
+
+    Where that is so for calls that are not to be causal, the formula is a causal one.
+    """
+    flag, is_causal = candidate.signature.is_causal, bool(candidate.formula.causal)
+    if flag is None:
+        return ""
+    given = [{"is_causal": False}, {"is_causal": True}]
+    if not any(_differ(candidate, candidate, *(masked | each for each in given)) for masked in _masked(candidate)):
+        return f"{flag} has no effect: {_all_calls(is_causal)}"
+    return f"calls are causal with {flag}=False" if is_causal else ""
+
+
+def not_causal(candidate: Kind) -> Iterator[Kind]:
+    """Yield what is causal by default, as explained without a mask, built without that."""
+    parameters = parameters_of(candidate.constructor)
+    flags = [name for name in causal_flags(parameters) if parameters[name].default is True]
+    for flag in flags if candidate.explained and candidate.formula.causal else ():
+        tried = _built_with(candidate, flag, value=False)
+        if find_formula(tried) and not tried.formula.causal:
+            yield tried
+
+
+def judge_idle_constructor_flag(candidate: Candidate) -> None:
+    """Build a module with the value of a causal flag that its constructor ignores, and claim what that value says.
+
+    A flag that is set by a `functools.partial` is left alone: its other value is not to be judged.
+    """
+    parameters = parameters_of(candidate.constructor)
+    for flag in () if candidate.flag_fault or candidate.hint else causal_flags(parameters):
+        default = parameters[flag].default
+        value = False if default is parameters[flag].empty else default
+        if flag in getattr(candidate.constructor, "keywords", {}) or not isinstance(value, bool):
+            continue
+        if fault := _fault_of_constructor(candidate, flag, value=value):
+            wrong = not candidate.formula.causal  # the value that says something else than what it does
+            candidate.constructor = partial(candidate.constructor, **{flag: wrong})
+            candidate.flag_fault = f"{fault}; judged with {flag}={wrong}"
+            _claim_causal(candidate, always=wrong)
+            return
+
+
+def _claim_causal(candidate: Candidate, *, always: bool) -> None:
+    """Claim that what is not causal always is, or the other way round."""
+    candidate.claims = {name: claim for name, claim in candidate.claims.items() if name != "always_causal"}
+    through_mask = candidate.mask is not None and "l" in candidate.masks.axes
+    if always:
+        candidate.claims["always_causal"] = True
+        candidate.claims["causal"] = candidate.claims.get("causal") or "top_left"
+    elif not (through_mask or candidate.signature.is_causal):
+        candidate.claims["causal"] = None
+
+
+def _fault_of_constructor(candidate: Candidate, flag: str, *, value: bool) -> str:
+    """Return what is wrong with a causal flag of the constructor, whose value was this one."""
+    is_causal = bool(candidate.formula.causal)
+    plain = replace(candidate, claims=_without_causal(candidate), flag_fault="")
+    one, other = (_built_with(plain, flag, value=each) for each in (value, not value))
+    if not any(_differ(*pair, options, options) for pair, options in _pairs(one, other)):
+        return f"{flag} of the constructor has no effect: {_all_calls(is_causal)}"
+    if is_causal == value or not candidate.explained:
+        return ""
+    is_opposite = find_formula(other) and bool(other.formula.causal) == value
+    says = f"{flag}={value} of the constructor makes calls {'not ' if value else ''}causal"
+    return f"{says}, and {flag}={not value} the other way round" if is_opposite else ""
+
+
+def _pairs(one: Candidate, other: Candidate) -> Iterator[tuple[tuple[Candidate, Candidate], dict[str, Any]]]:
+    """Yield two candidates and the options of calls in which a flag of the constructor may have its effect."""
+    pair = one, other
+    for options in ({"training": True}, *_masked(one)):
+        yield pair, options
+    if one.signature.is_causal:
+        yield pair, {"is_causal": True}
+        yield (_left_out(one), _left_out(other)), {}
+
+
+def _masked(candidate: Candidate) -> list[dict[str, Any]]:
+    """Return the options of a call without a mask, and of one with a mask, given by its axes, if it takes any."""
+    per_item = candidate.claims.get("per_item_mask", True)
+    return [{}, *([] if candidate.mask is None else [{"mask": "bs" if per_item else "s"}])]
+
+
+def _left_out(candidate: Candidate) -> Candidate:
+    return FlagLeftOut(**{field.name: getattr(candidate, field.name) for field in fields(candidate)})
+
+
+def _without_causal(candidate: Candidate) -> dict[str, Any]:
+    """Return the claims with no causal attention, so that no causal mask is joined to a mask."""
+    return {name: claim for name, claim in candidate.claims.items() if name != "always_causal"} | {"causal": None}
+
+
+def _built_with(candidate: Kind, flag: str, *, value: bool) -> Kind:
+    constructor = partial(candidate.constructor, **{flag: value})
+    return replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
+
+
+def _differ(one: Candidate, other: Candidate, options: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Return whether one of several calls gives another output with other options, or raises with one of them alone.
+
+    Without a call that raises with neither of them, this is unknown, and so true.
+    """
+    called = False
+    for probe in (*one.probes, *replace(one, special=EQUAL_LENGTHS).probes[:1]):
+        results = [
+            each.call(probe.inputs, **_with_mask(each, probe, given))
+            for each, given in ((one, options), (other, others))
+        ]
+        if all(each is None for each in results):
+            continue
+        called = True
+        if not agree(*results):
+            return True
+    return not called
+
+
+def _with_mask(candidate: Candidate, probe: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call, in which the axes of a mask stand for one that hides some keys."""
+    if "mask" not in options:
+        return options
+    return options | {"mask": candidate.mask_of(probe, options["mask"], causal=True)[:, :1, :1]}
+
+
+def _all_calls(is_causal: bool) -> str:
+    return f"{'each' if is_causal else 'no'} call is causal"
