@@ -21,7 +21,7 @@ from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError
 from mha.implementations.importing import classes_of, default_warnings, described, load_file, load_module, member_of
 from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.kernels import infer_kernel, made_kernel
+from mha.implementations.inference.kernels import infer_kernel, kernel_maker
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found, pristine
@@ -309,8 +309,8 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
     if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
         function: Any = value
         label, is_kernel = target.rpartition(":")[2], isfunction(made) and not makes_modules(function)
-        kernel = (function, "") if is_kernel else made_kernel(function)
-        inferred = infer_kernel(kernel[0], label, kernel[1]) if kernel else infer(function, label)
+        made = None if is_kernel else kernel_maker(function)
+        inferred = infer_kernel(function, label, made) if is_kernel or made else infer(function, label)
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     raise ImplementationError(

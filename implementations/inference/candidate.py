@@ -6,13 +6,15 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.calling import Call, CallByName
 from mha.implementations.adapters.compiled import compiled_again
-from mha.implementations.adapters.construction import module_class
+from mha.implementations.adapters.construction import module_class, parameters_of
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.signature import Signature, call_parameters, signature_of
@@ -46,7 +48,8 @@ class Candidate:
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
     padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
     empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
-    flag_fault: what is wrong with its causal flag, if that does not do what it says.
+    flag_fault: what is wrong with its causal flag, if that does not do what it says. flag_left_out: whether calls leave
+    the causal flag out, so that the constructor decides.
     """
 
     constructor: Callable[..., nn.Module]
@@ -86,6 +89,7 @@ class Candidate:
     detached: bool = False
     rotation_pairs: bool = False
     flag_fault: str = ""
+    flag_left_out: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -116,7 +120,28 @@ class Candidate:
         """Return the implementation that this candidate declares."""
         # Where one is required, a format is tried before its claims are known.
         masks = self.masks.limits(Claims()) if self.mask_required or not self.mask else {}
-        return from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        made = from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        return replace(made, call=self.as_called(made.call))
+
+    def as_called(self, call: Call) -> Call:
+        """Return a call without the causal flag, if that is left out."""
+        if not (self.flag_left_out and isinstance(call, CallByName)):
+            return call
+        return replace(call, signature=replace(call.signature, is_causal=None))
+
+    @property
+    def constructor_parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of what is called to build a module."""
+        return parameters_of(self.constructor)
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """The parameters that a `functools.partial` sets, each with its value."""
+        return getattr(self.constructor, "keywords", {})
+
+    def built_with(self: Kind, name: str, *, value: bool) -> Kind:
+        """Return the candidate with a parameter of the constructor set."""
+        return replace(self, constructor=partial(self.constructor, **{name: value}), claims=dict(self.claims))
 
     @property
     def cross_attention(self) -> bool | Literal["memory"]:

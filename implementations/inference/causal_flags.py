@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from mha.implementations.adapters.calling import CallByName
-from mha.implementations.adapters.construction import parameters_of
 from mha.implementations.adapters.constructor_names import causal_flags
-from mha.implementations.adapters.module import ModuleImplementation
 from mha.implementations.inference.candidate import Candidate, Kind
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.probes import EQUAL_LENGTHS
 
 Inputs = tuple[Tensor, ...]
-
-
-class FlagLeftOut(Candidate):
-    """A candidate whose calls leave out its causal flag, so that the constructor decides."""
-
-    def implementation(self) -> ModuleImplementation:
-        """Return the implementation that this candidate declares, without the flag."""
-        made = super().implementation()
-        assert isinstance(made.call, CallByName)
-        return replace(made, call=replace(made.call, signature=replace(made.call.signature, is_causal=None)))
 
 
 def fault_of_flag(candidate: Candidate) -> str:
@@ -46,31 +32,31 @@ def fault_of_flag(candidate: Candidate) -> str:
 
 def not_causal(candidate: Kind) -> Iterator[Kind]:
     """Yield what is causal by default, as explained without a mask, built without that."""
-    parameters = parameters_of(candidate.constructor)
+    parameters = candidate.constructor_parameters
     flags = [name for name in causal_flags(parameters) if parameters[name].default is True]
     for flag in flags if candidate.explained and candidate.formula.causal else ():
-        tried = _built_with(candidate, flag, value=False)
+        tried = replace(candidate.built_with(flag, value=False), explained=False)
         if find_formula(tried) and not tried.formula.causal:
             yield tried
 
 
-def judge_idle_constructor_flag(candidate: Candidate) -> None:
+def with_idle_constructor_flag(candidate: Kind) -> Kind:
     """Build a module with the value of a causal flag that its constructor ignores, and claim what that value says.
 
     A flag that is set by a `functools.partial` is left alone: its other value is not to be judged.
     """
-    parameters = parameters_of(candidate.constructor)
+    parameters = candidate.constructor_parameters
     for flag in () if candidate.flag_fault or candidate.hint else causal_flags(parameters):
         default = parameters[flag].default
         value = False if default is parameters[flag].empty else default
-        if flag in getattr(candidate.constructor, "keywords", {}) or not isinstance(value, bool):
+        if flag in candidate.keywords or not isinstance(value, bool):
             continue
         if fault := _fault_of_constructor(candidate, flag, value=value):
             wrong = not candidate.formula.causal  # the value that says something else than what it does
-            candidate.constructor = partial(candidate.constructor, **{flag: wrong})
-            candidate.flag_fault = f"{fault}; judged with {flag}={wrong}"
-            _claim_causal(candidate, always=wrong)
-            return
+            tried = replace(candidate.built_with(flag, value=wrong), flag_fault=f"{fault}; judged with {flag}={wrong}")
+            _claim_causal(tried, always=wrong)
+            return tried
+    return candidate
 
 
 def _claim_causal(candidate: Candidate, *, always: bool) -> None:
@@ -88,9 +74,10 @@ def _fault_of_constructor(candidate: Candidate, flag: str, *, value: bool) -> st
     """Return what is wrong with a causal flag of the constructor, whose value was this one."""
     is_causal = bool(candidate.formula.causal)
     plain = replace(candidate, claims=_without_causal(candidate), flag_fault="")
-    one, other = (_built_with(plain, flag, value=each) for each in (value, not value))
+    one, other = (plain.built_with(flag, value=each) for each in (value, not value))
     if not any(_differ(*pair, options, options) for pair, options in _pairs(one, other)):
-        return f"{flag} of the constructor has no effect: {_all_calls(is_causal)}"
+        beside = "" if plain.signature.is_causal else f": {_all_calls(is_causal)}"
+        return f"{flag} of the constructor has no effect{beside}"
     if is_causal == value or not candidate.explained:
         return ""
     is_opposite = find_formula(other) and bool(other.formula.causal) == value
@@ -105,7 +92,7 @@ def _pairs(one: Candidate, other: Candidate) -> Iterator[tuple[tuple[Candidate, 
         yield pair, options
     if one.signature.is_causal:
         yield pair, {"is_causal": True}
-        yield (_left_out(one), _left_out(other)), {}
+        yield (replace(one, flag_left_out=True), replace(other, flag_left_out=True)), {}
 
 
 def _masked(candidate: Candidate) -> list[dict[str, Any]]:
@@ -114,18 +101,9 @@ def _masked(candidate: Candidate) -> list[dict[str, Any]]:
     return [{}, *([] if candidate.mask is None else [{"mask": "bs" if per_item else "s"}])]
 
 
-def _left_out(candidate: Candidate) -> Candidate:
-    return FlagLeftOut(**{field.name: getattr(candidate, field.name) for field in fields(candidate)})
-
-
 def _without_causal(candidate: Candidate) -> dict[str, Any]:
     """Return the claims with no causal attention, so that no causal mask is joined to a mask."""
     return {name: claim for name, claim in candidate.claims.items() if name != "always_causal"} | {"causal": None}
-
-
-def _built_with(candidate: Kind, flag: str, *, value: bool) -> Kind:
-    constructor = partial(candidate.constructor, **{flag: value})
-    return replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
 
 
 def _differ(one: Candidate, other: Candidate, options: dict[str, Any], others: dict[str, Any]) -> bool:

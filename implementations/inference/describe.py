@@ -64,7 +64,11 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
-    kept = {name: x for name, x in getattr(candidate.constructor, "keywords", {}).items() if name not in arguments}
+    # The value of a causal flag is the one that is judged, and not the one that trial runs began with.
+    arguments = {
+        name: field for name, field in arguments.items() if field != "causal" or name not in candidate.keywords
+    }
+    kept = {name: x for name, x in candidate.keywords.items() if name not in arguments}
     assumed = ", ".join(assumed_arguments(candidate.constructor, arguments))
     kept |= {name: SIZES[field] for name, field in getattr(candidate.constructor, "widths", {}).items()}
     built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))

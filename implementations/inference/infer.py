@@ -29,7 +29,7 @@ from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
 from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
-from mha.implementations.inference.causal_flags import judge_idle_constructor_flag, not_causal
+from mha.implementations.inference.causal_flags import not_causal, with_idle_constructor_flag
 from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import WIDTH, Row, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
@@ -222,7 +222,7 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     _find_own_head_dim(candidate, arguments)
     candidate = with_masks(next(not_causal(candidate), candidate) if candidate.signature.is_causal else candidate)
     find_causal(candidate)
-    judge_idle_constructor_flag(candidate)
+    candidate = with_idle_constructor_flag(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, arguments)

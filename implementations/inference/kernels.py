@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from time import process_time
 from typing import Any, Literal
 
@@ -27,8 +27,9 @@ from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
 from mha.implementations.adapters.outputs import as_output
 from mha.implementations.adapters.signature import Signature, input_names, required_inputs
 from mha.implementations.errors import ImplementationError
-from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
+from mha.implementations.inference.candidate import Candidate, Kind, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
+from mha.implementations.inference.causal_flags import with_idle_constructor_flag
 from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
@@ -62,9 +63,14 @@ SIDE = 64
 
 @dataclass
 class KernelCandidate(Candidate):
-    """One way to understand a kernel; layout, contiguous: as for `from_kernel`."""
+    """One way to understand a kernel.
+
+    layout, contiguous: as for `from_kernel`. made: how the kernel is made, if it is a module; `constructor` is the
+    module.
+    """
 
     contiguous: bool = False
+    made: Callable[..., nn.Module] | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_kernel`, except the claims."""
@@ -78,7 +84,25 @@ class KernelCandidate(Candidate):
     def implementation(self) -> KernelImplementation:  # type: ignore[override]  # of a kernel
         """Return the implementation that this candidate declares."""
         masks = {} if self.mask else {"masks": ()}
-        return from_kernel(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        made = from_kernel(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        return replace(made, call=self.as_called(made.call))
+
+    @property
+    def constructor_parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of what makes the kernel, if it is a module."""
+        return inspect.signature(self.made).parameters if self.made else {}
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """The parameters that are set to make the kernel, each with its value; by us, those of dropout."""
+        return getattr(self.made, "keywords", {})
+
+    def built_with(self: Kind, name: str, *, value: bool) -> Kind:
+        """Return the candidate for a kernel that is made with a parameter set."""
+        assert isinstance(self, KernelCandidate)
+        assert self.made
+        made = partial(self.made, **{name: value})
+        return replace(self, constructor=made(), made=made, claims=dict(self.claims))
 
     def left_behind(self) -> list[str]:
         """Return nothing: a function has no attributes."""
@@ -96,13 +120,15 @@ class KernelCandidate(Candidate):
         return inspect.signature(KernelAxes.read(self.label, self.layout).unpacked(self.constructor)).parameters
 
 
-def _candidates(kernel: Callable[..., Any], label: str) -> list[KernelCandidate]:
+def _candidates(kernel: Callable[..., Any], label: str, made: Callable[..., nn.Module] | None) -> list[KernelCandidate]:
     """Return a candidate for each layout of query, key and value, those with one key head last."""
     packed = PACKED_INPUTS.get(_required(kernel), "")
     claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
     tried = [(layout, claims) for layout in (_packed_layouts(packed) if packed else LAYOUTS)]
     tried += [] if packed else [(layout, claims | {"multi_query": True}) for layout in OF_HEADS]
-    candidates = [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given)) for layout, given in tried]
+    candidates = [
+        KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given), made=made) for layout, given in tried
+    ]
     # Contiguous heads come before the merged layouts, for which most heads are copied too.
     of_heads = 0 if packed else len(OF_HEADS)
     contiguous = [replace(each, contiguous=True, claims=dict(claims)) for each in candidates[:of_heads]]
@@ -134,8 +160,8 @@ def _shape(layout: str) -> str:
     return f"{shape}, the context {other}" if context else shape
 
 
-def made_kernel(constructor: Callable[..., Any]) -> tuple[nn.Module, str] | None:
-    """Return a module of heads that needs no sizes and has no weights, without dropout, and the code that makes it.
+def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | None:
+    """Return what makes a module of heads that needs no sizes and has no weights, without dropout.
 
     None for any other class.
     """
@@ -148,9 +174,14 @@ def made_kernel(constructor: Callable[..., Any]) -> tuple[nn.Module, str] | None
         module = constructor(**dropout)
         takes_heads = input_names(inspect.signature(module.forward).parameters) or _required(module) in PACKED_INPUTS
         if takes_heads and not [*module.parameters()]:
-            given = ", ".join(f"{name}={value}" for name, value in dropout.items())
-            return module, f"{getattr(constructor, '__name__', 'kernel')}({given})"
+            return partial(constructor, **dropout)
     return None
+
+
+def _code_of(made: Callable[..., nn.Module], label: str) -> str:
+    """Return the code that makes a kernel."""
+    given = ", ".join(f"{name}={value}" for name, value in getattr(made, "keywords", {}).items())
+    return f"{label}({given})"
 
 
 def _required(kernel: Callable[..., Any]) -> tuple[str, ...]:
@@ -293,6 +324,7 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         candidate = replace(candidate, contiguous=True)
     candidate = with_masks(candidate, rebuilt=False)
     find_causal(candidate)
+    candidate = with_idle_constructor_flag(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
@@ -356,22 +388,25 @@ def _find_key_heads(candidate: Candidate) -> None:
 
 @pristine()
 @threads(1)
-def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") -> Inference:
+def infer_kernel(kernel: Callable[..., Any], label: str = "", made: Callable[[], nn.Module] | None = None) -> Inference:
     """Infer the layout and the masks of a function, or a module, of query, key and value.
 
-    label: its name in reports; by default its own. code: what it is in a declaration, if not its label.
+    label: its name in reports; by default its own. made: what makes a module, if it is a class; see `kernel_maker`.
 
     Raises ImplementationError where no layout gives the formula of attention.
     """
     label = label or str(getattr(kernel, "__name__", "kernel"))
+    with as_found():
+        kernel = made() if made else kernel
     _require_inputs(kernel, label)
-    candidates = _candidates(kernel, label)
+    candidates = _candidates(kernel, label, made)
     try:
         candidate = _first_found(candidates)
     except ImplementationError:
         if not all(each.problem and may_need_a_gpu(each) for each in candidates):
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
-    declaration = declaration_of(code or label, candidate.options(), candidate.claims, "from_kernel")
-    kind: Literal["class", "function"] = "class" if isinstance(kernel, nn.Module) else "function"
+    code = _code_of(candidate.made, label) if candidate.made else label
+    declaration = declaration_of(code, candidate.options(), candidate.claims, "from_kernel")
+    kind: Literal["class", "function"] = "class" if made else "function"
     return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration, kind)
