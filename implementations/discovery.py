@@ -21,7 +21,8 @@ from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError
 from mha.implementations.importing import classes_of, default_warnings, described, load_file, load_module, member_of
 from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.kernels import infer_kernel, kernel_maker
+from mha.implementations.inference.kernel_forms import kernel_maker
+from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
 from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found, pristine
@@ -307,16 +308,21 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
     if framework:
         raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
     if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
-        function: Any = value
-        label, is_kernel = target.rpartition(":")[2], isfunction(made) and not makes_modules(function)
-        made = None if is_kernel else kernel_maker(function)
-        inferred = infer_kernel(function, label, made) if is_kernel or made else infer(function, label)
+        inferred = _inferred(value, target.rpartition(":")[2], is_function=isfunction(made))
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     raise ImplementationError(
         f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
         f"and build); {_instead_of(value)}"
     )
+
+
+def _inferred(given: Any, label: str, *, is_function: bool) -> Inference:
+    """Return how a class or a function, or a partial of one, is understood: as a module, or as a kernel."""
+    if is_function and not makes_modules(given):
+        return infer_kernel(given, label)
+    made = kernel_maker(given)
+    return infer_kernel(given, label, made) if made else infer(given, label)
 
 
 def _instead_of(value: object) -> str:

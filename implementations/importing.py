@@ -14,8 +14,9 @@ from types import ModuleType
 
 from torch import nn
 
-from mha.implementations.errors import ImplementationError, one_line
+from mha.implementations.errors import ImplementationError
 from mha.implementations.loaded import variables_of
+from mha.implementations.raised import Raised
 
 
 @contextmanager
@@ -42,7 +43,9 @@ def load_module(name: str) -> ModuleType:
     try:
         with default_warnings(), importable(Path.cwd()):
             return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may raise anything while it is imported
         raise ImplementationError(f"the module {name!r} cannot be imported: {described(error)}") from error
 
 
@@ -58,8 +61,11 @@ def load_file(path: Path) -> ModuleType:
         sys.modules.setdefault(path.stem, module)
         with default_warnings(), importable(path.resolve().parent):
             spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's file may raise anything
-        sys.modules.pop(path.stem, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file may raise anything
+        if sys.modules.get(path.stem) is module:
+            del sys.modules[path.stem]
         hint = "; name it as part of its package, package.module:NAME" if "relative import" in str(error) else ""
         raise ImplementationError(f"{str(path)!r} cannot be run: {described(error)}{hint}") from error
     return module
@@ -90,5 +96,6 @@ def classes_of(module: ModuleType) -> list[str]:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the message of an exception as one line."""
-    return f"{type(error).__name__}: {one_line(error)}"
+    """Return what an exception of a file says as one line: what is missing for it, its message, and where it arose."""
+    raised = Raised.of(error)
+    return f"it {raised.needs} ({raised})" if raised.needs else str(raised)

@@ -18,10 +18,10 @@ from mha.implementations.adapters.construction import module_class, parameters_o
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
 from mha.implementations.adapters.signature import Signature, call_parameters, signature_of
-from mha.implementations.errors import one_line
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
+from mha.implementations.raised import Raised
 from mha.spec import Claims, Config, MaskConvention, Output, Sizes, Weights
 from mha.spec.claims import Alignment, EmptyRow
 
@@ -40,7 +40,8 @@ class Candidate:
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
-    and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
+    and the dtype. problem, raised: what the last call raised, as a line and in full. beside: what it
+    returns beside its output, if not the weights.
     weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths,
     other_lengths, other_keys: what other widths of heads, lengths, or numbers of keys raise, if they are not
     claimed. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only says that the
@@ -72,6 +73,7 @@ class Candidate:
     special: SpecialCase = GENERAL
     shown: str = ""
     problem: str = ""
+    raised: Raised | None = None
     beside: str = ""
     weights_at: str | int | None = None
     one_head: str = ""
@@ -251,7 +253,8 @@ class Candidate:
                 result = compiled_again(lambda: self.last(*(same[id(x)] for x in inputs), **options))
                 return Output(*map(_on_the_cpu, result))
             except (Exception, SystemExit) as error:  # the class may raise anything
-                self.problem = ": ".join(filter(None, (type(error).__name__, one_line(error))))
+                self.raised = Raised.of(error)
+                self.problem = self.raised.text
                 return None
 
     def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:

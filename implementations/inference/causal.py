@@ -27,14 +27,19 @@ def find_causal(candidate: Candidate) -> None:
         candidate.claims["causal"] = candidate.causal_by_default
     elif candidate.formula.causal or candidate.signature.is_causal:
         candidate.flag_fault = fault_of_flag(replace(candidate, claims=candidate.claims | {"causal": None}))
-        always = candidate.formula.causal and not candidate.signature.is_causal
-        candidate.claims |= {"always_causal": True} if always else {}
-        alignment = _alignment(candidate)
-        candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
-        if candidate.mask and not candidate.formula.causal and not _combines(candidate):
-            candidate.claims["causal_with_mask"] = False
+        _claim_causal(candidate)
     elif candidate.mask is None or "l" not in candidate.masks.axes:
         candidate.claims["causal"] = None
+
+
+def _claim_causal(candidate: Candidate) -> None:
+    """Claim that it is causal, always or by a flag; raises Unclear if the flag raises."""
+    if not candidate.signature.is_causal:
+        candidate.claims["always_causal"] = True
+    alignment = _alignment(candidate)
+    candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
+    if candidate.mask and not candidate.formula.causal and not _combines(candidate):
+        candidate.claims["causal_with_mask"] = False
 
 
 def _hint(candidate: Candidate) -> str:

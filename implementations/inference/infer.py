@@ -190,20 +190,22 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
-    problem = None
+    problems = list[Unclear]()
     for tried in (empty, replace(empty, dtype=torch.float32), without_gradients(empty)):
         try:
             return _found(tried, module, arguments)
         except Undeclarable as error:
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
-            problem = problem or unclear
-    for tried in _others(empty) if isinstance(problem, EachCallRaises) else ():
-        with suppress(Unclear):
+            problems.append(unclear)
+    for tried in _others(empty) if isinstance(problems[0], EachCallRaises) else ():
+        try:
             return _found(tried, module, arguments)
-    if isinstance(problem, EachCallRaises) and may_need_a_gpu(empty):
+        except Unclear as unclear:
+            problems.append(unclear)
+    if isinstance(problems[0], EachCallRaises) and may_need_a_gpu(empty):
         return _first_found(on_a_gpu(empty), module, arguments)
-    raise refusal(empty, module, arguments, problem)
+    raise refusal(empty, module, arguments, problems)
 
 
 def _others(empty: Candidate) -> Iterator[Candidate]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from time import process_time
@@ -13,8 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.construction import makes_modules
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
 from mha.implementations.adapters.kernel import (
     AS_MANY,
     MERGED_LAYOUTS,
@@ -23,9 +20,8 @@ from mha.implementations.adapters.kernel import (
     from_kernel,
     function_of,
 )
-from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature, input_names, required_inputs
+from mha.implementations.adapters.signature import Signature
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate, Kind, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
@@ -34,13 +30,16 @@ from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
+from mha.implementations.inference.kernel_forms import PACKED_INPUTS, code_of, require_inputs, required_names
 from mha.implementations.inference.masks import with_masks
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_close
-from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
+from mha.implementations.inference.projections import ParameterMap, Unclear
+from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.pristine import as_found, pristine
+from mha.implementations.raised import main_one
 from mha.implementations.torch_state import threads
 from mha.spec import Claims
 
@@ -48,11 +47,6 @@ from mha.spec import Claims
 OF_HEADS = ("b h l d", "b l h d", "l b h d")
 CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in (*OF_HEADS, "b l (h d)", "l b (h d)") if x != y]
 LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS, *AS_MANY)
-# How many inputs are one tensor, by the required parameters of a kernel.
-PACKED_INPUTS: dict[tuple[str, ...], str] = {
-    (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
-}
-PACKED_INPUTS |= {("qkv",): "3"}
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
@@ -122,7 +116,7 @@ class KernelCandidate(Candidate):
 
 def _candidates(kernel: Callable[..., Any], label: str, made: Callable[..., nn.Module] | None) -> list[KernelCandidate]:
     """Return a candidate for each layout of query, key and value, those with one key head last."""
-    packed = PACKED_INPUTS.get(_required(kernel), "")
+    packed = PACKED_INPUTS.get(required_names(kernel), "")
     claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
     tried = [(layout, claims) for layout in (_packed_layouts(packed) if packed else LAYOUTS)]
     tried += [] if packed else [(layout, claims | {"multi_query": True}) for layout in OF_HEADS]
@@ -143,7 +137,7 @@ def _packed_layouts(packed: str) -> list[str]:
 
 def _rows(candidate: KernelCandidate) -> list[Row]:
     """Return what was found about a kernel."""
-    packed = _required(candidate.constructor)
+    packed = required_names(candidate.constructor)
     alone = ", contiguous ones alone" if candidate.contiguous else ""
     inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
@@ -158,65 +152,6 @@ def _shape(layout: str) -> str:
     inputs, _, context = layout.replace("(b h)", "b*h").replace("(h d)", "h*d").partition(" -> ")
     shape, other = (f"({', '.join(axes.split())})" for axes in (inputs, context))
     return f"{shape}, the context {other}" if context else shape
-
-
-def kernel_maker(constructor: Callable[..., Any]) -> Callable[[], nn.Module] | None:
-    """Return what makes a module of heads that needs no sizes and has no weights, without dropout.
-
-    None for any other class.
-    """
-    parameters = inspect.signature(constructor).parameters
-    dropout = dict.fromkeys((name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters), 0.0)
-    required = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
-    if makes_modules(constructor) or not {*required} <= {*dropout}:
-        return None
-    with suppress(Exception, SystemExit), as_found():
-        module = constructor(**dropout)
-        takes_heads = input_names(inspect.signature(module.forward).parameters) or _required(module) in PACKED_INPUTS
-        if takes_heads and not [*module.parameters()]:
-            return partial(constructor, **dropout)
-    return None
-
-
-def _code_of(made: Callable[..., nn.Module], label: str) -> str:
-    """Return the code that makes a kernel."""
-    given = ", ".join(f"{name}={value}" for name, value in getattr(made, "keywords", {}).items())
-    return f"{label}({given})"
-
-
-def _required(kernel: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the inputs that a kernel requires."""
-    names = (each.name for each in required_inputs(inspect.signature(function_of(kernel)).parameters))
-    return tuple(name for name in names if name not in NEUTRAL_MEANING)
-
-
-def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
-    """Raise ImplementationError for a function that cannot take query, key and value, or needs more than them."""
-    required = _required(kernel)
-    if required in PACKED_INPUTS:
-        return
-    _require_nothing_else(label, required)
-    parameters = inspect.signature(function_of(kernel)).parameters.values()
-    if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-        raise ImplementationError(
-            f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query, key and value of "
-            "shape (b, h, l, d), and a function that makes a module takes d_model and n_heads"
-        )
-
-
-def _require_nothing_else(label: str, required: Collection[str]) -> None:
-    """Raise ImplementationError for a function that requires weights, or where packed sequences begin."""
-    if offsets := [name for name in required if name.startswith("cu_seqlens")]:
-        raise ImplementationError(
-            f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a function of a batch, "
-            f"(b, l, h, d), that packs its items, calls {label}, and unpacks the result"
-        )
-    weights = [name for name in required if role_of(name) and any(word[0] == "w" for word in words_of(name))]
-    if len(weights) > 2:
-        raise ImplementationError(
-            f"{label} takes its weights as arguments ({', '.join(weights)}); judge a torch.nn.Module that has them as "
-            "parameters, and whose forward calls it"
-        )
 
 
 def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
@@ -234,7 +169,7 @@ def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
             except Unclear as unclear:
                 # In another layout, a check of one axis would be one of another.
                 problem, layout = problem or str(unclear), candidate.layout
-    problem = problem or _without_formula(candidates[0])
+    problem = problem or _without_formula(candidates)
     label = candidates[0].label
     raise ImplementationError(
         f"{label} needs a declaration: {problem}. Declare it below the function, and judge that: "
@@ -297,14 +232,25 @@ def _ignores_heads(candidate: Candidate) -> bool:
     return one_for_each != candidate.claims and replace(candidate, claims=one_for_each).call_plainly(inputs) is not None
 
 
-def _without_formula(candidate: KernelCandidate) -> str:
-    """Return what a kernel raises in each dtype, or that it computes no known formula."""
+def _without_formula(candidates: Sequence[KernelCandidate]) -> str:
+    """Return what a kernel raises, or that it computes no known formula.
+
+    Raises ImplementationError for an error of its code, or what that needs and is missing here.
+    """
+    candidate, packed = candidates[0], required_names(candidates[0].constructor)
     tried = [candidate, *_in_few_dtypes([candidate])]
     called = any(outputs_of(each) for each in tried)
-    problems = dict.fromkeys(each.problem for each in tried)  # each one once
-    problem = "its output matches no formula of attention" if called else " and, in other dtypes, ".join(problems)
-    packed = _required(candidate.constructor)
     names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
+    if called:
+        problem = "its output matches no formula of attention"
+    else:
+        tries = [[each.raised] for each in (*tried, *candidates) if each.raised]
+        raised = main_one(tries)
+        if raised.needs:
+            raise ImplementationError(f"{candidate.label} {raised.needs} (each call raises {raised})")
+        problem = calls_raise(raised, tries)
+        if raised.is_of_code:
+            raise ImplementationError(f"{candidate.label} cannot be judged: called with {names}, {problem}")
     return (
         f"called with {names} of shape {_shape(candidate.layout)}, {problem}; a function that makes a module "
         "needs parameters d_model and n_heads"
@@ -398,7 +344,7 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "", made: Callable[[],
     label = label or str(getattr(kernel, "__name__", "kernel"))
     with as_found():
         kernel = made() if made else kernel
-    _require_inputs(kernel, label)
+    require_inputs(kernel, label)
     candidates = _candidates(kernel, label, made)
     try:
         candidate = _first_found(candidates)
@@ -406,7 +352,7 @@ def infer_kernel(kernel: Callable[..., Any], label: str = "", made: Callable[[],
         if not all(each.problem and may_need_a_gpu(each) for each in candidates):
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
-    code = _code_of(candidate.made, label) if candidate.made else label
+    code = code_of(candidate.made, label) if candidate.made else label
     declaration = declaration_of(code, candidate.options(), candidate.claims, "from_kernel")
     kind: Literal["class", "function"] = "class" if made else "function"
     return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration, kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -11,14 +11,16 @@ from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.declaration import declaration_advice
+from mha.implementations.inference.nearest import EachCallRaises
 from mha.implementations.inference.projections import Unclear, parameter_maps
+from mha.implementations.raised import Raised, main_one
 
 
 def refusal(
-    empty: Candidate, module: nn.Module, arguments: Mapping[str, str], problem: Unclear | None
+    empty: Candidate, module: nn.Module, arguments: Mapping[str, str], problems: Sequence[Unclear]
 ) -> ImplementationError:
-    """Return why a module is not read, and what to do; problem: what is left open."""
-    label = empty.label
+    """Return why a module is not read, and what to do; problems: what is left open by each way of reading it."""
+    label, problem = empty.label, problems[0]
     if offsets := ", ".join(name for name in empty.signature.others if name.startswith("cu_seqlens")):
         return ImplementationError(
             f"{label} takes sequences packed one after another ({offsets}); judge a module of a batch, (b, l, d), that "
@@ -27,8 +29,23 @@ def refusal(
     if variables := ", ".join(read_from_module(empty.constructor)):
         advice = building_advice(label, empty.constructor, arguments)
         return ImplementationError(f"{label} reads {variables} from its module: {problem}; {advice}")
-    advice = f"{_unknown_inputs(empty)}{_advice(empty, module)}"
+    unknown = _unknown_inputs(empty)
+    advice = f"{unknown}{_advice(empty, module)}"
+    if isinstance(problem, EachCallRaises):
+        tries = [each.raised for each in problems if isinstance(each, EachCallRaises)]
+        raised = main_one(tries)
+        if raised.needs:
+            return ImplementationError(f"{label} {raised.needs} (each call raises {raised})")
+        if raised.place:  # a declaration changes what a call is given, and not the code that is called
+            return ImplementationError(f"{label} cannot be judged: {calls_raise(raised, tries)}{unknown and advice}")
     return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
+
+
+def calls_raise(raised: Raised, tries: Sequence[Sequence[Raised]]) -> str:
+    """Return what calls raise: an exception of theirs, and the first one of those that raise another."""
+    others = [each for every in tries for each in every if (each.kind, each.place) != (raised.kind, raised.place)]
+    also = f"; in other dtypes or layouts, {others[0]}" if others else ""
+    return f"each call raises {raised}" if not also else f"calls raise {raised}{also}"
 
 
 def _unknown_inputs(empty: Candidate) -> str:

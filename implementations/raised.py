@@ -1,0 +1,151 @@
+"""What code of an author raised: where in the author's own file, and what it needs that is missing here."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mha.implementations.errors import one_line
+
+# Packages whose frames say nothing about the author's code.
+OTHERS = ("mha", "torch", "einops", "importlib", "_frozen_importlib", "_frozen_importlib_external")
+INSTALLED = ("site-packages", "dist-packages")
+# Messages of code that runs on a GPU alone, where there is none: of torch, of Triton, and of asserts.
+OF_CUDA = re.compile(r"\b(cuda|gpus?|nvidia)\b|active drivers|cpu tensor\?|no accelerator|accelerator device", re.I)
+# What is raised for want of a GPU; an AssertionError may have no message but its line.
+CUDA_ERRORS = (RuntimeError, AssertionError, ValueError, NotImplementedError, OSError, TypeError)
+# The extras of this package, by the module that each is about.
+EXTRAS = {"triton": "triton", "ray": "ray", "transformers": "ecosystem", "timm": "ecosystem", "keras": "ecosystem"}
+# What a call raises whose inputs have another shape or layout than its code expects.
+OF_CALLS = {"RuntimeError", "ValueError", "IndexError", "AssertionError", "SystemExit"}
+LONGEST = 80
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of an author's code.
+
+    kind: its type. text: the type and the message, as one line. place: the last lines of the author's own code that it
+    passed, as "mine.py, line 7, in forward: `x @ y`"; "" if it came from elsewhere, as where a call does not fit a
+    signature. needs: what the code needs and is missing here, with what to do; "" if nothing is known to be.
+    """
+
+    kind: str
+    text: str
+    place: str
+    needs: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Raised:
+        """Return what is known about an exception.
+
+        >>> Raised.of(ValueError("no rope:\\n  odd width")).text
+        'ValueError: no rope: odd width'
+        """
+        text = ": ".join(filter(None, (type(error).__name__, one_line(error))))
+        return cls(type(error).__name__, text, place_of(error), needs_of(error))
+
+    @property
+    def is_of_code(self) -> bool:
+        """Whether it is an error of the author's code, whatever it is given, and not of how it is called."""
+        of_none = self.kind in ("TypeError", "AttributeError") and "NoneType" in self.text
+        return bool(self.place) and self.kind not in OF_CALLS and not of_none and hasattr(builtins, self.kind)
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place})" if self.place else self.text
+
+
+def place_of(error: BaseException, most: int = 3, *, code: bool = True) -> str:
+    """Return the last lines of the author's own file that an exception passed, the outermost first; "" without any.
+
+    most: the number of lines. code: whether the last one is shown. Lines of the author's file are those outside of
+    this package, of torch, and of Python; among them, those of installed packages only if there are no others.
+    """
+    if isinstance(error, SyntaxError):  # its message says where
+        return ""
+    every = [*_frames(error)]
+    own = [each for each in every if not {*Path(each.filename).parts} & {*INSTALLED}] or every
+    last = [each for each in own if each.filename == own[-1].filename][-most:]
+    places = [_place(each, named=number == 0) for number, each in enumerate(last)]
+    return ", then ".join(places) + (_code_of(last[-1]) if last and code else "")
+
+
+def _code_of(frame: traceback.FrameSummary) -> str:
+    line = frame.line or ""
+    return f": `{line if len(line) <= LONGEST else f'{line[:LONGEST]}...'}`" if line else ""
+
+
+def _place(frame: traceback.FrameSummary, *, named: bool) -> str:
+    name = f"{Path(frame.filename).name}, " if named else ""
+    return f"{name}line {frame.lineno}" + ("" if frame.name == "<module>" else f", in {frame.name}")
+
+
+def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
+    """Yield the frames that an exception passed since this package was left, without those of torch and Python."""
+    standard = sysconfig.get_paths()["stdlib"]
+    passed = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in passed]
+    last = max((number for number, module in enumerate(modules) if module == "mha"), default=-1)
+    for (frame, line), module in zip(passed[last + 1 :], modules[last + 1 :], strict=True):
+        file, installed = frame.f_code.co_filename, {*Path(frame.f_code.co_filename).parts} & {*INSTALLED}
+        if module not in OTHERS and (installed or not file.startswith(standard)) and file[:1] != "<":
+            yield traceback.FrameSummary(file, line, frame.f_code.co_name)
+
+
+def needs_of(error: BaseException) -> str:
+    """Return what code needs that is missing here: a package, or a GPU; "" if the exception does not say so.
+
+    >>> needs_of(ModuleNotFoundError("No module named 'triton'", name="triton"))
+    'needs triton, which is not installed: pip install "mha-conformance[triton]"'
+    """
+    if missing := _missing_module(error):
+        extra = f': pip install "mha-conformance[{EXTRAS[missing]}]"' if missing in EXTRAS else ""
+        return f"needs {missing}, which is not installed{extra or '; install the package that has it'}"
+    if _is_of_cuda(error):
+        return "needs CUDA, and there is none here; run it with --device cuda where there is one"
+    return ""
+
+
+def _missing_module(error: BaseException | None) -> str:
+    """Return the package that an import did not find, perhaps one that another exception was raised for."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] not in sys.modules:
+            return error.name.partition(".")[0]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return ""
+
+
+def _is_of_cuda(error: BaseException) -> bool:
+    """Return whether an exception is raised for want of a GPU, by its message or, without one, its line."""
+    if torch.cuda.is_available() or not isinstance(error, CUDA_ERRORS):
+        return False
+    frames = [*_frames(error)]
+    line = frames[-1].line if frames and not one_line(error) else ""
+    return bool(OF_CUDA.search(f"{one_line(error)} {line}"))
+
+
+def main_one(tries: list[list[Raised]]) -> Raised:
+    """Return the exception that says most: of several tries, each with what its calls raised, the one of most of them.
+
+    What is missing here comes first, then errors of the code itself, then what the first call raised.
+    """
+    every = [each for raised in tries for each in raised]
+
+    def weight(each: Raised) -> tuple[bool, bool, int]:
+        count = sum(any(_is_same(each, other) for other in raised) for raised in tries)
+        return bool(each.needs), each.is_of_code, count
+
+    return max(every, key=weight)
+
+
+def _is_same(one: Raised, other: Raised) -> bool:
+    """Return whether two exceptions are the same, but for what a message says of shapes and dtypes."""
+    return (one.kind, one.place or one.text) == (other.kind, other.place or other.text)
