@@ -18,14 +18,18 @@ from mha.implementations.errors import one_line
 # Packages whose frames say nothing about the author's code.
 OTHERS = ("mha", "torch", "einops", "importlib", "_frozen_importlib", "_frozen_importlib_external")
 INSTALLED = ("site-packages", "dist-packages")
+STANDARD = sysconfig.get_paths()["stdlib"]
 # Messages of code that runs on a GPU alone, where there is none: of torch, of Triton, and of asserts.
-OF_CUDA = re.compile(r"\b(cuda|gpus?|nvidia)\b|active drivers|cpu tensor\?|no accelerator|accelerator device", re.I)
+OF_CUDA = re.compile(
+    r"(?<![a-z])(cuda|gpus?|nvidia)(?![a-z])|active drivers|cpu tensor\?|no accelerator|accelerator device", re.I
+)
 # What is raised for want of a GPU; an AssertionError may have no message but its line.
 CUDA_ERRORS = (RuntimeError, AssertionError, ValueError, NotImplementedError, OSError, TypeError)
 # The extras of this package, by the module that each is about.
 EXTRAS = {"triton": "triton", "ray": "ray", "transformers": "ecosystem", "timm": "ecosystem", "keras": "ecosystem"}
 # What a call raises whose inputs have another shape or layout than its code expects.
-OF_CALLS = {"RuntimeError", "ValueError", "IndexError", "AssertionError", "SystemExit"}
+OF_CALLS = {"RuntimeError", "ValueError", "IndexError", "AssertionError"}
+NOT_FOUND = "cannot be imported here; install it, or add the folder that has it to PYTHONPATH"
 LONGEST = 80
 
 
@@ -34,7 +38,7 @@ class Raised:
     """An exception of an author's code.
 
     kind: its type. text: the type and the message, as one line. place: the last lines of the author's own code that it
-    passed, as "mine.py, line 7, in forward: `x @ y`"; "" if it came from elsewhere, as where a call does not fit a
+    passed, as "mine.py, line 7 in forward: `x @ y`"; "" if it came from elsewhere, as where a call does not fit a
     signature. needs: what the code needs and is missing here, with what to do; "" if nothing is known to be.
     """
 
@@ -74,8 +78,10 @@ def place_of(error: BaseException, most: int = 3, *, code: bool = True) -> str:
     every = [*_frames(error)]
     own = [each for each in every if not {*Path(each.filename).parts} & {*INSTALLED}] or every
     last = [each for each in own if each.filename == own[-1].filename][-most:]
-    places = [_place(each, named=number == 0) for number, each in enumerate(last)]
-    return ", then ".join(places) + (_code_of(last[-1]) if last and code else "")
+    if not last:
+        return ""
+    places = [f"line {each.lineno}" + ("" if each.name == "<module>" else f" in {each.name}") for each in last]
+    return ", ".join([Path(last[0].filename).name, *places]) + (_code_of(last[-1]) if code else "")
 
 
 def _code_of(frame: traceback.FrameSummary) -> str:
@@ -83,20 +89,14 @@ def _code_of(frame: traceback.FrameSummary) -> str:
     return f": `{line if len(line) <= LONGEST else f'{line[:LONGEST]}...'}`" if line else ""
 
 
-def _place(frame: traceback.FrameSummary, *, named: bool) -> str:
-    name = f"{Path(frame.filename).name}, " if named else ""
-    return f"{name}line {frame.lineno}" + ("" if frame.name == "<module>" else f", in {frame.name}")
-
-
 def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
     """Yield the frames that an exception passed since this package was left, without those of torch and Python."""
-    standard = sysconfig.get_paths()["stdlib"]
     passed = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in passed]
     last = max((number for number, module in enumerate(modules) if module == "mha"), default=-1)
     for (frame, line), module in zip(passed[last + 1 :], modules[last + 1 :], strict=True):
         file, installed = frame.f_code.co_filename, {*Path(frame.f_code.co_filename).parts} & {*INSTALLED}
-        if module not in OTHERS and (installed or not file.startswith(standard)) and file[:1] != "<":
+        if module not in OTHERS and (installed or not file.startswith(STANDARD)) and file[:1] != "<":
             yield traceback.FrameSummary(file, line, frame.f_code.co_name)
 
 
@@ -107,8 +107,9 @@ def needs_of(error: BaseException) -> str:
     'needs triton, which is not installed: pip install "mha-conformance[triton]"'
     """
     if missing := _missing_module(error):
-        extra = f': pip install "mha-conformance[{EXTRAS[missing]}]"' if missing in EXTRAS else ""
-        return f"needs {missing}, which is not installed{extra or '; install the package that has it'}"
+        extra = EXTRAS.get(missing)
+        how = f'is not installed: pip install "mha-conformance[{extra}]"' if extra else NOT_FOUND
+        return f"needs {missing}, which {how}"
     if _is_of_cuda(error):
         return "needs CUDA, and there is none here; run it with --device cuda where there is one"
     return ""

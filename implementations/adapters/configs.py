@@ -55,10 +55,11 @@ def config_code(constructor: Callable[..., Any], sizes: Mapping[str, str], error
     """
     target: Any = constructor.func if isinstance(constructor, partial) else constructor
     code = getattr(getattr(target, "__init__", target), "__code__", target)
+    receiver = next(iter(getattr(code, "co_varnames", ())), "") if inspect.isclass(target) else ""
     read = [
         after.argval
         for before, after in pairwise(dis.get_instructions(code))
-        if before.opname.startswith("LOAD_FAST") and after.opname == "LOAD_ATTR" and before.argval != "self"
+        if before.opname.startswith("LOAD_FAST") and after.opname == "LOAD_ATTR" and before.argval != receiver
     ]
     names = [name for name in dict.fromkeys(read) if name in vars(error.obj)]
     values = [f"{name}={sizes.get(name, '...')}" for name in (*names, error.name)]

@@ -12,7 +12,7 @@ from torch import nn
 from mha.implementations.adapters.configs import AnyConfig, config_code
 from mha.implementations.adapters.construction import SIZES, construct
 from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
-from mha.implementations.adapters.signature import input_names
+from mha.implementations.adapters.signature import forward_of, input_names
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.probes import CONFIG
 from mha.implementations.pristine import as_found
@@ -71,10 +71,12 @@ def _require_named_inputs(label: str, made: object) -> None:
 
 def kernel_advice(label: str, made: Callable[..., Any]) -> str:
     """Return how to judge a module that takes query, key and value, and may have no projections of its own."""
-    parameters = inspect.signature(getattr(made, "forward", lambda: None)).parameters
+    parameters = inspect.signature(
+        forward_of(made) if inspect.isclass(made) and hasattr(made, "forward") else lambda: None
+    ).parameters
     if not input_names(parameters):
         return ""
-    names = [name for name, p in parameters.items() if name != "self" and p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     taken = ", ".join(name if parameters[name].default is inspect.Parameter.empty else f"{name}=None" for name in names)
     given = {"temperature": f"{names[0]}.shape[-1] ** 0.5"}
     required = [p.name for p in inspect.signature(made).parameters.values() if p.default is p.empty]

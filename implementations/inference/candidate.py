@@ -17,7 +17,7 @@ from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import module_class, parameters_of
 from mha.implementations.adapters.masks import MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.adapters.signature import Signature, call_parameters, signature_of
+from mha.implementations.adapters.signature import Signature, call_parameters, forward_of, signature_of
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
@@ -201,7 +201,7 @@ class Candidate:
         """The parameters of `forward`."""
         cls = module_class(self.constructor)
         assert cls is not None
-        return call_parameters(cls.forward)
+        return call_parameters(forward_of(cls))
 
     @property
     def signature(self) -> Signature:

@@ -248,7 +248,7 @@ def _without_formula(candidates: Sequence[KernelCandidate]) -> str:
         raised = main_one(tries)
         if raised.needs:
             raise ImplementationError(f"{candidate.label} {raised.needs} (each call raises {raised})")
-        problem = calls_raise(raised, tries)
+        problem = calls_raise(raised, tries[: len(tried)])
         if raised.is_of_code:
             raise ImplementationError(f"{candidate.label} cannot be judged: called with {names}, {problem}")
     return (

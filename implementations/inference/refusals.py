@@ -42,10 +42,14 @@ def refusal(
 
 
 def calls_raise(raised: Raised, tries: Sequence[Sequence[Raised]]) -> str:
-    """Return what calls raise: an exception of theirs, and the first one of those that raise another."""
-    others = [each for every in tries for each in every if (each.kind, each.place) != (raised.kind, raised.place)]
-    also = f"; in other dtypes or layouts, {others[0]}" if others else ""
-    return f"each call raises {raised}" if not also else f"calls raise {raised}{also}"
+    """Return what calls raise: an exception that most of them share, and another one of the usual layout, if any does.
+
+    An error of the code itself explains the others.
+    """
+    others = [each[0] for each in tries if (each[0].kind, each[0].place) != (raised.kind, raised.place)]
+    if not others or raised.is_of_code:
+        return f"each call raises {raised}" if not others else f"calls raise {raised}"
+    return f"calls raise {raised}; in other dtypes, or with other lengths, {others[0]}"
 
 
 def _unknown_inputs(empty: Candidate) -> str:

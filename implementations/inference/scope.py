@@ -75,7 +75,7 @@ def _norms(module: nn.Module) -> list[str]:
 def _residual(candidate: Candidate, norms: Sequence[str]) -> str:
     """Return what to do about a residual connection, if a formula gives the output less the input."""
     parameters = candidate.forward_parameters.values()
-    names = [p.name for p in parameters if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for left_out in {(), tuple(norms)}:
         outputs = outputs_of(candidate, change=_left_out(left_out))
         pairs = list(zip(outputs, candidate.probes, strict=False))
