@@ -20,15 +20,13 @@ OTHERS = ("mha", "torch", "einops", "importlib", "_frozen_importlib", "_frozen_i
 INSTALLED = ("site-packages", "dist-packages")
 STANDARD = sysconfig.get_paths()["stdlib"]
 # Messages of code that runs on a GPU alone, where there is none: of torch, of Triton, and of asserts.
-OF_CUDA = re.compile(
-    r"(?<![a-z])(cuda|gpus?|nvidia)(?![a-z])|active drivers|cpu tensor\?|no accelerator|accelerator device", re.I
-)
+OF_CUDA = re.compile(r"(?<![a-z])(cuda|gpus?|nvidia)(?![a-z])|active drivers|cpu tensor\?|accelerator device", re.I)
 # What is raised for want of a GPU; an AssertionError may have no message but its line.
 CUDA_ERRORS = (RuntimeError, AssertionError, ValueError, NotImplementedError, OSError, TypeError)
 # The extras of this package, by the module that each is about.
 EXTRAS = {"triton": "triton", "ray": "ray", "transformers": "ecosystem", "timm": "ecosystem", "keras": "ecosystem"}
 # What a call raises whose inputs have another shape or layout than its code expects.
-OF_CALLS = {"RuntimeError", "ValueError", "IndexError", "AssertionError"}
+OF_CALLS = {"RuntimeError", "ValueError", "IndexError", "AssertionError", "NotImplementedError"}
 NOT_FOUND = "cannot be imported here; install it, or add the folder that has it to PYTHONPATH"
 LONGEST = 80
 

@@ -71,9 +71,8 @@ def _require_named_inputs(label: str, made: object) -> None:
 
 def kernel_advice(label: str, made: Callable[..., Any]) -> str:
     """Return how to judge a module that takes query, key and value, and may have no projections of its own."""
-    parameters = inspect.signature(
-        forward_of(made) if inspect.isclass(made) and hasattr(made, "forward") else lambda: None
-    ).parameters
+    has_forward = inspect.isclass(made) and hasattr(made, "forward")
+    parameters = inspect.signature(forward_of(made)).parameters if has_forward else {}
     if not input_names(parameters):
         return ""
     names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
