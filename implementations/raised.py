@@ -23,8 +23,8 @@ STANDARD = sysconfig.get_paths()["stdlib"]
 OF_CUDA = re.compile(r"(?<![a-z])(cuda|gpus?|nvidia)(?![a-z])|active drivers|cpu tensor\?|accelerator device", re.I)
 # What is raised for want of a GPU; an AssertionError may have no message but its line.
 CUDA_ERRORS = (RuntimeError, AssertionError, ValueError, NotImplementedError, OSError, TypeError)
-# The extras of this package, by the module that each is about.
-EXTRAS = {"triton": "triton", "ray": "ray", "transformers": "ecosystem", "timm": "ecosystem", "keras": "ecosystem"}
+# The extra of this package that brings a module which implementations import.
+EXTRAS = {"triton": "triton"}
 # What a call raises whose inputs have another shape or layout than its code expects.
 OF_CALLS = {"RuntimeError", "ValueError", "IndexError", "AssertionError", "NotImplementedError"}
 NOT_FOUND = "cannot be imported here; install it, or add the folder that has it to PYTHONPATH"
@@ -58,8 +58,12 @@ class Raised:
     @property
     def is_of_code(self) -> bool:
         """Whether it is an error of the author's code, whatever it is given, and not of how it is called."""
-        of_none = self.kind in ("TypeError", "AttributeError") and "NoneType" in self.text
-        return bool(self.place) and self.kind not in OF_CALLS and not of_none and hasattr(builtins, self.kind)
+        return bool(self.place) and self.kind not in OF_CALLS and not self.is_of_none and hasattr(builtins, self.kind)
+
+    @property
+    def is_of_none(self) -> bool:
+        """Whether it is raised for None, which a call gives for a mask that it leaves out, and what is not known."""
+        return self.kind in ("TypeError", "AttributeError") and "NoneType" in self.text
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text

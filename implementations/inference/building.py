@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -72,7 +72,7 @@ def _require_named_inputs(label: str, made: object) -> None:
 def kernel_advice(label: str, made: Callable[..., Any]) -> str:
     """Return how to judge a module that takes query, key and value, and may have no projections of its own."""
     has_forward = inspect.isclass(made) and hasattr(made, "forward")
-    parameters = inspect.signature(forward_of(made)).parameters if has_forward else {}
+    parameters = inspect.signature(forward_of(cast(type, made))).parameters if has_forward else {}
     if not input_names(parameters):
         return ""
     names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -73,7 +73,9 @@ def _alignment(candidate: Candidate) -> Alignment:
         square = replace(tried, special=EQUAL_LENGTHS).probes[0]
         if candidate.cross_attention and tried.call(square.inputs, is_causal=True) is not None:
             return "top_left"
-        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
+        if tried.raised and tried.raised.is_of_code:
+            return "top_left"  # judged, and reported where it raises
+        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.raised}; pass call=...")
     if not candidate.cross_attention:
         return "top_left"
     if candidate.explained and candidate.formula.causal and not candidate.special.name:

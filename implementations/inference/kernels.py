@@ -35,7 +35,7 @@ from mha.implementations.inference.masks import with_masks
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_close
-from mha.implementations.inference.projections import ParameterMap, Unclear
+from mha.implementations.inference.projections import ParameterMap, Unclear, Undeclarable
 from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.pristine import as_found, pristine
@@ -166,6 +166,8 @@ def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
         if candidate:
             try:
                 return _with_claims(replace(candidate, claims=dict(candidate.claims)), in_few=in_few)
+            except Undeclarable as error:
+                raise ImplementationError(f"{candidate.label} cannot be judged as it is: {error}") from None
             except Unclear as unclear:
                 # In another layout, a check of one axis would be one of another.
                 problem, layout = problem or str(unclear), candidate.layout

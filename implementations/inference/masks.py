@@ -18,7 +18,7 @@ from mha.implementations.inference.causal_flags import not_causal
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, additive, is_close
-from mha.implementations.inference.projections import Unclear
+from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.spec import Claims, MaskConvention
 from mha.spec.masks import INTEGERS
 
@@ -92,9 +92,11 @@ def find_mask(candidate: Candidate) -> None:
 
 def _unclear(candidate: Candidate, name: str) -> Unclear:
     """Return what is unclear about a mask of this name, and what to declare."""
-    tried = replace(candidate, mask="keep")
+    tried = replace(candidate, mask="keep", raised=None)
     tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
-    raised = f" (a boolean one of (B, H, L, S) raises {tried.problem})" if tried.problem else ""
+    if tried.raised and tried.raised.is_of_code:
+        return Undeclarable(f"each call with a mask raises {tried.raised}")
+    raised = f" (a boolean one of (B, H, L, S) raises {tried.raised})" if tried.raised else ""
     return Unclear(
         f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', "
         "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"

@@ -36,8 +36,9 @@ def refusal(
         raised = main_one(tries)
         if raised.needs:
             return ImplementationError(f"{label} {raised.needs} (each call raises {raised})")
-        if raised.place:  # a declaration changes what a call is given, and not the code that is called
-            return ImplementationError(f"{label} cannot be judged: {calls_raise(raised, tries)}{unknown and advice}")
+        if raised.place and not (unknown or raised.is_of_none):  # no declaration changes the code that is called
+            return ImplementationError(f"{label} cannot be judged: {calls_raise(raised, tries)}")
+        return ImplementationError(f"{label} needs a declaration: {calls_raise(raised, tries)}{advice}")
     return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
 
 
