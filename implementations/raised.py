@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import linecache
 import re
 import sys
 import sysconfig
@@ -87,6 +88,7 @@ def place_of(error: BaseException, most: int = 3, *, code: bool = True) -> str:
 
 
 def _code_of(frame: traceback.FrameSummary) -> str:
+    linecache.checkcache(frame.filename)  # the file may have been edited since
     line = frame.line or ""
     return f": `{line if len(line) <= LONGEST else f'{line[:LONGEST]}...'}`" if line else ""
 
@@ -120,8 +122,9 @@ def needs_of(error: BaseException) -> str:
 def _missing_module(error: BaseException | None) -> str:
     """Return the package that an import did not find, perhaps one that another exception was raised for."""
     while error is not None:
-        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] not in sys.modules:
-            return error.name.partition(".")[0]
+        name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if name and sys.modules.get(name) is None:
+            return name
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return ""
 
