@@ -46,7 +46,9 @@ def load_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's module may raise anything while it is imported
-        raise ImplementationError(f"the module {name!r} cannot be imported: {described(error)}") from error
+        is_itself = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        shown = Raised.of(error).text if is_itself else described(error)
+        raise ImplementationError(f"the module {name!r} cannot be imported: {shown}") from error
 
 
 def load_file(path: Path) -> ModuleType:

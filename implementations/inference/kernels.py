@@ -250,7 +250,7 @@ def _without_formula(candidates: Sequence[KernelCandidate]) -> str:
         raised = main_one(tries)
         if raised.needs:
             raise ImplementationError(f"{candidate.label} {raised.needs} (each call raises {raised})")
-        problem = calls_raise(raised, tries[: len(tried)])
+        problem = calls_raise(raised, tries[: len(tried)]) if raised.place else raised.text
         if raised.is_of_code:
             raise ImplementationError(f"{candidate.label} cannot be judged: called with {names}, {problem}")
     return (
