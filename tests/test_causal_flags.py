@@ -257,6 +257,28 @@ class MaskedSaysThatMasksCount(Built):
         return self.attend(x, False, mask if self.masked else None)
 
 
+class MaskedOfAnotherName(MaskedSaysThatMasksCount):
+    """The same, with a mask that no name tells."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
+        return self.attend(x, False, hidden if self.masked else None)
+
+
+class CausalWithoutAMemory(Base):
+    """Its flag counts in self-attention alone."""
+
+    def __init__(self, d_model: int, n_heads: int, causal: bool = True) -> None:
+        super().__init__(d_model, n_heads)
+        self.causal = causal
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        q = self.qkv(x).chunk(3, -1)[0]
+        _, k, v = self.qkv(x if context is None else context).chunk(3, -1)
+        heads = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        output: Tensor = kernel(*heads, causal=self.causal and context is None)
+        return self.out(output.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of a layer
+
+
 class OfAWord(Base):
     """Flags that are called causal, and are no causal flags."""
 
@@ -290,6 +312,8 @@ RIGHT: dict[Callable[..., Any], str] = {
     BuiltAndCalled: "is_causal, aligned top_left",
     CallsOverride: "is_causal, aligned top_left",
     MaskedSaysThatMasksCount: "through the mask, aligned top_left",
+    MaskedOfAnotherName: "no; to judge it causal too, check functools.partial(MaskedOfAnotherName, masked=True)",
+    CausalWithoutAMemory: "no; to judge it causal too, check functools.partial(CausalWithoutAMemory, causal=True)",
     OfAWord: "no",
     HeadsOfAFlag: "no",
     square_only: "causal, aligned top_left",

@@ -49,7 +49,7 @@ def with_idle_constructor_flag(candidate: Kind) -> Kind:
     for flag in () if candidate.flag_fault or candidate.hint else causal_flags(parameters):
         default = parameters[flag].default
         value = False if default is parameters[flag].empty else default
-        if flag in candidate.keywords or not isinstance(value, bool):
+        if flag in candidate.keywords or not isinstance(value, bool) or _may_be_of_masks(candidate, flag):
             continue
         if fault := _fault_of_constructor(candidate, flag, value=value):
             wrong = not candidate.formula.causal  # the value that says something else than what it does
@@ -57,6 +57,12 @@ def with_idle_constructor_flag(candidate: Kind) -> Kind:
             _claim_causal(tried, always=wrong)
             return tried
     return candidate
+
+
+def _may_be_of_masks(candidate: Candidate, flag: str) -> bool:
+    """Return whether a flag may say that masks count, which are given by an option that is not understood."""
+    options = [p for p in candidate.forward_parameters.values() if p.default is not p.empty]
+    return flag == "masked" and candidate.mask is None and bool(options)
 
 
 def _claim_causal(candidate: Candidate, *, always: bool) -> None:
@@ -90,9 +96,15 @@ def _pairs(one: Candidate, other: Candidate) -> Iterator[tuple[tuple[Candidate, 
     pair = one, other
     for options in ({"training": True}, *_masked(one)):
         yield pair, options
+    if one.cross_attention:  # it may be causal in self-attention alone, as where a memory is left out
+        yield (_of_self(one), _of_self(other)), {}
     if one.signature.is_causal:
         yield pair, {"is_causal": True}
         yield (replace(one, flag_left_out=True), replace(other, flag_left_out=True)), {}
+
+
+def _of_self(candidate: Candidate) -> Candidate:
+    return replace(candidate, claims=candidate.claims | {"cross_attention": False})
 
 
 def _masked(candidate: Candidate) -> list[dict[str, Any]]:
