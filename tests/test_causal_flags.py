@@ -279,6 +279,18 @@ class CausalWithoutAMemory(Base):
         return self.out(output.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # of a layer
 
 
+class AsInTransformers(Built):
+    """The config chooses a function that reads the flag, or one whose masks are made by the model."""
+
+    def __init__(self, config: Any, is_causal: bool = False) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads)
+        self.config, self.is_causal = config, is_causal
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # another signature
+        is_eager = self.config._attn_implementation == "eager"
+        return self.attend(hidden_states, self.is_causal and not is_eager, attention_mask)
+
+
 class OfAWord(Base):
     """Flags that are called causal, and are no causal flags."""
 
@@ -314,6 +326,7 @@ RIGHT: dict[Callable[..., Any], str] = {
     MaskedSaysThatMasksCount: "through the mask, aligned top_left",
     MaskedOfAnotherName: "no; to judge it causal too, check functools.partial(MaskedOfAnotherName, masked=True)",
     CausalWithoutAMemory: "no; to judge it causal too, check functools.partial(CausalWithoutAMemory, causal=True)",
+    AsInTransformers: "through the mask, aligned top_left",
     OfAWord: "no",
     HeadsOfAFlag: "no",
     square_only: "causal, aligned top_left",

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from mha.implementations.adapters.constructor_names import causal_flags
+from mha.implementations.adapters.names import names_used
 from mha.implementations.inference.candidate import Candidate, Kind
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.probes import EQUAL_LENGTHS
 
-Inputs = tuple[Tensor, ...]
+# What a module of transformers reads from its config to choose how it attends.
+CHOICE = "_attn_implementation"
 
 
 def fault_of_flag(candidate: Candidate) -> str:
@@ -49,7 +49,7 @@ def with_idle_constructor_flag(candidate: Kind) -> Kind:
     for flag in () if candidate.flag_fault or candidate.hint else causal_flags(parameters):
         default = parameters[flag].default
         value = False if default is parameters[flag].empty else default
-        if flag in candidate.keywords or not isinstance(value, bool) or _may_be_of_masks(candidate, flag):
+        if flag in candidate.keywords or not isinstance(value, bool) or _may_count_elsewhere(candidate, flag):
             continue
         if fault := _fault_of_constructor(candidate, flag, value=value):
             wrong = not candidate.formula.causal  # the value that says something else than what it does
@@ -59,10 +59,18 @@ def with_idle_constructor_flag(candidate: Kind) -> Kind:
     return candidate
 
 
-def _may_be_of_masks(candidate: Candidate, flag: str) -> bool:
-    """Return whether a flag may say that masks count, which are given by an option that is not understood."""
+def _may_count_elsewhere(candidate: Candidate, flag: str) -> bool:
+    """Return whether a flag that makes no call causal may have its effect where no trial run comes.
+
+    It may say that masks count, which are given by an option that is not understood; or it may be for another way of
+    attending than the config chooses: modules of transformers have one, "eager", whose masks are made by the model.
+    """
+    if candidate.formula.causal:
+        return False
     options = [p for p in candidate.forward_parameters.values() if p.default is not p.empty]
-    return flag == "masked" and candidate.mask is None and bool(options)
+    of_masks = flag == "masked" and candidate.mask is None and bool(options)
+    module = getattr(candidate.last, "module", candidate.constructor)  # a kernel is the module that was constructed
+    return of_masks or CHOICE in names_used(type(module))
 
 
 def _claim_causal(candidate: Candidate, *, always: bool) -> None:
