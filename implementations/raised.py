@@ -119,14 +119,23 @@ def needs_of(error: BaseException) -> str:
     return ""
 
 
-def _missing_module(error: BaseException | None) -> str:
+def _missing_module(error: BaseException) -> str:
     """Return the package that an import did not find, perhaps one that another exception was raised for."""
-    while error is not None:
-        name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    for each in _chain(error):
+        name = str(each.name).partition(".")[0] if isinstance(each, ModuleNotFoundError) else ""
         if name and sys.modules.get(name) is None:
             return name
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return ""
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an exception, and those that it was raised for."""
+    chain: list[BaseException] = []
+    last: BaseException | None = error
+    while last is not None and all(last is not each for each in chain):  # one may be raised from itself
+        chain.append(last)
+        last = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+    return chain
 
 
 def _is_of_cuda(error: BaseException) -> bool:

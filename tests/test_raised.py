@@ -302,6 +302,13 @@ def test_what_torch_and_python_pass_is_not_shown() -> None:
     assert place_of(raised_by("x = [")) == ""
 
 
+def test_package_is_found_behind_other_exceptions() -> None:
+    missing = "try:\n    import no_such_package\nexcept ImportError as error:\n    raise RuntimeError('none') from "
+    assert needs_of(raised_by(f"{missing}error")).startswith("needs no_such_package, which cannot be imported here; ")
+    assert needs_of(raised_by(f"{missing}None")) == ""
+    assert needs_of(raised_by("error = ValueError()\nraise error from error")) == ""
+
+
 def test_error_of_the_code_comes_before_errors_of_shapes() -> None:
     def made(kind: str, place: str = "a.py", needs: str = "") -> Raised:
         return Raised(kind, f"{kind}: text", place, needs)
