@@ -58,8 +58,12 @@ class Raised:
 
     @property
     def is_of_code(self) -> bool:
-        """Whether it is an error of the author's code, whatever it is given, and not of how it is called."""
-        return bool(self.place) and self.kind not in OF_CALLS and not self.is_of_none and hasattr(builtins, self.kind)
+        """Whether it is an error of the author's code, whatever it is given, and not of how it is called.
+
+        What a line raises by `raise` is meant.
+        """
+        is_meant = "`raise " in self.place or self.kind in OF_CALLS or not hasattr(builtins, self.kind)
+        return bool(self.place) and not is_meant and not self.is_of_none
 
     @property
     def is_of_none(self) -> bool:
@@ -101,7 +105,7 @@ def _frames(error: BaseException) -> Iterator[traceback.FrameSummary]:
     for (frame, line), module in zip(passed[last + 1 :], modules[last + 1 :], strict=True):
         file, installed = frame.f_code.co_filename, {*Path(frame.f_code.co_filename).parts} & {*INSTALLED}
         if module not in OTHERS and (installed or not file.startswith(STANDARD)) and file[:1] != "<":
-            yield traceback.FrameSummary(file, line, frame.f_code.co_name)
+            yield traceback.FrameSummary(file, line, frame.f_code.co_name, lookup_line=False)
 
 
 def needs_of(error: BaseException) -> str:

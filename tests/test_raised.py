@@ -319,6 +319,7 @@ def test_error_of_the_code_comes_before_errors_of_shapes() -> None:
     assert main_one([[shapes], [shapes_elsewhere]]) is shapes
     assert main_one([[name], [gpu := made("RuntimeError", needs="needs CUDA")]]) is gpu
     assert not made("NameError", place="").is_of_code
+    assert not made("TypeError", place="a.py, line 3 in check: `raise TypeError('float32 alone')`").is_of_code
     assert not Raised("TypeError", "TypeError: 'NoneType' is not iterable", "a.py", "").is_of_code
 
 
