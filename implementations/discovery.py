@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
-import sys
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isfunction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,10 +18,13 @@ from torch.autograd.function import FunctionMeta
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.pickled import pickled
-from mha.implementations.errors import ImplementationError, UnavailableError, one_line
+from mha.implementations.errors import ImplementationError, UnavailableError
+from mha.implementations.importing import classes_of, default_warnings, described, load_file, load_module, member_of
 from mha.implementations.inference.infer import Inference, infer
-from mha.implementations.inference.kernels import infer_kernel, made_kernel
+from mha.implementations.inference.kernel_forms import kernel_maker
+from mha.implementations.inference.kernels import infer_kernel
 from mha.implementations.inference.probes import most_biases
+from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found, pristine
 from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
 
@@ -169,11 +166,11 @@ def resolve(target: str) -> list[Resolved]:
         return [replace(found, implementation=_named(found.implementation, name), target=target)]
     if ":" in target:
         place, _, attribute = target.rpartition(":")
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-        implementation, inference = _implementation(target, _attribute(module, attribute, target))
+        module = load_file(Path(place)) if place.endswith(".py") else load_module(place)
+        implementation, inference = _implementation(target, member_of(module, attribute, target))
         return [Resolved(implementation, target, inference)]
     if target.endswith(".py"):
-        classes = ", ".join(_classes(_load_file(Path(target)))) or "none"
+        classes = ", ".join(classes_of(load_file(Path(target)))) or "none"
         raise ImplementationError(
             f"{target!r} is a file; name a class in it, as {target}:NAME (its classes: {classes})"
         )
@@ -202,9 +199,9 @@ def as_resolved(value: object) -> Resolved:
         return resolved[0]
     named = value.func if isinstance(value, partial) else value
     module, name = getattr(value, "__module__", ""), getattr(named, "__name__", type(value).__name__)
-    importable = getattr(sys.modules.get(str(module)), name, None) is value and module != "__main__"
+    has_a_place = attribute(module_named(module), name) is value and module != "__main__"
     implementation, inference = _implementation(name, value)
-    return Resolved(implementation, f"{module}:{name}" if importable else "", inference)
+    return Resolved(implementation, f"{module}:{name}" if has_a_place else "", inference)
 
 
 def split_name(target: str) -> tuple[str, str]:
@@ -280,7 +277,7 @@ def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
 
 def _load_entry(point: EntryPoint) -> Registered:
     try:
-        with _default_warnings():
+        with default_warnings():
             value = point.load()
         implementation, inference = _implementation(point.value, value)
         return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
@@ -289,7 +286,7 @@ def _load_entry(point: EntryPoint) -> Registered:
     except ImplementationError as error:
         return Registered(point.name, point.value, error=str(error), broken=True)
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
-        return Registered(point.name, point.value, error=_one_line(error), broken=True)
+        return Registered(point.name, point.value, error=described(error), broken=True)
 
 
 def _named(implementation: Implementation, name: str) -> Implementation:
@@ -299,68 +296,6 @@ def _named(implementation: Implementation, name: str) -> Implementation:
 def original_of(implementation: Implementation) -> Implementation:
     """Return an implementation under its own name."""
     return implementation.implementation if isinstance(implementation, Renamed) else implementation
-
-
-@contextmanager
-def _default_warnings() -> Iterator[None]:
-    """Let imported code warn, even in a run that turns warnings into errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        yield
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Make the modules in a folder importable, as `python` does for a script."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the imported code may have removed it
-            sys.path.remove(str(folder))
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        with _default_warnings(), _importable(Path.cwd()):
-            return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        raise ImplementationError(f"the module {name!r} cannot be imported: {_one_line(error)}") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ImplementationError(f"there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImplementationError(f"{str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        sys.modules.setdefault(path.stem, module)
-        with _default_warnings(), _importable(path.resolve().parent):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's file may raise anything
-        sys.modules.pop(path.stem, None)
-        hint = "; name it as part of its package, package.module:NAME" if "relative import" in str(error) else ""
-        raise ImplementationError(f"{str(path)!r} cannot be run: {_one_line(error)}{hint}") from error
-    return module
-
-
-def _attribute(module: ModuleType, name: str, target: str) -> object:
-    if not hasattr(module, name):
-        public = [each for each in vars(module) if not each.startswith("_")]
-        near = get_close_matches(name, public)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ImplementationError(
-            f"{target!r} does not exist{hint} (the module defines {', '.join(public) or 'nothing'})"
-        )
-    return getattr(module, name)
-
-
-def _classes(module: ModuleType) -> list[str]:
-    """Return the names of the `torch.nn.Module` classes that a file defines."""
-    own = ((name, value) for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
-    return [name for name, value in own if isinstance(value, type) and issubclass(value, nn.Module)]
 
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
@@ -373,16 +308,21 @@ def _implementation(target: str, value: object) -> tuple[Implementation, Inferen
     if framework:
         raise ImplementationError(f"{target!r} is of {framework}; {HOW_TO_WRAP[framework]}")
     if (isinstance(made, type) and issubclass(made, nn.Module)) or isfunction(made):
-        function: Any = value
-        label, is_kernel = target.rpartition(":")[2], isfunction(made) and not makes_modules(function)
-        kernel = (function, "") if is_kernel else made_kernel(function)
-        inferred = infer_kernel(kernel[0], label, kernel[1]) if kernel else infer(function, label)
+        inferred = _inferred(value, target.rpartition(":")[2], is_function=isfunction(made))
         return inferred.implementation, inferred
     kind = "a class" if isinstance(value, type) else f"of type {type(value).__name__}"
     raise ImplementationError(
         f"{target!r} is {kind}, neither a torch.nn.Module class nor an implementation (an object with name, claims "
         f"and build); {_instead_of(value)}"
     )
+
+
+def _inferred(given: Any, label: str, *, is_function: bool) -> Inference:
+    """Return how a class or a function, or a partial of one, is understood: as a module, or as a kernel."""
+    if is_function and not makes_modules(given):
+        return infer_kernel(given, label)
+    made = kernel_maker(given)
+    return infer_kernel(given, label, made) if made else infer(given, label)
 
 
 def _instead_of(value: object) -> str:
@@ -394,7 +334,3 @@ def _instead_of(value: object) -> str:
     if isinstance(getattr(value, "__self__", value), FunctionMeta):
         return "name a function that calls its apply, because that one does not name its inputs"
     return "make one with mha.implementations.from_module or from_kernel"
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {one_line(error)}"

@@ -83,6 +83,18 @@ def test_plain_class_is_inferred_and_judged() -> None:
         assert text in output
 
 
+def test_what_was_inferred_from_a_function_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text("from torch.nn.functional import scaled_dot_product_attention\n" + KERNEL)
+    _, output = run(f"{tmp_path / 'kernels.py'}:attend", "--clause", "SHP-1", "--dtype", "float32")
+    assert "attend, as inferred from the function:\n\n" in output
+
+
+KERNEL = """
+def attend(query, key, value):
+    return scaled_dot_product_attention(query, key, value)
+"""
+
+
 def test_script_of_an_inferred_class_runs_alone_and_fails() -> None:
     _, output = run(PLAIN, *QUICK)
     indented = output.split("run it:\n\n")[1].split("\n\n    judged: ")[0]

@@ -131,7 +131,7 @@ def test_wrong_kernel_of_half_precision_fails() -> None:
 
 
 def test_refusal_names_what_is_raised_in_each_dtype() -> None:
-    with pytest.raises(ImplementationError, match=r"only float16 and bf.* and, in other dtypes, .*a multiple of 48"):
+    with pytest.raises(ImplementationError, match=r"only float16 and bf.*; in other dtypes, .*a multiple of 48"):
         infer_kernel(in_odd_tiles)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -143,7 +144,9 @@ def test_an_exception_is_a_failure() -> None:
 
     (verdict,) = check(faults.implementation_of(RaisesForTwoQueries), clauses=["NUM-1"], dtypes=["float32"]).verdicts
     assert verdict.status == "fail"
-    assert verdict.message == "the call raised RuntimeError: two are too many"
+    assert re.fullmatch(
+        r"the call raised RuntimeError: two are too many \(test_judge.py, line \d+ in merge\)", verdict.message
+    )
     assert verdict.case is not None
     assert "L=2" in verdict.case
 

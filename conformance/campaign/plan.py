@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -28,6 +27,7 @@ from mha.conformance.settings import Settings, by_name
 from mha.conformance.waivers import parse_waivers
 from mha.implementations import Resolved, resolve
 from mha.implementations.discovery import GROUP, split_name
+from mha.implementations.loaded import file_of, module_named
 from mha.spec import CLAUSES
 
 
@@ -289,8 +289,7 @@ def target_version(target: str) -> str:
 
 def _file_of(module: str) -> Path:
     """Return the file of a module, which `resolve` has imported."""
-    loaded = sys.modules.get(module)
-    found = getattr(loaded, "__file__", None) or getattr(find_spec(module), "origin", None)
+    found = file_of(module_named(module)) or getattr(find_spec(module), "origin", None)
     return Path(str(found))
 
 

@@ -185,7 +185,7 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
     """Print what was inferred about an implementation, and how it is judged."""
     name, inference = visible_name(resolved.implementation.name), resolved.inference
     if inference:
-        printer.folded(f"{name}, as inferred from the class:")
+        printer.folded(f"{name}, as inferred from the {inference.kind}:")
         printer.paragraph(inference.report(printer.width))
     where = f"on {', '.join(settings.devices)} in {', '.join(settings.dtypes)}"
     takes = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from mha.conformance.cli.ci import HOW_TO_SAY_WHERE, badge, installed_from, job_for
 from mha.conformance.project import WAIVERS
 from mha.implementations import ImplementationError, resolve
+from mha.implementations.loaded import file_of, module_named
 from mha.spec.clauses import VERSIONS
 
 # Its first letter keeps it out of the modules that setuptools finds by itself in the root of a project.
@@ -101,7 +101,7 @@ def _beside(place: str, folder: Path) -> Path:
     """Return the folder of a file or module, if it is in the project, or else the root of the project."""
     if place.endswith(".py"):
         return Path(place).parent
-    file = Path(str(getattr(sys.modules[place], "__file__", None) or "")).resolve()
+    file = Path(file_of(module_named(place))).resolve()
     return folder / file.parent.relative_to(folder.resolve()) if file.is_relative_to(folder.resolve()) else folder
 
 

@@ -17,6 +17,7 @@ from mha.conformance.cases.boundary import boundary_cases, varied
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import DENSE, CaseSpace
 from mha.conformance.cases.strategies import drawn_cases, simpler_cases
+from mha.conformance.engine.constants import only_readable_modules
 from mha.conformance.engine.preconditions import (
     BASIC,
     FailedPrecondition,
@@ -294,7 +295,8 @@ class Search:
             self.attempt(case)
 
         try:
-            drawn()
+            with only_readable_modules():
+                drawn()
         except Violation:
             return
         except Flaky:

@@ -19,6 +19,7 @@ from mha.conformance.harness.errors import CALL, AdapterError, GpuLost, Violatio
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import attributed
 from mha.conformance.harness.session import Session
+from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found
 from mha.implementations.torch_state import SETTINGS, preserved, settings
 from mha.spec import Implementation, Problem
@@ -39,8 +40,8 @@ class GlobalState:
     @staticmethod
     def read() -> GlobalState:
         """Return the state as it is now."""
-        of_numpy = sys.modules.get("numpy.random")
-        numpy_state = pickle.dumps(of_numpy.get_state()) if of_numpy else None
+        get_state = attribute(module_named("numpy.random"), "get_state")
+        numpy_state = pickle.dumps(get_state()) if callable(get_state) else None
         return GlobalState(settings(), list(warnings.filters), frozenset(sys.modules), numpy_state)
 
     def changes(self) -> list[str]:

@@ -18,6 +18,7 @@ from torch.cuda import is_initialized, synchronize
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.implementations.errors import ImplementationError
 from mha.implementations.pristine import as_found
+from mha.implementations.raised import place_of
 from mha.spec import Weights
 
 # Exceptions that stop a run and never come from the implementation: Ctrl-C; the pytest plugin adds pytest's own.
@@ -46,7 +47,9 @@ def attributed(what: str) -> Iterator[None]:
             raise
         if gpu_is_lost():
             raise GpuLost(f"{what} raised {_first_line(error)}") from error
-        raise CallRaised(f"{what} raised {_first_line(error)}", error, what) from error
+        place = place_of(error, most=2, code=False)
+        shown = f" ({place})" if place else ""
+        raise CallRaised(f"{what} raised {_first_line(error)}{shown}", error, what) from error
 
 
 @contextmanager

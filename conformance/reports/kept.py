@@ -12,6 +12,7 @@ from pathlib import Path
 from mha.conformance.reports.files import write_text
 from mha.conformance.results import Report
 from mha.conformance.settings import Settings
+from mha.implementations.loaded import every_module, file_of
 
 FOLDER = Path(".mha") / "verdicts"
 # What is installed is known by its version.
@@ -33,7 +34,7 @@ def place_of(target: str, settings: Settings) -> Path:
 
 def _sources() -> set[str]:
     standard = sysconfig.get_paths()["stdlib"]
-    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    files = {file_of(module) for _, module in every_module()}
     own = {file for file in files if not file.startswith(standard) and not set(Path(file).parts) & set(INSTALLED)}
     return {file for file in own if Path(file).is_file()}
 

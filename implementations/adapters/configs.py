@@ -5,12 +5,13 @@ from __future__ import annotations
 import dis
 import inspect
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, get_args, is_typeddict
+
+from mha.implementations.loaded import module_named, variables_of
 
 # What classes after those of transformers read from their config without a parameter of this name.
 OTHERS = {
@@ -54,10 +55,11 @@ def config_code(constructor: Callable[..., Any], sizes: Mapping[str, str], error
     """
     target: Any = constructor.func if isinstance(constructor, partial) else constructor
     code = getattr(getattr(target, "__init__", target), "__code__", target)
+    receiver = next(iter(getattr(code, "co_varnames", ())), "") if inspect.isclass(target) else ""
     read = [
         after.argval
         for before, after in pairwise(dis.get_instructions(code))
-        if before.opname.startswith("LOAD_FAST") and after.opname == "LOAD_ATTR" and before.argval != "self"
+        if before.opname.startswith("LOAD_FAST") and after.opname == "LOAD_ATTR" and before.argval != receiver
     ]
     names = [name for name in dict.fromkeys(read) if name in vars(error.obj)]
     values = [f"{name}={sizes.get(name, '...')}" for name in (*names, error.name)]
@@ -96,7 +98,7 @@ def _filled(cls: type, values: Mapping[str, Any]) -> Any:
 def _config_class(constructor: Callable[..., Any], name: str) -> type | None:
     """Return the class of a config: the annotation, or the class of configs in the module whose name fits best."""
     target: Any = constructor.func if isinstance(constructor, partial) else constructor
-    found = vars(sys.modules.get(target.__module__, SimpleNamespace()))
+    found = variables_of(module_named(target.__module__))
     parameter = inspect.signature(target).parameters.get(name)  # or one of a base, to which it is passed on
     annotation = parameter.annotation if parameter else inspect.Parameter.empty
     cls = _annotated(annotation, found) or _named(target.__name__, found)
@@ -107,14 +109,19 @@ def _annotated(annotation: Any, found: Mapping[str, Any]) -> type | None:
     """Return the class that an annotation names, if it is not a builtin one."""
     if isinstance(annotation, str):
         annotation = found.get(annotation.partition("|")[0].strip())
-    classes = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
+    classes = (each for each in (annotation, *get_args(annotation)) if _is_class(each))
     others = (SimpleNamespace, inspect.Parameter.empty)
     return next((cls for cls in classes if cls not in others and cls.__module__ != "builtins"), None)
 
 
+def _is_class(value: object) -> bool:
+    """Return whether a variable of a module is a class; one that is imported lazily may raise when it is asked."""
+    return issubclass(type(value), type)
+
+
 def _named(label: str, found: Mapping[str, Any]) -> type | None:
     """Return the one class of configs whose name has the longest beginning in common with a name."""
-    own = {name: cls for name, cls in found.items() if isinstance(cls, type) and re.search(r".(Config|Args)$", name)}
+    own = {name: cls for name, cls in found.items() if _is_class(cls) and re.search(r".(Config|Args)$", name)}
     shared = {name: _shared(name, label) for name in own}
     best = [name for name in own if shared[name] == max(shared.values())]
     return own[best[0]] if len(best) == 1 else None

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mha.implementations.adapters.names import words_of
+from mha.implementations.adapters.names import is_causal_flag, words_of
 
 # The names of constructor parameters, by what they are given: a field of Config, or what follows from the fields.
 CONSTRUCTOR_NAMES = {
@@ -118,6 +118,16 @@ def fields_of(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:
     if "size" in ordinary and "d_model" not in fields.values():  # beside another width, it is of something else
         fields["size"] = "d_model"
     return fields | _of_inputs_or_heads(parameters)
+
+
+def causal_flags(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Return the parameters of a constructor that are causal flags, by a known name or a word in it.
+
+    >>> causal_flags(inspect.signature(lambda x, masked=False, apply_causal_mask=True, non_causal=True: x).parameters)
+    ['masked', 'apply_causal_mask']
+    """
+    known = CONSTRUCTOR_NAMES["causal"]
+    return [name for name, p in parameters.items() if name in known or is_causal_flag(name, p.default)]
 
 
 def _of_inputs_or_heads(parameters: Mapping[str, inspect.Parameter]) -> dict[str, str]:

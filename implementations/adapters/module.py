@@ -28,7 +28,7 @@ from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.loading import KEYS, ParameterPath, load, projects, weight_gradients
 from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature
+from mha.implementations.adapters.signature import Signature, forward_of
 from mha.implementations.errors import ImplementationError
 from mha.spec import Claims, Config, MaskConvention, Output, Weights
 
@@ -160,7 +160,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     arguments = constructor_arguments(label, constructor)
     options: dict[str, Any] = {"memory_optional": memory_optional, "query_last": query_last}
     never = claims is not None and not claims.cross_attention
-    signature = None if call else read_signature(label, target.forward, masks, self_attention=never, **options)
+    signature = None if call else read_signature(label, forward_of(target), masks, self_attention=never, **options)
     claims = _claims(label, claims, masks, signature)
     _require_head_dim(label, claims, arguments)
     place, attribute = (weights, None) if isinstance(weights, int) else (None, weights)

@@ -98,3 +98,24 @@ def is_option(name: str) -> bool:
     (True, False)
     """
     return name in KNOWN_OPTIONS or "mask" in words_of(name)
+
+
+def is_causal_flag(name: str, default: object) -> bool:
+    """Return whether a parameter of this name and default is a causal flag, by the words of its name.
+
+    >>> is_causal_flag("apply_causal_mask", False), is_causal_flag("causal_mask", None), is_causal_flag("masked", False)
+    (True, False, False)
+    """
+    words = {*words_of(name)}
+    return isinstance(default, bool) and "causal" in words and words.isdisjoint(("no", "non", "not", "lm"))
+
+
+def names_used(cls: type, *, bases: bool = True) -> set[str]:
+    """Return the names that the methods of a class, and of its bases, use.
+
+    >>> "partition" in names_used(type("Split", (), {"split": lambda self, name: name.partition(".")}))
+    True
+    """
+    values = [value for each in (cls.__mro__ if bases else (cls,)) for value in vars(each).values()]
+    methods = [getattr(value, "__code__", None) for value in values]
+    return {name for code in methods if code is not None for name in code.co_names}

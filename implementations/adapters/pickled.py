@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import sys
 from types import FunctionType
 from typing import Any
 
 from mha.implementations.errors import ImplementationError, one_line
+from mha.implementations.loaded import file_of, module_named
 from mha.spec import Implementation
 
 # Of an object in memory, which differs from run to run.
@@ -44,5 +44,5 @@ def pickled(implementation: Implementation) -> tuple[bytes, dict[str, str]]:
             f"{implementation.name} cannot be sent to the ranks ({cause}); define it, and what it is made of, at the "
             "top level of a module, each under a name of its own"
         ) from error
-    loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(pickler.modules)}
-    return file.getvalue(), {name: str(place) for name, place in loaded.items() if place}
+    loaded = {name: file_of(module_named(name)) for name in sorted(pickler.modules)}
+    return file.getvalue(), {name: place for name, place in loaded.items() if place}

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from types import MethodType
 from typing import Any
 
 from mha.implementations.adapters.names import (
@@ -20,6 +21,7 @@ from mha.implementations.adapters.names import (
     PADDING_NAMES,
     PAIRED,
     QUERY_WORDS,
+    is_causal_flag,
     is_option,
     words_of,
 )
@@ -172,7 +174,10 @@ def option_name(option: str, parameters: Mapping[str, inspect.Parameter]) -> str
     'causal_mask'
     """
     known = (name for name in OPTION_NAMES[option] if name in parameters)
-    return next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
+    named = next((name for name in known if name not in FLAGS or _is_flag(parameters[name])), None)
+    if named or option != "is_causal":
+        return named
+    return next((name for name, p in parameters.items() if is_causal_flag(name, p.default)), None)
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:
@@ -243,6 +248,22 @@ def call_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter
     return parameters
 
 
+def forward_of(cls: type) -> Callable[..., Any]:
+    """Return `forward` of a class, with the parameters that a call passes: without the receiver, whatever its name.
+
+    >>> class Attention:
+    ...     def forward(this, x): ...
+    >>> list(call_parameters(forward_of(Attention)))
+    ['x']
+    """
+    found: Any = cls.forward  # type: ignore[attr-defined]  # its callers ask for modules
+    is_bound, own = getattr(found, "__self__", None) is not None, inspect.getattr_static(cls, "forward", found)
+    # What has no `__get__` is called without a receiver.
+    if is_bound or isinstance(own, staticmethod) or not hasattr(type(own), "__get__"):
+        return found  # type: ignore[no-any-return]  # a function
+    return MethodType(found, object())
+
+
 def _is_rotation(parameter: inspect.Parameter) -> bool:
     """Return whether a required parameter is of a rotation, and cannot be None."""
     meaning, annotation = NEUTRAL_MEANING.get(parameter.name), _annotation(parameter)
@@ -258,18 +279,18 @@ def required_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect
 
 
 def _possible_inputs(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters that are not `self`, `**kwargs` or an option, nor `*args` beside other inputs.
+    """Return the parameters that are not `**kwargs` or an option, nor `*args` beside other inputs.
 
     In `forward(query, *rest)`, the rest is key and value.
     """
-    own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self" and not is_option(p.name)]
+    own = [p for p in parameters.values() if p.kind is not p.VAR_KEYWORD and not is_option(p.name)]
     if own and own[0].name in INPUT_NAMES["query"] and not input_names(parameters):
         return own
     return own[:1] + [p for p in own[1:] if p.kind is not p.VAR_POSITIONAL]
 
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters without a default that are not `self`, `**kwargs` or an option.
+    """Return the parameters without a default that are not `**kwargs` or an option.
 
     Where none of them can be an input, the first parameter is one, if its default is None.
 

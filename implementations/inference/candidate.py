@@ -6,20 +6,22 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mha.implementations.adapters.calling import Call, CallByName
 from mha.implementations.adapters.compiled import compiled_again
-from mha.implementations.adapters.construction import module_class
+from mha.implementations.adapters.construction import module_class, parameters_of
 from mha.implementations.adapters.masks import MaskedNumber, MaskFormat, PaddingConvention
 from mha.implementations.adapters.module import ModuleImplementation, from_module
-from mha.implementations.adapters.signature import Signature, call_parameters, signature_of
-from mha.implementations.errors import one_line
+from mha.implementations.adapters.signature import Signature, call_parameters, forward_of, signature_of
 from mha.implementations.inference.probes import CONFIG, GENERAL, OWN_HEAD_DIM, Formula, Probe, SpecialCase, most_biases
 from mha.implementations.inference.projections import ParameterMap
 from mha.implementations.pristine import as_found
+from mha.implementations.raised import Raised
 from mha.spec import Claims, Config, MaskConvention, Output, Sizes, Weights
 from mha.spec.claims import Alignment, EmptyRow
 
@@ -38,7 +40,8 @@ class Candidate:
     formula: what the module computes, if `explained`; otherwise no formula gives its outputs. special: the case in
     which the formula is tested. shown: what is special about it, or about one in which no mask can be tried. claims:
     those that differ from `Claims()`, added as they are found. changes, dtype: of trial runs, to their configuration
-    and the dtype. problem: what the last call raised. beside: what it returns beside its output, if not the weights.
+    and the dtype. problem, raised: what the last call raised, as a line and in full. beside: what it
+    returns beside its output, if not the weights.
     weights_at: `weights` of `from_module`. one_head: why a single head is not claimed, if it is not. other_widths,
     other_lengths, other_keys: what other widths of heads, lengths, or numbers of keys raise, if they are not
     claimed. too_long: what a call with long inputs raised. hint: what the causal flag raises, if it only says that the
@@ -46,6 +49,8 @@ class Candidate:
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
     padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
     empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
+    flag_fault: what is wrong with its causal flag, if that does not do what it says. flag_left_out: whether calls leave
+    the causal flag out, so that the constructor decides.
     """
 
     constructor: Callable[..., nn.Module]
@@ -69,6 +74,7 @@ class Candidate:
     special: SpecialCase = GENERAL
     shown: str = ""
     problem: str = ""
+    raised: Raised | None = None
     beside: str = ""
     weights_at: str | int | None = None
     one_head: str = ""
@@ -85,6 +91,8 @@ class Candidate:
     empty_row: EmptyRow | None = None
     detached: bool = False
     rotation_pairs: bool = False
+    flag_fault: str = ""
+    flag_left_out: bool = False
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_module`, except the claims."""
@@ -124,7 +132,28 @@ class Candidate:
         """Return the implementation that this candidate declares."""
         # Where one is required, a format is tried before its claims are known.
         masks = self.masks.limits(Claims()) if self.mask_required or not self.mask else {}
-        return from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        made = from_module(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        return replace(made, call=self.as_called(made.call))
+
+    def as_called(self, call: Call) -> Call:
+        """Return a call without the causal flag, if that is left out."""
+        if not (self.flag_left_out and isinstance(call, CallByName)):
+            return call
+        return replace(call, signature=replace(call.signature, is_causal=None))
+
+    @property
+    def constructor_parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of what is called to build a module."""
+        return parameters_of(self.constructor)
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """The parameters that a `functools.partial` sets, each with its value."""
+        return getattr(self.constructor, "keywords", {})
+
+    def built_with(self: Kind, name: str, *, value: bool) -> Kind:
+        """Return the candidate with a parameter of the constructor set."""
+        return replace(self, constructor=partial(self.constructor, **{name: value}), claims=dict(self.claims))
 
     @property
     def cross_attention(self) -> bool | Literal["memory"]:
@@ -163,6 +192,14 @@ class Candidate:
         return self.special.weights_of(self.config)
 
     @property
+    def plainly_causal(self) -> bool:
+        """Whether a call without a mask is asked to be causal, so that the formula gives its output.
+
+        Where a causal flag does not do what it says, that is what is claimed, and not what the formula is.
+        """
+        return bool(self.claims.get("always_causal") if self.flag_fault else self.formula.causal)
+
+    @property
     def evidence(self) -> str:
         """How it was found that its formula is that of the module."""
         if self.shown:
@@ -174,7 +211,7 @@ class Candidate:
         """The parameters of `forward`."""
         cls = module_class(self.constructor)
         assert cls is not None
-        return call_parameters(cls.forward)
+        return call_parameters(forward_of(cls))
 
     @property
     def signature(self) -> Signature:
@@ -226,12 +263,13 @@ class Candidate:
                 result = compiled_again(lambda: self.last(*(same[id(x)] for x in inputs), **options))
                 return Output(*map(_on_the_cpu, result))
             except (Exception, SystemExit) as error:  # the class may raise anything
-                self.problem = ": ".join(filter(None, (type(error).__name__, one_line(error))))
+                self.raised = Raised.of(error)
+                self.problem = self.raised.text
                 return None
 
     def call_plainly(self, inputs: tuple[Tensor, ...], **options: Any) -> Output | None:
         """Call it without a mask, and causally only if it always is."""
-        return self.call(inputs, is_causal=bool(self.formula.causal), **options)
+        return self.call(inputs, is_causal=self.plainly_causal, **options)
 
     def left_behind(self) -> list[str]:
         """Return the dotted names of the tensors that the last call left on attributes of the module."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.causal_flags import fault_of_flag
 from mha.implementations.inference.nearest import influence
 from mha.implementations.inference.probes import EQUAL_LENGTHS, GENERAL, Probe, is_close
 from mha.implementations.inference.projections import Unclear
@@ -25,13 +26,20 @@ def find_causal(candidate: Candidate) -> None:
     elif candidate.causal_by_default:
         candidate.claims["causal"] = candidate.causal_by_default
     elif candidate.formula.causal or candidate.signature.is_causal:
-        candidate.claims |= {"always_causal": True} if candidate.formula.causal else {}
-        alignment = _alignment(candidate)
-        candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
-        if candidate.mask and not candidate.formula.causal and not _combines(candidate):
-            candidate.claims["causal_with_mask"] = False
+        candidate.flag_fault = fault_of_flag(replace(candidate, claims=candidate.claims | {"causal": None}))
+        _claim_causal(candidate)
     elif candidate.mask is None or "l" not in candidate.masks.axes:
         candidate.claims["causal"] = None
+
+
+def _claim_causal(candidate: Candidate) -> None:
+    """Claim that it is causal, always or by a flag; raises Unclear if the flag raises."""
+    if not candidate.signature.is_causal:
+        candidate.claims["always_causal"] = True
+    alignment = _alignment(candidate)
+    candidate.claims |= {} if alignment == "top_left" else {"causal": alignment}
+    if candidate.mask and not candidate.formula.causal and not _combines(candidate):
+        candidate.claims["causal_with_mask"] = False
 
 
 def _hint(candidate: Candidate) -> str:
@@ -65,7 +73,9 @@ def _alignment(candidate: Candidate) -> Alignment:
         square = replace(tried, special=EQUAL_LENGTHS).probes[0]
         if candidate.cross_attention and tried.call(square.inputs, is_causal=True) is not None:
             return "top_left"
-        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.problem}; pass call=...")
+        if tried.raised and tried.raised.is_of_code:
+            return "top_left"  # judged, and reported where it raises
+        raise Unclear(f"{candidate.signature.is_causal}=True raises {tried.raised}; pass call=...")
     if not candidate.cross_attention:
         return "top_left"
     if candidate.explained and candidate.formula.causal and not candidate.special.name:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from mha.implementations.adapters.construction import SIZES, assumed_arguments, fixed_dropout, parameters_of
-from mha.implementations.adapters.constructor_names import BIAS_ROLES, CONSTRUCTOR_NAMES
+from mha.implementations.adapters.constructor_names import BIAS_ROLES, causal_flags
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, PAIRED
 from mha.implementations.adapters.signature import required_inputs
@@ -64,7 +64,11 @@ def rows_of(candidate: Candidate, module: nn.Module, arguments: Mapping[str, str
     module: the module of the trial runs. arguments: what the parameters of its constructor are given.
     """
     tested, initial = candidate.evidence, not_loaded(module, candidate.parameters)
-    kept = {name: x for name, x in getattr(candidate.constructor, "keywords", {}).items() if name not in arguments}
+    # The value of a causal flag is the one that is judged, and not the one that trial runs began with.
+    arguments = {
+        name: field for name, field in arguments.items() if field != "causal" or name not in candidate.keywords
+    }
+    kept = {name: x for name, x in candidate.keywords.items() if name not in arguments}
     assumed = ", ".join(assumed_arguments(candidate.constructor, arguments))
     kept |= {name: SIZES[field] for name, field in getattr(candidate.constructor, "widths", {}).items()}
     built = ", ".join(filter(None, (_assignments(arguments), *(f"{name}={value}" for name, value in kept.items()))))
@@ -289,6 +293,8 @@ def _padding(candidate: Candidate) -> str:
 
 
 def _causal(candidate: Candidate) -> str:
+    if candidate.flag_fault:
+        return candidate.flag_fault
     if "always_causal" in candidate.claims:
         return "always, aligned bottom_right" if "causal" in candidate.claims else "always"
     if candidate.hint:
@@ -310,7 +316,7 @@ def _evidence_of_causal(candidate: Candidate) -> str:
 def _never_causal(candidate: Candidate) -> str:
     """Return that no call is causal, and how to judge a class that its constructor can make causal."""
     parameters = parameters_of(candidate.constructor) if inspect.isclass(candidate.constructor) else {}
-    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters]
+    flags = causal_flags(parameters)
     return f"no; to judge it causal too, check functools.partial({candidate.label}, {flags[0]}=True)" if flags else "no"
 
 

@@ -63,13 +63,13 @@ def _trials(candidate: Candidate) -> Iterator[tuple[Probe, Tensor, dict[str, Any
     if candidate.mask:
         probe, causal = candidate.probes[0], candidate.formula.causal
         mask, emptied = _mask_with_empty_rows(candidate, probe)
-        yield probe, emptied, {"mask": mask, "is_causal": bool(causal)}
+        yield probe, emptied, {"mask": mask, "is_causal": candidate.plainly_causal}
         if causal and not candidate.masks.counts_keys:
             # Of the first row, the mask hides what is not later, as padding on the left does.
             seen = causal_mask(mask.shape[2], mask.shape[3], causal)[0]
             first = (torch.arange(mask.shape[2]) == 0).expand(len(mask), -1)
             if bool(seen.any()) and not bool(seen.all()):
-                yield probe, first, {"mask": (~seen).expand_as(mask), "is_causal": True}
+                yield probe, first, {"mask": (~seen).expand_as(mask), "is_causal": candidate.plainly_causal}
         return
     if candidate.claims.get("causal") != "bottom_right":
         return

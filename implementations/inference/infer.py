@@ -17,21 +17,20 @@ from torch import nn
 from mha.implementations.adapters.construction import (
     SHORT,
     assumed_arguments,
-    building_advice,
     built_for,
     constructor_arguments,
-    read_from_module,
 )
 from mha.implementations.adapters.kernel import KernelImplementation
 from mha.implementations.adapters.module import TO_LAYOUT, ModuleImplementation
-from mha.implementations.adapters.names import NEUTRAL_MEANING, PAIRED
+from mha.implementations.adapters.names import PAIRED
 from mha.implementations.adapters.signature import Signature, possible_orders, required_inputs
 from mha.implementations.adapters.widths import with_other_widths
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.building import built, kernel_advice, require_forward
 from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
-from mha.implementations.inference.declaration import declaration_advice, declaration_of
+from mha.implementations.inference.causal_flags import not_causal, with_idle_constructor_flag
+from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import WIDTH, Row, rows_of, table, unused_options
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import with_masks, with_required_mask
@@ -54,6 +53,7 @@ from mha.implementations.inference.projections import (
     parameter_maps,
     reordered,
 )
+from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.inference.self_attention import find_self_attention
 from mha.implementations.inference.sizes import claim_more_lengths, find_longest, find_widths, in_whole_tiles
@@ -68,13 +68,14 @@ SEVERAL_HEADS = frozenset(range(2, 9))
 class Inference:
     """A class, or a function, as it was understood.
 
-    implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same.
-    not_covered: options that are not judged.
+    implementation: what to judge. rows: what was found, and how. declaration: the code that declares the same. kind:
+    which of the two it is. not_covered: options that are not judged.
     """
 
     implementation: ModuleImplementation | KernelImplementation
     rows: tuple[Row, ...]
     declaration: str
+    kind: Literal["class", "function"] = "class"
     not_covered: tuple[str, ...] = ()
 
     def report(self, width: int = WIDTH) -> str:
@@ -101,8 +102,9 @@ def infer(constructor: Callable[..., nn.Module], label: str = "") -> Inference:
     rows = rows_of(candidate, module, arguments)
     written, name = _written(label, constructor, candidate.constructor)
     declaration = declaration_of(written, candidate.options() | name, candidate.claims)
+    kind: Literal["class", "function"] = "class" if inspect.isclass(made) else "function"
     options = tuple(unused_options(candidate, arguments))
-    return Inference(candidate.implementation(), tuple(rows), declaration, options)
+    return Inference(candidate.implementation(), tuple(rows), declaration, kind, options)
 
 
 def _written(
@@ -190,20 +192,22 @@ def _first_found(empty: Candidate, module: nn.Module, arguments: Mapping[str, st
 
     Raises ImplementationError, with what to declare, for what is left open in each of these.
     """
-    problem = None
+    problems = list[Unclear]()
     for tried in (empty, replace(empty, dtype=torch.float32), without_gradients(empty)):
         try:
             return _found(tried, module, arguments)
         except Undeclarable as error:
             raise ImplementationError(f"{empty.label} cannot be judged as it is: {error}") from None
         except Unclear as unclear:
-            problem = problem or unclear
-    for tried in _others(empty) if isinstance(problem, EachCallRaises) else ():
-        with suppress(Unclear):
+            problems.append(unclear)
+    for tried in _others(empty) if isinstance(problems[0], EachCallRaises) else ():
+        try:
             return _found(tried, module, arguments)
-    if isinstance(problem, EachCallRaises) and may_need_a_gpu(empty):
+        except Unclear as unclear:
+            problems.append(unclear)
+    if isinstance(problems[0], EachCallRaises) and may_need_a_gpu(empty):
         return _first_found(on_a_gpu(empty), module, arguments)
-    raise _refusal(empty, module, arguments, problem)
+    raise refusal(empty, module, arguments, problems)
 
 
 def _others(empty: Candidate) -> Iterator[Candidate]:
@@ -215,30 +219,14 @@ def _others(empty: Candidate) -> Iterator[Candidate]:
     yield from (square, *map(in_whole_tiles, (empty, square)))
 
 
-def _refusal(
-    empty: Candidate, module: nn.Module, arguments: Mapping[str, str], problem: Unclear | None
-) -> ImplementationError:
-    """Return why a module is not read, and what to do; problem: what is left open."""
-    label = empty.label
-    if offsets := ", ".join(name for name in empty.signature.others if name.startswith("cu_seqlens")):
-        return ImplementationError(
-            f"{label} takes sequences packed one after another ({offsets}); judge a module of a batch, (b, l, d), that "
-            f"packs its items, calls {label}, and unpacks the result"
-        )
-    if variables := ", ".join(read_from_module(empty.constructor)):
-        advice = building_advice(label, empty.constructor, arguments)
-        return ImplementationError(f"{label} reads {variables} from its module: {problem}; {advice}")
-    advice = f"{_unknown_inputs(empty)}{_advice(empty, module)}"
-    return ImplementationError(f"{label} needs a declaration: {problem}{advice}")
-
-
 def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) -> Candidate:
     """Return the candidate for a module, with its claims; raises Unclear for what is left open."""
     candidate = _understand(empty, module)
     claim_more_lengths(candidate)
     _find_own_head_dim(candidate, arguments)
-    candidate = with_masks(candidate)
+    candidate = with_masks(next(not_causal(candidate), candidate) if candidate.signature.is_causal else candidate)
     find_causal(candidate)
+    candidate = with_idle_constructor_flag(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, arguments)
@@ -247,20 +235,6 @@ def _found(empty: Candidate, module: nn.Module, arguments: Mapping[str, str]) ->
     find_longest(candidate)
     find_self_attention(candidate)
     return candidate
-
-
-def _unknown_inputs(empty: Candidate) -> str:
-    """Return a remark on what `forward` requires that has no known name."""
-    unknown = [name for name in empty.signature.others if name not in NEUTRAL_MEANING]
-    advice = "of no known meaning, and was given None; pass call=... that gives something else"
-    return f"; forward also requires {', '.join(unknown)}, {advice}" if unknown else ""
-
-
-def _advice(empty: Candidate, module: nn.Module) -> str:
-    try:
-        return declaration_advice(empty.label, parameter_maps(module, empty.config)[0])
-    except Unclear:
-        return declaration_advice(empty.label, {})
 
 
 def _key_heads(module: nn.Module) -> dict[str, Any]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from time import process_time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mha.implementations.adapters.construction import makes_modules
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES, VARIADIC
 from mha.implementations.adapters.kernel import (
     AS_MANY,
     MERGED_LAYOUTS,
@@ -23,23 +20,26 @@ from mha.implementations.adapters.kernel import (
     from_kernel,
     function_of,
 )
-from mha.implementations.adapters.names import NEUTRAL_MEANING, words_of
 from mha.implementations.adapters.outputs import as_output
-from mha.implementations.adapters.signature import Signature, input_names, required_inputs
+from mha.implementations.adapters.signature import Signature
 from mha.implementations.errors import ImplementationError
-from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, on_a_gpu, without_gradients
+from mha.implementations.inference.candidate import Candidate, Kind, may_need_a_gpu, on_a_gpu, without_gradients
 from mha.implementations.inference.causal import find_causal
+from mha.implementations.inference.causal_flags import with_idle_constructor_flag
 from mha.implementations.inference.declaration import declaration_of
 from mha.implementations.inference.describe import Row, shared_rows, unused_options
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
+from mha.implementations.inference.kernel_forms import PACKED_INPUTS, code_of, require_inputs, required_names
 from mha.implementations.inference.masks import with_masks
 from mha.implementations.inference.nearest import find_formula, outputs_of
 from mha.implementations.inference.options import find_options, find_weights
 from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_close
-from mha.implementations.inference.projections import ParameterMap, Unclear, role_of
+from mha.implementations.inference.projections import ParameterMap, Unclear, Undeclarable
+from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
 from mha.implementations.pristine import as_found, pristine
+from mha.implementations.raised import main_one
 from mha.implementations.torch_state import threads
 from mha.spec import Claims
 
@@ -47,11 +47,6 @@ from mha.spec import Claims
 OF_HEADS = ("b h l d", "b l h d", "l b h d")
 CONTEXTS = [f"{x} -> {y}" for x in OF_HEADS for y in (*OF_HEADS, "b l (h d)", "l b (h d)") if x != y]
 LAYOUTS = (*OF_HEADS, *MERGED_LAYOUTS, *CONTEXTS, *AS_MANY)
-# How many inputs are one tensor, by the required parameters of a kernel.
-PACKED_INPUTS: dict[tuple[str, ...], str] = {
-    (query, both): "2" for query in ("q", "query", "x") for both in ("kv", "key_value")
-}
-PACKED_INPUTS |= {("qkv",): "3"}
 SUPPLIED: ParameterMap = {f"w_{role}": f"w_{role}" for role in "qkvo"}
 
 
@@ -62,9 +57,14 @@ SIDE = 64
 
 @dataclass
 class KernelCandidate(Candidate):
-    """One way to understand a kernel; layout, contiguous: as for `from_kernel`."""
+    """One way to understand a kernel.
+
+    layout, contiguous: as for `from_kernel`. made: how the kernel is made, if it is a module; `constructor` is the
+    module.
+    """
 
     contiguous: bool = False
+    made: Callable[..., nn.Module] | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for `from_kernel`, except the claims."""
@@ -79,7 +79,25 @@ class KernelCandidate(Candidate):
     def implementation(self) -> KernelImplementation:  # type: ignore[override]  # of a kernel
         """Return the implementation that this candidate declares."""
         masks = {} if self.mask else {"masks": ()}
-        return from_kernel(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        made = from_kernel(self.constructor, **self.options(), claims=Claims(**masks | self.claims), name=self.label)
+        return replace(made, call=self.as_called(made.call))
+
+    @property
+    def constructor_parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of what makes the kernel, if it is a module."""
+        return inspect.signature(self.made).parameters if self.made else {}
+
+    @property
+    def keywords(self) -> Mapping[str, Any]:
+        """The parameters that are set to make the kernel, each with its value; by us, those of dropout."""
+        return getattr(self.made, "keywords", {})
+
+    def built_with(self: Kind, name: str, *, value: bool) -> Kind:
+        """Return the candidate for a kernel that is made with a parameter set."""
+        assert isinstance(self, KernelCandidate)
+        assert self.made
+        made = partial(self.made, **{name: value})
+        return replace(self, constructor=made(), made=made, claims=dict(self.claims))
 
     def left_behind(self) -> list[str]:
         """Return nothing: a function has no attributes."""
@@ -97,13 +115,15 @@ class KernelCandidate(Candidate):
         return inspect.signature(KernelAxes.read(self.label, self.layout).unpacked(self.constructor)).parameters
 
 
-def _candidates(kernel: Callable[..., Any], label: str) -> list[KernelCandidate]:
+def _candidates(kernel: Callable[..., Any], label: str, made: Callable[..., nn.Module] | None) -> list[KernelCandidate]:
     """Return a candidate for each layout of query, key and value, those with one key head last."""
-    packed = PACKED_INPUTS.get(_required(kernel), "")
+    packed = PACKED_INPUTS.get(required_names(kernel), "")
     claims: dict[str, Any] = {"causal": None} | ({"cross_attention": False} if packed == "3" else {})
     tried = [(layout, claims) for layout in (_packed_layouts(packed) if packed else LAYOUTS)]
     tried += [] if packed else [(layout, claims | {"multi_query": True}) for layout in OF_HEADS]
-    candidates = [KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given)) for layout, given in tried]
+    candidates = [
+        KernelCandidate(kernel, SUPPLIED, label, layout, claims=dict(given), made=made) for layout, given in tried
+    ]
     # Contiguous heads come before the merged layouts, for which most heads are copied too.
     of_heads = 0 if packed else len(OF_HEADS)
     contiguous = [replace(each, contiguous=True, claims=dict(claims)) for each in candidates[:of_heads]]
@@ -118,7 +138,7 @@ def _packed_layouts(packed: str) -> list[str]:
 
 def _rows(candidate: KernelCandidate) -> list[Row]:
     """Return what was found about a kernel."""
-    packed = _required(candidate.constructor)
+    packed = required_names(candidate.constructor)
     alone = ", contiguous ones alone" if candidate.contiguous else ""
     inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
@@ -135,60 +155,6 @@ def _shape(layout: str) -> str:
     return f"{shape}, the context {other}" if context else shape
 
 
-def made_kernel(constructor: Callable[..., Any]) -> tuple[nn.Module, str] | None:
-    """Return a module of heads that needs no sizes and has no weights, without dropout, and the code that makes it.
-
-    None for any other class.
-    """
-    parameters = inspect.signature(constructor).parameters
-    dropout = dict.fromkeys((name for name in CONSTRUCTOR_NAMES["dropout"] if name in parameters), 0.0)
-    required = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
-    if makes_modules(constructor) or not {*required} <= {*dropout}:
-        return None
-    with suppress(Exception, SystemExit), as_found():
-        module = constructor(**dropout)
-        takes_heads = input_names(inspect.signature(module.forward).parameters) or _required(module) in PACKED_INPUTS
-        if takes_heads and not [*module.parameters()]:
-            given = ", ".join(f"{name}={value}" for name, value in dropout.items())
-            return module, f"{getattr(constructor, '__name__', 'kernel')}({given})"
-    return None
-
-
-def _required(kernel: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the inputs that a kernel requires."""
-    names = (each.name for each in required_inputs(inspect.signature(function_of(kernel)).parameters))
-    return tuple(name for name in names if name not in NEUTRAL_MEANING)
-
-
-def _require_inputs(kernel: Callable[..., Any], label: str) -> None:
-    """Raise ImplementationError for a function that cannot take query, key and value, or needs more than them."""
-    required = _required(kernel)
-    if required in PACKED_INPUTS:
-        return
-    _require_nothing_else(label, required)
-    parameters = inspect.signature(function_of(kernel)).parameters.values()
-    if len(parameters) < 3 and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-        raise ImplementationError(
-            f"{label} takes ({', '.join(each.name for each in parameters)}); a kernel takes query, key and value of "
-            "shape (b, h, l, d), and a function that makes a module takes d_model and n_heads"
-        )
-
-
-def _require_nothing_else(label: str, required: Collection[str]) -> None:
-    """Raise ImplementationError for a function that requires weights, or where packed sequences begin."""
-    if offsets := [name for name in required if name.startswith("cu_seqlens")]:
-        raise ImplementationError(
-            f"{label} takes sequences packed one after another ({', '.join(offsets)}); judge a function of a batch, "
-            f"(b, l, h, d), that packs its items, calls {label}, and unpacks the result"
-        )
-    weights = [name for name in required if role_of(name) and any(word[0] == "w" for word in words_of(name))]
-    if len(weights) > 2:
-        raise ImplementationError(
-            f"{label} takes its weights as arguments ({', '.join(weights)}); judge a torch.nn.Module that has them as "
-            "parameters, and whose forward calls it"
-        )
-
-
 def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
     """Return the first candidate whose layout gives the formula, in few dtypes or sizes if need be.
 
@@ -201,10 +167,12 @@ def _first_found(candidates: Sequence[KernelCandidate]) -> KernelCandidate:
         if candidate:
             try:
                 return _with_claims(replace(candidate, claims=dict(candidate.claims)), in_few=in_few)
+            except Undeclarable as error:
+                raise ImplementationError(f"{candidate.label} cannot be judged as it is: {error}") from None
             except Unclear as unclear:
                 # In another layout, a check of one axis would be one of another.
                 problem, layout = problem or str(unclear), candidate.layout
-    problem = problem or _without_formula(candidates[0])
+    problem = problem or _without_formula(candidates)
     label = candidates[0].label
     raise ImplementationError(
         f"{label} needs a declaration: {problem}. Declare it below the function, and judge that: "
@@ -267,14 +235,25 @@ def _ignores_heads(candidate: Candidate) -> bool:
     return one_for_each != candidate.claims and replace(candidate, claims=one_for_each).call_plainly(inputs) is not None
 
 
-def _without_formula(candidate: KernelCandidate) -> str:
-    """Return what a kernel raises in each dtype, or that it computes no known formula."""
+def _without_formula(candidates: Sequence[KernelCandidate]) -> str:
+    """Return what a kernel raises, or that it computes no known formula.
+
+    Raises ImplementationError for an error of its code, or what that needs and is missing here.
+    """
+    candidate, packed = candidates[0], required_names(candidates[0].constructor)
     tried = [candidate, *_in_few_dtypes([candidate])]
     called = any(outputs_of(each) for each in tried)
-    problems = dict.fromkeys(each.problem for each in tried)  # each one once
-    problem = "its output matches no formula of attention" if called else " and, in other dtypes, ".join(problems)
-    packed = _required(candidate.constructor)
     names = " and ".join(packed) if packed in PACKED_INPUTS else "query, key and value"
+    if called:
+        problem = "its output matches no formula of attention"
+    else:
+        tries = [[each.raised] for each in (*tried, *candidates) if each.raised]
+        raised = main_one(tries)
+        if raised.needs:
+            raise ImplementationError(f"{candidate.label} {raised.needs} (each call raises {raised})")
+        problem = calls_raise(raised, tries[: len(tried)]) if raised.place else raised.text
+        if raised.is_of_code:
+            raise ImplementationError(f"{candidate.label} cannot be judged: called with {names}, {problem}")
     return (
         f"called with {names} of shape {_shape(candidate.layout)}, {problem}; a function that makes a module "
         "needs parameters d_model and n_heads"
@@ -294,6 +273,7 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         candidate = replace(candidate, contiguous=True)
     candidate = with_masks(candidate, rebuilt=False)
     find_causal(candidate)
+    candidate = with_idle_constructor_flag(candidate)
     find_empty_row(candidate)
     find_weights(candidate)
     find_options(candidate, {})
@@ -357,22 +337,26 @@ def _find_key_heads(candidate: Candidate) -> None:
 
 @pristine()
 @threads(1)
-def infer_kernel(kernel: Callable[..., Any], label: str = "", code: str = "") -> Inference:
+def infer_kernel(kernel: Callable[..., Any], label: str = "", made: Callable[[], nn.Module] | None = None) -> Inference:
     """Infer the layout and the masks of a function, or a module, of query, key and value.
 
-    label: its name in reports; by default its own. code: what it is in a declaration, if not its label.
+    label: its name in reports; by default its own. made: what makes a module, if it is a class; see `kernel_maker`.
 
     Raises ImplementationError where no layout gives the formula of attention.
     """
     label = label or str(getattr(kernel, "__name__", "kernel"))
-    _require_inputs(kernel, label)
-    candidates = _candidates(kernel, label)
+    with as_found():
+        kernel = made() if made else kernel
+    require_inputs(kernel, label)
+    candidates = _candidates(kernel, label, made)
     try:
         candidate = _first_found(candidates)
     except ImplementationError:
         if not all(each.problem and may_need_a_gpu(each) for each in candidates):
             raise
         candidate = _first_found([*map(on_a_gpu, candidates)])
-    declaration = declaration_of(code or label, candidate.options(), candidate.claims, "from_kernel")
+    code = code_of(candidate.made, label) if candidate.made else label
+    declaration = declaration_of(code, candidate.options(), candidate.claims, "from_kernel")
+    kind: Literal["class", "function"] = "class" if made else "function"
     options = tuple(unused_options(candidate, {}))
-    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration, options)
+    return Inference(candidate.implementation(), tuple(_rows(candidate)), declaration, kind, options)

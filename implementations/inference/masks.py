@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mha.implementations.adapters.construction import parameters_of
-from mha.implementations.adapters.constructor_names import CONSTRUCTOR_NAMES
 from mha.implementations.adapters.masks import PaddingConvention
 from mha.implementations.adapters.names import LENGTH_NAMES
 from mha.implementations.inference.candidate import Candidate, Kind
+from mha.implementations.inference.causal_flags import not_causal
 from mha.implementations.inference.nearest import agree, find_formula
 from mha.implementations.inference.nearest_masks import nearest_format
 from mha.implementations.inference.probes import CONVENTIONS, SHAPES, Probe, additive, is_close
-from mha.implementations.inference.projections import Unclear
+from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.spec import Claims, MaskConvention
 from mha.spec.masks import INTEGERS
 
@@ -38,7 +36,7 @@ def with_masks(candidate: Kind, *, rebuilt: bool = True) -> Kind:
     if not problem and not masked.assumed:
         return masked
     for tried in chain(
-        _not_causal(candidate) if rebuilt else (), _replaced(candidate), _alone(candidate) if problem else ()
+        not_causal(candidate) if rebuilt else (), _replaced(candidate), _alone(candidate) if problem else ()
     ):
         with suppress(Unclear):
             find_mask(tried)
@@ -49,17 +47,6 @@ def with_masks(candidate: Kind, *, rebuilt: bool = True) -> Kind:
     if problem:
         raise problem
     return masked
-
-
-def _not_causal(candidate: Kind) -> Iterator[Kind]:
-    """Yield what is causal by default, as explained without a mask, built without that."""
-    parameters = parameters_of(candidate.constructor)
-    flags = [name for name in CONSTRUCTOR_NAMES["causal"] if name in parameters and parameters[name].default is True]
-    for flag in flags if candidate.explained and candidate.formula.causal else ():
-        constructor = partial(candidate.constructor, **{flag: False})
-        tried = replace(candidate, constructor=constructor, claims=dict(candidate.claims), explained=False)
-        if find_formula(tried):
-            yield tried
 
 
 def _replaced(candidate: Kind) -> Iterator[Kind]:
@@ -105,9 +92,11 @@ def find_mask(candidate: Candidate) -> None:
 
 def _unclear(candidate: Candidate, name: str) -> Unclear:
     """Return what is unclear about a mask of this name, and what to declare."""
-    tried = replace(candidate, mask="keep")
+    tried = replace(candidate, mask="keep", raised=None)
     tried.call(tried.probes[0].inputs, mask=tried.probes[0].mask("bhls", causal=False))
-    raised = f" (a boolean one of (B, H, L, S) raises {tried.problem})" if tried.problem else ""
+    if tried.raised and tried.raised.is_of_code:
+        return Undeclarable(f"each call with a mask raises {tried.raised}")
+    raised = f" (a boolean one of (B, H, L, S) raises {tried.raised})" if tried.raised else ""
     return Unclear(
         f"no convention explains what a mask of any common shape does as {name!r}{raised}; pass mask='keep', "
         "'drop' or 'additive', and mask_shape=..., or mask=None to judge it without masks"

@@ -25,13 +25,18 @@ from mha.implementations.inference.probes import (
     is_close,
 )
 from mha.implementations.inference.projections import Unclear
+from mha.implementations.raised import Raised
 from mha.spec import Config, Output
 
 Bias = Callable[[int, int], Tensor]  # of the scores, from L and S
 
 
 class EachCallRaises(Unclear):
-    """No trial run says what a module computes."""
+    """No trial run says what a module computes; raised: by the calls of each reading of it."""
+
+    def __init__(self, message: str, raised: Iterable[Raised | None]) -> None:
+        super().__init__(message)
+        self.raised = [each for each in raised if each is not None]
 
 
 def find_formula(candidate: Candidate, outputs: Iterable[Tensor] | None = None) -> bool:
@@ -229,7 +234,8 @@ def _callable(candidates: Sequence[Candidate]) -> list[Candidate]:
     working = [candidate for candidate in candidates if not candidate.problem]
     if not working:
         _require_named_inputs(candidates[0])
-        raise EachCallRaises(f"each call raises, the first one {candidates[0].problem}")
+        message = f"each call raises, the first one {candidates[0].problem}"
+        raise EachCallRaises(message, [each.raised for each in candidates])
     returning = [each for each in working if outputs_of(each)]
     if not returning:
         _require_output(working[0])

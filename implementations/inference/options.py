@@ -262,7 +262,7 @@ def _are_weights(returned: object, shape: tuple[int, ...]) -> bool:
 def find_weights(candidate: Candidate) -> None:
     """Set whether it returns weights (B, H, L, S), where they are, and the shape of what it returns."""
     probe = candidate.probes[0]
-    result = candidate.call(probe.inputs, need_weights=True, is_causal=bool(candidate.formula.causal))
+    result = candidate.call(probe.inputs, need_weights=True, is_causal=candidate.plainly_causal)
     query, key, _ = probe.inputs
     expected = (query.shape[0], CONFIG.n_heads, query.shape[1], key.shape[1])
     returned = result.weights if result else None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mha.implementations.adapters.construction import MAX_LENGTH, parameters_of
-from mha.implementations.adapters.names import words_of
+from mha.implementations.adapters.names import names_used, words_of
 from mha.implementations.errors import ImplementationError
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.nearest import Bias, find_formula, formula_of, outputs_of
@@ -75,7 +75,7 @@ def _norms(module: nn.Module) -> list[str]:
 def _residual(candidate: Candidate, norms: Sequence[str]) -> str:
     """Return what to do about a residual connection, if a formula gives the output less the input."""
     parameters = candidate.forward_parameters.values()
-    names = [p.name for p in parameters if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for left_out in {(), tuple(norms)}:
         outputs = outputs_of(candidate, change=_left_out(left_out))
         pairs = list(zip(outputs, candidate.probes, strict=False))
@@ -114,7 +114,7 @@ def _positions(candidate: Candidate, module: nn.Module) -> str:
     """Return what adds positions, by a name, if the output depends on it."""
     tensors = [*dict(module.named_parameters()), *dict(module.named_buffers())]
     used = [name for name in tensors if _has_word(name, POSITION_WORDS) and _differs(candidate, _shifted(name))]
-    functions = {name for name in _called(type(module)) if _has_word(name, ROTARY_WORDS)}
+    functions = {name for name in names_used(type(module), bases=False) if _has_word(name, ROTARY_WORDS)}
     if not used and functions and _depends_on_order(candidate):
         used = sorted(functions)
     return f"it depends on positions ({', '.join(f'`{name}`' for name in used)}); {LEAVE_OUT}" if used else ""
@@ -206,12 +206,6 @@ def _others(candidates: Sequence[Candidate], module: nn.Module, norms: Sequence[
 
 def _has_word(name: str, words: Sequence[str]) -> bool:
     return any(word in words for word in words_of(name))
-
-
-def _called(cls: type) -> set[str]:
-    """Return the names that the methods of a class use."""
-    methods = (getattr(value, "__code__", None) for value in vars(cls).values())
-    return {name for code in methods if code is not None for name in code.co_names}
 
 
 def _depends_on_order(candidate: Candidate) -> bool:

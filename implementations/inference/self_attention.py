@@ -23,7 +23,7 @@ def find_self_attention(candidate: Candidate) -> None:
 
 
 def _computes_formula(candidate: Candidate, alone: Candidate) -> bool:
-    return all(_gives(alone, causal=bool(alone.formula.causal), place=place) for place in range(len(alone.probes)))
+    return all(_gives(alone, causal=alone.plainly_causal, place=place) for place in range(len(alone.probes)))
 
 
 def _takes_masks(candidate: Candidate, alone: Candidate) -> bool:

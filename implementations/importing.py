@@ -1,0 +1,103 @@
+"""Importing the code of implementations: a module by its name, or a file, and an object in it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+
+from mha.implementations.errors import ImplementationError
+from mha.implementations.loaded import variables_of
+from mha.implementations.raised import Raised
+
+
+@contextmanager
+def default_warnings() -> Iterator[None]:
+    """Let imported code warn, even in a run that turns warnings into errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        yield
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Make the modules in a folder importable, as `python` does for a script."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the imported code may have removed it
+            sys.path.remove(str(folder))
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module; raises ImplementationError for one that cannot be imported."""
+    try:
+        with default_warnings(), importable(Path.cwd()):
+            return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may raise anything while it is imported
+        is_itself = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        shown = Raised.of(error).text if is_itself else described(error)
+        raise ImplementationError(f"the module {name!r} cannot be imported: {shown}") from error
+
+
+def load_file(path: Path) -> ModuleType:
+    """Run a file as a module; raises ImplementationError for one that cannot be run."""
+    if not path.is_file():
+        raise ImplementationError(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImplementationError(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        sys.modules.setdefault(path.stem, module)
+        with default_warnings(), importable(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file may raise anything
+        if sys.modules.get(path.stem) is module:
+            del sys.modules[path.stem]
+        hint = "; name it as part of its package, package.module:NAME" if "relative import" in str(error) else ""
+        raise ImplementationError(f"{str(path)!r} cannot be run: {described(error)}{hint}") from error
+    return module
+
+
+def member_of(module: ModuleType, name: str, target: str) -> object:
+    """Return an object of a module; raises ImplementationError, with the target, if there is none."""
+    held = variables_of(module)
+    if name in held:
+        return held[name]
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [each for each in held if not each.startswith("_")]
+        near = get_close_matches(name, public)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ImplementationError(
+            f"{target!r} does not exist{hint} (the module defines {', '.join(public) or 'nothing'})"
+        ) from None
+    except (Exception, SystemExit) as error:  # of what is imported when it is asked for
+        raise ImplementationError(f"{target!r} cannot be imported: {described(error)}") from error
+
+
+def classes_of(module: ModuleType) -> list[str]:
+    """Return the names of the `torch.nn.Module` classes that a file defines."""
+    classes = [(name, value) for name, value in variables_of(module).items() if issubclass(type(value), type)]
+    return [name for name, cls in classes if issubclass(cls, nn.Module) and cls.__module__ == module.__name__]
+
+
+def described(error: BaseException) -> str:
+    """Return what an exception of a file says as one line: what is missing for it, its message, and where it arose."""
+    raised = Raised.of(error)
+    return f"it {raised.needs} ({raised})" if raised.needs else str(raised)
