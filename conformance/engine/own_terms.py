@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mha.conformance.engine.literals import literal, literal_of
 from mha.implementations.discovery import split_name
+from mha.implementations.loaded import attribute, every_module, file_of, module_named, variables_of
 
 # A line that imports this package.
 IMPORTS_THIS = re.compile(r"^[ \t]*(?:from|import)[ \t]+mha\b", re.MULTILINE)
@@ -79,31 +80,32 @@ class Imports:
         """Return the module, the attribute and the file of a value; None if they are not known."""
         names = dict.fromkeys([str(getattr(value, "__module__", "")), *sys.modules])
         for name in names:
-            module, attribute = sys.modules.get(name), _attribute(sys.modules.get(name), value)
-            if module and attribute and name not in ("__main__", "__mp_main__"):
+            module = module_named(name)
+            held_as = _attribute(module, value)
+            if held_as and name not in ("__main__", "__mp_main__"):
                 file, is_name = _without_this_package(module), all(map(str.isidentifier, name.split(".")))
-                return name if is_name else "", attribute, file
-        file, _, attribute = self.target.rpartition(":")
+                return name if is_name else "", held_as, file
+        file, _, held_as = self.target.rpartition(":")
         if not file.endswith(".py"):
             return None
         text = Path(file).read_text() if Path(file).is_file() else ""
         if IMPORTS_THIS.search(text):
             raise InexpressibleError(f"{Path(file).name} imports it")
-        return "", attribute, str(Path(file).resolve())
+        return "", held_as, str(Path(file).resolve())
 
 
-def _attribute(module: ModuleType | None, value: Any) -> str:
+def _attribute(module: object, value: Any) -> str:
     """Return the name of a value in a module, its own one first; empty if the module does not have it."""
     own = str(getattr(value, "__name__", ""))
-    held = getattr(module, "__dict__", {})
+    held = variables_of(module)
     if own and held.get(own) is value:
         return own
-    return next((name for name, each in [*held.items()] if each is value), "")
+    return next((name for name, each in held.items() if each is value), "")
 
 
-def _without_this_package(module: ModuleType) -> str:
+def _without_this_package(module: object) -> str:
     """Return the file of a module, if it has one; raises InexpressibleError where it imports this package."""
-    file, name = str(getattr(module, "__file__", None) or ""), module.__name__
+    file, name = file_of(module), str(attribute(module, "__name__", ""))
     if name.partition(".")[0] == "mha":
         raise InexpressibleError("it is about a class or a function of that package")
     if file.endswith(".py") and IMPORTS_THIS.search(Path(file).read_text(errors="replace")):
@@ -169,7 +171,7 @@ def made_code(constructor: Any, given: Mapping[str, str], imports: Imports) -> s
 
 
 def _is_held(value: Any) -> bool:
-    modules = (module for name, module in [*sys.modules.items()] if not name.startswith("__m"))
+    modules = (module for name, module in every_module() if not name.startswith("__m"))
     return any(_attribute(module, value) for module in modules)
 
 

@@ -107,15 +107,20 @@ def _composed(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         return ()
     for place in first:
-        if isinstance(place, int):
-            whole.append(place)
-        elif isinstance(place, list | Tensor) and numbers:
-            whole.append(int(place[numbers.pop(0)]))
-        elif isinstance(place, slice) and place.step is None and (place.start or 0) >= 0 and numbers:
-            whole.append((place.start or 0) + numbers.pop(0))
-        else:
-            return ()
-    return (*whole, *numbers)
+        if not isinstance(place, int):
+            if not numbers or not isinstance(place, list | Tensor | slice):
+                return ()
+            place = _element(place, numbers.pop(0))
+        whole.append(place)
+    return () if None in whole else (*whole, *numbers)
+
+
+def _element(places: list[int] | Tensor | slice, number: int) -> int | None:
+    """Return one of the places that an index selects; None where that depends on the length."""
+    if not isinstance(places, slice):
+        return int(places[number])
+    start = places.start or 0
+    return start + number if places.step is None and start >= 0 else None
 
 
 Step = BuildStep | DeriveStep | CallStep

@@ -13,7 +13,7 @@ from mha.conformance.reports.summary import (
     tally,
 )
 from mha.conformance.results import Verdict, status_of
-from mha.spec.clauses import CLAUSES, Kind
+from mha.spec.clauses import CLAUSES, KINDS, Kind
 
 # How many clauses are named; the entries above have the others.
 MOST_NAMED = 6
@@ -71,58 +71,68 @@ def _passing(counted: Tally) -> list[str]:
 def _failing(verdicts: Sequence[Verdict], counted: Tally) -> Iterator[str]:
     """Yield what fails of what decides, by kind."""
     failures = [verdict for verdict in verdicts if is_failure(verdict)]
-    stale = [verdict for verdict in failures if verdict.status == "stale_waiver"]
-    blocked = [verdict for verdict in failures if verdict.status == "blocked"]
-    wrong = [verdict for verdict in failures if verdict not in stale and verdict not in blocked]
-    by_kind: dict[Kind, list[Verdict]] = {}
-    for verdict in wrong:
-        by_kind.setdefault(CLAUSES[verdict.clause].kind, []).append(verdict)
-    if answers := by_kind.get("answers"):
+    by_status: dict[str, list[Verdict]] = {"wrong": [], "stale_waiver": [], "blocked": []}
+    for verdict in failures:
+        by_status[verdict.status if verdict.status in by_status else "wrong"].append(verdict)
+    wrong, stale, blocked = by_status.values()
+    yield from _wrong(wrong, counted)
+    if stale:
+        yield f"it no longer needs its waiver of {_named(stale)}"
+    if blocked and wrong:
+        yield f"{len(_clauses(blocked))} more cannot be judged before that is mended"
+    elif blocked:
+        yield f"{_named(blocked)} cannot be judged"
+
+
+def _wrong(wrong: Sequence[Verdict], counted: Tally) -> Iterator[str]:
+    """Yield what fails in its own right, by kind."""
+    answers, conduct, refusals = (_of_kind(wrong, kind) for kind in KINDS)
+    if answers:
         number = len(_clauses(answers))
         are = "is" if number == 1 else "are"
         yield f"{number} of {counted.must['answers'].judged} answers {are} wrong ({_named(answers)})"
-        if causes := _causes(answers):
-            yield causes
-    if conduct := by_kind.get("conduct"):
+        yield from _causes(answers)
+    if conduct:
         number = len(_clauses(conduct))
         fails = "fails" if number == 1 else "fail"
         yield f"{number} of {counted.must['conduct'].judged} clauses of conduct {fails} ({_named(conduct)})"
-    for clause in _clauses(by_kind.get("refusals", ())):
+    for clause in _clauses(refusals):
         yield f"it accepts {CLAUSES[clause].accepts} ({clause})"
-    if stale:
-        yield f"it no longer needs its waiver of {_named(stale)}"
-    if blocked:
-        number = len(_clauses(blocked))
-        yield (
-            f"{number} more cannot be judged before that is mended" if wrong else f"{_named(blocked)} cannot be judged"
-        )
 
 
-def _causes(wrong: Sequence[Verdict]) -> str:
-    """Return how many causes failures have, where these are fewer than the clauses."""
+def _of_kind(verdicts: Sequence[Verdict], kind: Kind) -> list[Verdict]:
+    return [verdict for verdict in verdicts if CLAUSES[verdict.clause].kind == kind]
+
+
+def _causes(wrong: Sequence[Verdict]) -> Iterator[str]:
+    """Yield how many causes failures have, where these are fewer than the clauses."""
     causes = len(findings(wrong))
-    if causes >= len(_clauses(wrong)):
-        return ""
-    return "one cause" if causes == 1 else f"{causes} causes"
+    if causes < len(_clauses(wrong)):
+        yield "one cause" if causes == 1 else f"{causes} causes"
 
 
 def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield what does not decide: waivers, rows without a key, invalid input, and other advice."""
-    if waived := [verdict for verdict in verdicts if verdict.status == "waived"]:
+    waived = [verdict for verdict in verdicts if verdict.status == "waived"]
+    if waived:
         yield f"Waived: {_named(waived)}."
-    unmet = [verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD"]
-    if any(verdict.clause == EMPTY_ROWS for verdict in unmet):
+    unmet = _clauses([verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD"])
+    if EMPTY_ROWS in unmet:
         yield f"A row without any allowed key makes other results NaN ({EMPTY_ROWS})."
-    others = [verdict for verdict in unmet if verdict.clause != EMPTY_ROWS]
-    accepted = [clause for clause in _clauses(others) if CLAUSES[clause].accepts]
+    others = [clause for clause in unmet if clause != EMPTY_ROWS]
+    accepted = [clause for clause in others if CLAUSES[clause].accepts]
     if accepted:
-        inputs = accepted
-        if len(accepted) <= MOST_EXPLAINED:
-            inputs = [f"{CLAUSES[clause].accepts} ({clause})" for clause in accepted]
-        yield f"Accepts invalid input: {', '.join(inputs)}."
-    advice = [verdict for verdict in others if verdict.clause not in accepted]
+        yield f"Accepts invalid input: {', '.join(_inputs(accepted))}."
+    advice = [clause for clause in others if clause not in accepted]
     if advice:
-        yield f"Also advised: {_named(advice)}."
+        yield f"Also advised: {_first_few(advice)}."
+
+
+def _inputs(accepted: Sequence[str]) -> list[str]:
+    """Return the invalid input that is accepted, described if there are few kinds of it."""
+    if len(accepted) > MOST_EXPLAINED:
+        return list(accepted)
+    return [f"{CLAUSES[clause].accepts} ({clause})" for clause in accepted]
 
 
 def _clauses(verdicts: Collection[Verdict]) -> list[str]:

@@ -54,14 +54,7 @@ class MaskFormat:
                 f"{label}: mask_shape must consist of b, h, l, s and 1, such as 'b 1 l s', but is {self.shape!r}"
             )
         self._validate_counts(label)
-        if self.masked_number not in get_args(MaskedNumber):
-            raise ImplementationError(
-                f"{label}: masked_number must be '-inf' or 'lowest', but is {self.masked_number!r}"
-            )
-        if self.masked_number == "lowest" and self.convention != "additive":
-            raise ImplementationError(
-                f"{label}: masked_number='lowest' is for masks that are added to the scores; pass mask='additive'"
-            )
+        self._validate_number(label)
         if self.padding not in (None, *get_args(PaddingConvention)):
             raise ImplementationError(f"{label}: padding must be 'keep', 'drop' or None, but is {self.padding!r}")
         if self.padding and self.convention is None:
@@ -78,6 +71,17 @@ class MaskFormat:
             raise ImplementationError(
                 f"{label}: causal_by_default declares that a mask takes the place of the causal one, so masks must be "
                 "able to differ between queries; if it is causal with each mask, claim always_causal=True"
+            )
+
+    def _validate_number(self, label: str) -> None:
+        """Raise ImplementationError, with the label, for a number of masked keys that no mask of these has."""
+        if self.masked_number not in get_args(MaskedNumber):
+            raise ImplementationError(
+                f"{label}: masked_number must be '-inf' or 'lowest', but is {self.masked_number!r}"
+            )
+        if self.masked_number == "lowest" and self.convention != "additive":
+            raise ImplementationError(
+                f"{label}: masked_number='lowest' is for masks that are added to the scores; pass mask='additive'"
             )
 
     def _validate_counts(self, label: str) -> None:

@@ -149,11 +149,7 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     """
     named = constructor.func if isinstance(constructor, partial) else constructor
     label = name or str(getattr(named, "__name__", "module"))
-    target = module_class(constructor)
-    if target is None:
-        raise ImplementationError(
-            f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
-        )
+    target = _class_of(constructor)
     masks = MaskFormat(mask, mask_shape, mask_numbers, padding, causal_by_default, mask_required, masked_number)
     own_format = memory_optional or rotation_pairs or query_last is not None or masks != MaskFormat(mask)
     _validate(label, parameters, layout, weights, call, own_format=own_format)
@@ -168,6 +164,16 @@ def from_module(  # noqa: PLR0913  the public options, each by name
     call = call if signature is None else call_by_name(label, signature, claims, layout, masks, place)
     assert call
     return ModuleImplementation(label, claims, constructor, parameters, arguments, call, layout, attribute)
+
+
+def _class_of(constructor: Callable[..., nn.Module]) -> type[nn.Module]:
+    """Return the class that a constructor makes; raises ImplementationError for anything else."""
+    target = module_class(constructor)
+    if target is None:
+        raise ImplementationError(
+            f"from_module needs a torch.nn.Module class, or a function that makes one, but got {constructor!r}"
+        )
+    return target
 
 
 def _validate(

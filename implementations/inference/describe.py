@@ -279,13 +279,20 @@ def _mask(candidate: Candidate) -> str:
     shape = (
         f"of shape {candidate.mask_shape!r}" if candidate.mask_shape else f"{broadcast}broadcastable to (b, h, l, s)"
     )
-    always = ", required in each call" if candidate.mask_required else ""
-    always += ", where the lowest number of the dtype hides a key" if candidate.masked_number == "lowest" else ""
+    always = _mask_besides(candidate)
     names = " or ".join(dict.fromkeys(filter(None, (candidate.mask_alone, candidate.signature.mask))))
     rows = [f"{names}: {meaning}, {shape}{always}"]
     if candidate.padding:  # which leaves nothing to a mask that does not differ between queries
         rows = [*(rows if "l" in candidate.masks.axes else []), _padding(candidate)]
     return "; ".join(rows)
+
+
+def _mask_besides(candidate: Candidate) -> str:
+    """Return what else is to be said of a mask."""
+    said = ", required in each call" if candidate.mask_required else ""
+    if candidate.masked_number == "lowest":
+        said += ", where the lowest number of the dtype hides a key"
+    return said
 
 
 def _padding(candidate: Candidate) -> str:
