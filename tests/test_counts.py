@@ -85,14 +85,19 @@ def test_advice_that_is_required_decides() -> None:
 
 def test_sentence_counts_causes_and_names_what_it_leaves_out() -> None:
     ignored = [verdict("x", clause, "fail", diagnosis="the mask is ignored") for clause in ("MSK-1", "MSK-2", "MSK-3")]
-    assert sentence(ignored) == "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1, MSK-2, MSK-3), one cause."
+    assert (
+        sentence(ignored)
+        == "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1, MSK-2, MSK-3), one cause: the mask is ignored."
+    )
     other = verdict("x", "HED-1", "fail")
     assert sentence([*ignored, other]).endswith("(MSK-1, MSK-2, MSK-3, HED-1), 2 causes.")
     many = [verdict("x", clause, "fail") for clause in CLAUSES if CLAUSES[clause].family == "NUM"]
     assert " and " in sentence([*ignored, *many]).partition("(")[2]
     passes = sentence([verdict("x", "SHP-1")], ["sinks", "sliding_window"])
     assert passes == "CONFORMS where judged; not covered: sinks, sliding_window. 1 answer right."
-    assert sentence(ignored, ["sinks"]).endswith("(MSK-1, MSK-2, MSK-3), one cause. Not covered: sinks.")
+    assert sentence(ignored, ["sinks"]).endswith(
+        "(MSK-1, MSK-2, MSK-3), one cause: the mask is ignored. Not covered: sinks."
+    )
 
 
 def test_sentence_of_what_is_blocked_waived_or_not_judged() -> None:

@@ -19,9 +19,10 @@ from mha.conformance.engine.estimate import estimate
 from mha.conformance.engine.judge import not_covered
 from mha.conformance.engine.workers import Workers
 from mha.conformance.harness.isolation import heeding_interrupts
+from mha.conformance.reports.entries import entries
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
-from mha.conformance.reports.summary import SIGNS, is_failure, severity
+from mha.conformance.reports.summary import SIGNS, is_failure
 from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
 from mha.conformance.reports.text import (
     HANGING,
@@ -257,10 +258,9 @@ class Run:
         )
         if details:
             self.printer.paragraph("\n".join(details))
-        scripted = [verdict for verdict in own if verdict.script and verdict.status != "blocked"]
+        scripted = [entry.first for entry in entries(own) if entry.first.script]
         if scripted and not self.settings.clauses:
-            clause = min(scripted, key=severity).clause
-            hint = f"To see a failure in full, with a script that reproduces it: mha show {clause}"
+            hint = f"To see a failure in full, with a script that reproduces it: mha show {scripted[0].clause}"
             self.printer.folded(hint)
         self.printer.paragraph(said)
 

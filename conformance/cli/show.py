@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mha.conformance.cli.check import QUIET, Printer, print_verdict
+from mha.conformance.reports.entries import entries
 from mha.conformance.reports.files import LAST, read, write_text
 from mha.conformance.reports.summary import severity
 from mha.conformance.reports.text import listing, place, visible_name
@@ -44,8 +45,7 @@ def show_verdicts(words: Sequence[str], file: Path, script: Path | None = None) 
 
 def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> None:
     """Print what does not pass in a run, by implementation and cause, and how to see one of them in full."""
-    failures = sorted((verdict for verdict in verdicts if verdict.status not in QUIET), key=severity)
-    if not failures:
+    if all(verdict.status in QUIET for verdict in verdicts):
         printer.folded(f"Nothing failed in the run of {str(file)!r} ({len(verdicts)} verdicts).")
         return
     grouped = by_implementation(verdicts)
@@ -55,11 +55,12 @@ def list_failures(printer: Printer, verdicts: Sequence[Verdict], file: Path) -> 
             printer.paragraph(f"{visible_name(name)}:")
         if found:
             printer.paragraph("\n".join(found))
-    clause, run = failures[0].clause, "" if file == LAST else f" --run {file}"
-    scripted = next((verdict.clause for verdict in failures if verdict.script), "")
-    hint = f"To see one in full: mha show {clause}{run}"
-    if scripted:
-        hint += f"; its script in a file: mha show {scripted}{run} --script FILE"
+    shown = [entry.first for own in grouped.values() for entry in entries(own)]
+    shown.sort(key=lambda verdict: not verdict.script)
+    run = "" if file == LAST else f" --run {file}"
+    hint = f"To see one in full: mha show {shown[0].clause}{run}"
+    if shown[0].script:
+        hint += f"; its script in a file: mha show {shown[0].clause}{run} --script FILE"
     printer.folded(hint)
 
 

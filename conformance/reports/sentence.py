@@ -90,7 +90,9 @@ def _wrong(wrong: Sequence[Verdict], counted: Tally) -> Iterator[str]:
     if answers:
         number = len(_clauses(answers))
         are = "is" if number == 1 else "are"
-        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong ({_named(answers)})"
+        by_cause = [verdict.clause for same in findings(answers) for verdict in same]
+        names = _first_few(list(dict.fromkeys(by_cause)))
+        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong ({names})"
         yield from _causes(answers)
     if conduct:
         number = len(_clauses(conduct))
@@ -105,18 +107,26 @@ def _of_kind(verdicts: Sequence[Verdict], kind: Kind) -> list[Verdict]:
 
 
 def _causes(wrong: Sequence[Verdict]) -> Iterator[str]:
-    """Yield how many causes failures have, where these are fewer than the clauses."""
-    causes = len(findings(wrong))
-    if causes < len(_clauses(wrong)):
-        yield "one cause" if causes == 1 else f"{causes} causes"
+    """Yield the cause of failures or, where they have fewer causes than clauses, how many."""
+    causes = findings(wrong)
+    diagnosis = causes[0][0].diagnosis
+    if len(causes) == 1 and diagnosis:
+        yield f"one cause: {diagnosis}"
+    elif len(causes) < len(_clauses(wrong)):
+        yield f"{len(causes)} causes"
 
 
 def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield what does not decide: waivers, rows without a key, invalid input, and other advice."""
+    """Yield what does not decide: waivers and advice."""
     waived = [verdict for verdict in verdicts if verdict.status == "waived"]
     if waived:
         yield f"Waived: {_named(waived)}."
-    unmet = _clauses([verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD"])
+    unmet = [verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD"]
+    yield from _advice(_clauses(unmet))
+
+
+def _advice(unmet: Sequence[str]) -> Iterator[str]:
+    """Yield what is advised: on rows without a key, on invalid input, and the rest by its clauses."""
     if EMPTY_ROWS in unmet:
         yield f"A row without any allowed key makes other results NaN ({EMPTY_ROWS})."
     others = [clause for clause in unmet if clause != EMPTY_ROWS]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from textwrap import shorten
 
+from mha.conformance.harness.known_bad.advice import subject_of
 from mha.conformance.results import Rejections, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Kind
 
@@ -119,7 +120,13 @@ def findings(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     for verdict in sorted(verdicts, key=severity):
         key = (verdict.diagnosis,) if verdict.diagnosis else (verdict.clause, status_of(verdict))
         grouped.setdefault((verdict.implementation, *key), []).append(verdict)
-    return list(grouped.values())
+    return [_most_telling_first(same) for same in grouped.values()]
+
+
+def _most_telling_first(same: list[Verdict]) -> list[Verdict]:
+    """Return verdicts of one diagnosis with those on its own subject first."""
+    subject = subject_of(same[0].diagnosis)
+    return sorted(same, key=lambda verdict: verdict.clause != subject)
 
 
 def cause_of(verdicts: Collection[Verdict]) -> str:
