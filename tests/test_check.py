@@ -78,7 +78,7 @@ def test_plain_class_is_inferred_and_judged() -> None:
         "\npass            SHP-1   float32: ",
         "\n\nMSK-1 (MUST): Masked keys have no influence",
         "    from low_fill import MultiHeadAttention\n",
-        "\n\nMultiHeadAttention: DOES NOT CONFORM: 1 of 2 answers is wrong (MSK-1).\n",
+        "\n\nMultiHeadAttention: DOES NOT CONFORM: 1 of 2 answers is wrong (MSK-1): masked scores ",
     ):
         assert text in output
 
@@ -133,7 +133,8 @@ def test_last_line_is_the_verdict(judge_only: Callable[..., None]) -> None:
     assert "\n    not judged: dropout (1), decodes (1)\n" in output
     assert "with a script that reproduces it: mha show MSK-1\n\nMultiHeadAttention: DOES NOT CONFORM: " in output
     accepts = "a `d_model` that `n_heads` does not divide, at construction (CFG-2)"
-    said = f"1 of 2 answers is wrong (MSK-1). Accepts invalid input: {accepts}."
+    cause = "masked scores get a finite number, which is not low enough"
+    said = f"1 of 2 answers is wrong (MSK-1): {cause}. Accepts invalid input: {accepts}."
     assert " ".join(output.split()).endswith(f"MultiHeadAttention: DOES NOT CONFORM: {said}")
 
 

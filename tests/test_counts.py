@@ -67,7 +67,7 @@ def test_sentence_says_what_decides_first() -> None:
     assert sentence([*right, accepts]) == f"CONFORMS: all 2 answers right, 1 of conduct. {invalid}"
     wrong = [verdict("x", clause, "fail") for clause in ("NUM-2", "HED-1", "STA-1", "CFG-1")]
     assert sentence([*right, *wrong, accepts]) == (
-        "DOES NOT CONFORM: 2 of 4 answers are wrong (HED-1, NUM-2), 1 of 2 clauses of conduct fails (STA-1), it "
+        "DOES NOT CONFORM: 2 of 4 answers are wrong (NUM-2, HED-1), 1 of 2 clauses of conduct fails (STA-1), it "
         f"accepts a `d_model` that `n_heads` does not divide (CFG-1). {invalid}"
     )
     unmet = [verdict("x", clause, "fail", level="SHOULD", required=False) for clause in ("MSK-9", "MSK-10", "SHP-5")]

@@ -92,8 +92,7 @@ def _wrong(wrong: Sequence[Verdict], counted: Tally) -> Iterator[str]:
         are = "is" if number == 1 else "are"
         by_cause = [verdict.clause for same in findings(answers) for verdict in same]
         names = _first_few(list(dict.fromkeys(by_cause)))
-        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong ({names})"
-        yield from _causes(answers)
+        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong ({names}){_cause(answers)}"
     if conduct:
         number = len(_clauses(conduct))
         fails = "fails" if number == 1 else "fail"
@@ -106,14 +105,13 @@ def _of_kind(verdicts: Sequence[Verdict], kind: Kind) -> list[Verdict]:
     return [verdict for verdict in verdicts if CLAUSES[verdict.clause].kind == kind]
 
 
-def _causes(wrong: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the cause of failures or, where they have fewer causes than clauses, how many."""
-    causes = findings(wrong)
+def _cause(wrong: Sequence[Verdict]) -> str:
+    """Return the cause of failures or, where they have fewer causes than clauses, how many, after the clauses."""
+    causes, clauses = findings(wrong), _clauses(wrong)
     diagnosis = causes[0][0].diagnosis
     if len(causes) == 1 and diagnosis:
-        yield f"one cause: {diagnosis}"
-    elif len(causes) < len(_clauses(wrong)):
-        yield f"{len(causes)} causes"
+        return f": {diagnosis}" if len(clauses) == 1 else f", one cause: {diagnosis}"
+    return f", {len(causes)} causes" if len(causes) < len(clauses) else ""
 
 
 def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
