@@ -5,20 +5,20 @@ import os
 from torch import nn
 
 
-def vit(d_model, n_heads, dropout):
+def vit(d_model, n_heads, head_dim, dropout):
     """vit-pytorch normalises the input inside, which is switched off."""
     from vit_pytorch.vit import Attention
 
-    module = Attention(d_model, n_heads, d_model // n_heads, dropout)
+    module = Attention(d_model, n_heads, head_dim, dropout)
     module.norm = nn.Identity()
     return module
 
 
-def cross_vit(d_model, n_heads, dropout):
+def cross_vit(d_model, n_heads, head_dim, dropout):
     """As in `vit`."""
     from vit_pytorch.cross_vit import Attention
 
-    module = Attention(d_model, n_heads, d_model // n_heads, dropout)
+    module = Attention(d_model, n_heads, head_dim, dropout)
     module.norm = nn.Identity()
     return module
 
@@ -65,7 +65,7 @@ def bert(d_model, n_heads, dropout):
     return Attention(BertConfig(**sizes))
 
 
-def keras_attention(d_model, n_heads, bias, dropout):
+def keras_attention(d_model, n_heads, head_dim, bias, dropout):
     """On the torch backend, with the order of its arguments and its own names of options."""
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
@@ -73,7 +73,7 @@ def keras_attention(d_model, n_heads, bias, dropout):
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
-            sizes = {"num_heads": n_heads, "key_dim": d_model // n_heads}
+            sizes = {"num_heads": n_heads, "key_dim": head_dim}
             self.layer = keras.layers.MultiHeadAttention(**sizes, dropout=dropout, use_bias=bias, name="attention")
             self.layer.build((None, None, d_model), (None, None, d_model))
 

@@ -18,6 +18,7 @@ from mha.conformance.reports.sentence import sentence
 from mha.conformance.results import Verdict, status_of
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.discovery import as_resolved
+from mha.spec import Claims
 
 
 class Plain(nn.Module):
@@ -51,6 +52,24 @@ class OtherHeads(Plain):
     def split(self, x: Tensor) -> Tensor:
         """Return the heads."""
         return x.unflatten(-1, (-1, self.d_model // self.n_heads)).transpose(1, 2)
+
+
+class GivenWidth(nn.Module):
+    """The width of a head is an argument of the constructor, as in vit-pytorch and Keras."""
+
+    def __init__(self, dim: int, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(dim, heads * dim_head) for _ in range(3))
+        self.out = nn.Linear(heads * dim_head, dim)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the output."""
+        q, k, v = (
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(query), self.k(key), self.v(value))
+        )
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
 class NeedsContiguous(Plain):
@@ -221,3 +240,14 @@ def test_number_that_hides_nothing_is_refused(options: dict[str, Any], message: 
     parameters = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}
     with pytest.raises(ImplementationError, match=re.escape(message)):
         from_module(AddsMasks, parameters=parameters, **options)
+
+
+def test_class_that_is_given_the_width_of_a_head_has_it() -> None:
+    verdict = verdicts_on(GivenWidth, ["CFG-1"])["CFG-1"]
+    assert (verdict.status, verdict.message) == ("not_claimed", "does not apply: own_head_dim is claimed")
+    claims = Claims(masks=(), causal=None, returns_weights=False)  # without a width of their own
+    parameters = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "out"}
+    declared = from_module(GivenWidth, parameters=parameters, mask=None, claims=claims)
+    (verdict,) = check(declared, "quick", clauses="CFG-1", dtypes="float32").verdicts
+    assert verdict.status == "not_claimed"
+    assert "takes the width of a head" in verdict.message

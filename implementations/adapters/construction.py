@@ -281,11 +281,17 @@ def _first_made(constructor: Callable[..., nn.Module], choices: Sequence[Mapping
 
 
 def _require_product(arguments: Mapping[str, str], config: Config) -> None:
-    """Raise UnsupportedCallError for a d_model that a constructor of heads and their width alone cannot be given."""
+    """Raise UnsupportedCallError for a d_model that a constructor of heads and their width cannot be given."""
     is_given = not {"d_model", "config"}.isdisjoint(arguments.values())
     if not is_given and config.n_heads > 0 and config.d_model != config.n_heads * config.head_dim:
         raise UnsupportedCallError(
             f"its constructor takes no d_model ({config.d_model}), only the number and the width of the heads"
+        )
+    given_width = "head_dim" in arguments.values() and config.d_head is None
+    if given_width and config.n_heads > 0 and config.d_model % config.n_heads:
+        raise UnsupportedCallError(
+            f"its constructor takes the width of a head, and {config.n_heads} heads of one width do not make "
+            f"{config.d_model}"
         )
 
 
