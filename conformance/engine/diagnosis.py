@@ -79,7 +79,7 @@ def diagnose(prop: Property, session: Session) -> str:
     with threads(1), judging(session.implementation), preserved():
         evidence = collect(prop, session)
         text = _seen_in_own_calls(prop, session, evidence) if evidence else ""
-        if text := text or _seen_in_plain_calls(prop, session, hidden=() if evidence else HIDDEN):
+        if text := text or _seen_in_plain_calls(prop, session):
             return text
         return wrong_gradients(prop, session) if "gradients" in prop.needs else ""
 
@@ -98,14 +98,14 @@ def _would_fail(prop: Property, session: Session, cause: Cause) -> bool:
     return not cause.always or bool(_message_of_formula(cause.defect, prop, session))
 
 
-def _seen_in_plain_calls(prop: Property, session: Session, hidden: Sequence[Defect]) -> str:
+def _seen_in_plain_calls(prop: Property, session: Session) -> str:
     """Return the defect that plain calls show, and that makes the property fail with the very same numbers.
 
-    This is for what no single call shows: gradients, and results that are compared with each other. hidden: what to
-    try where every plain call is right.
+    This is for what no single call shows: gradients, results that are compared with each other, and fills that only
+    the lowest scores show. These are tried where every plain call is right.
     """
     causes = _causes_of(plain_calls(session), session.claims)
-    causes = [Cause(each.text, each, True) for each in hidden] if causes is None else causes
+    causes = [Cause(each.text, each, True) for each in HIDDEN] if causes is None else causes
     # What the formula without a defect fails too has another reason.
     if not causes or _message_of_formula(CORRECT, prop, session):
         return ""
