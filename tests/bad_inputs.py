@@ -268,7 +268,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str]] = {
         "ring claims [1, 2, 3, 4] ranks (Claims.world_sizes), not 9; give the case another `ranks`",
     ),
     "several implementations": (("replay", "run.json", "--impl", "all"), "'all' names "),
-    "nothing to show": (("show", ""), "no clause is named"),
+    "nothing to show": (("show", ""), "no run is saved in this folder"),
     "no such clause to waive": (("waive", "MSK-99", "--reason", "x", *IN_RUN), "unknown clause 'MSK-99'"),
     "a clause that passes": (("waive", "CAU-1", "--reason", "x", *IN_RUN), "nothing to waive: CAU-1 does not fail in"),
     "another implementation": ((*WAIVE, "--impl", "nobody"), "nothing to waive: MSK-8 does not fail for nobody in"),

@@ -38,6 +38,7 @@ BASES = {
     "OutputDropped",
     "Paged",
     "SequenceParallel",
+    "SoftmaxOfInfinity",
     "WeightsAndOutputDropped",
     "_Remembers",
 }

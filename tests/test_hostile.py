@@ -61,7 +61,7 @@ def test_implementation_that_ends_its_process_fails_and_the_others_are_judged() 
     assert done.returncode == 1, done.stdout
     for name in names:
         assert f"{name}: DOES NOT CONFORM: 1 of 1 answers is wrong" in done.stdout
-    assert "fail SHP-1 (float32 cpu): judging did not end: " in done.stdout
+    assert "fail            SHP-1   float32: judging did not end: " in done.stdout
     assert "Timeout" in done.stdout
     assert "crashed while running" in done.stdout
     assert "loop: CONFORMS: 1 answer right" in done.stdout
@@ -71,7 +71,7 @@ def test_memory_limit_of_the_shell_fails_one_implementation() -> None:
     command = f"ulimit -d 1500000; {sys.executable} -m pytest conformance -k SHP-1 --mha-impl {HOSTILE}:hoards loop"
     done = subprocess.run(["bash", "-c", f"{command} {' '.join(QUICK)}"], **HERE)  # type: ignore[call-overload]  # by keyword
     assert done.returncode == 1, done.stdout
-    assert "fail SHP-1 (float32 cpu): the call raised RuntimeError" in done.stdout
+    assert "fail            SHP-1   float32: the call raised RuntimeError" in done.stdout
     assert "not enough memory" in done.stdout or "t allocate memory" in done.stdout
     assert "loop: CONFORMS: 1 answer right" in done.stdout
 

@@ -131,8 +131,8 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "bert_style": (
         "BertAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
-        {"mask": "additive"},
-        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "nan", "dropout": "both"},
+        {"mask": "additive", "masked_number": "lowest"},
+        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "uniform", "dropout": "both"},
     ),
     "annotated_clones": (
         "MultiHeadedAttention",
@@ -174,8 +174,8 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "dict_output": (
         "SelfAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
-        {"mask": "additive"},
-        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "nan", "dropout": "both"},
+        {"mask": "additive", "masked_number": "lowest"},
+        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "uniform", "dropout": "both"},
     ),
     "keras_style": (
         "MultiHeadAttention",

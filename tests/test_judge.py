@@ -193,9 +193,8 @@ def test_a_failure_is_described_with_everything_that_a_reader_needs() -> None:
         assert part in text
     lines = "\n".join(summarise(report.verdicts))
     assert "FiniteFill: DOES NOT CONFORM" in lines
-    assert (
-        "fail a query without an allowed key attends to all keys equally, as with a finite fill (float32 cpu)" in lines
-    )
+    cause = "a query without an allowed key attends to all keys equally, as with a finite fill"
+    assert cause in " ".join(lines.split())
 
 
 @pytest.mark.parametrize(

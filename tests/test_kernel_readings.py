@@ -82,6 +82,7 @@ def of_transformers(
     return (weights @ v).transpose(1, 2), weights
 
 
+LOWEST = ", where the lowest number of the dtype hides a key"
 # The function, its layout, and rows of the report.
 KERNELS = {
     batched: (
@@ -90,7 +91,7 @@ KERNELS = {
     ),
     splits: ("b l (h d)", {"given": "num_heads=n_heads, dropout_p=0.0", "mask": "none"}),
     scaled: ("b h l d", {"given": "sm_scale=1/sqrt(d_k)", "causal": "causal, aligned top_left"}),
-    biased: ("b l h d", {"mask": "attn_bias: added to the scores, broadcastable to (b, h, l, s)"}),
+    biased: ("b l h d", {"mask": f"broadcastable to (b, h, l, s){LOWEST}"}),
     merges: ("b h l d -> b l (h d)", {"inputs": "value_layer, of shape (b, h, l, d), the context (b, l, h*d)"}),
     qkv_packed: ("b l 3 h d", {"inputs": "qkv, of shape (b, l, 3, h, d)", "causal": "causal, aligned top_left"}),
     kv_packed: ("b 2 h l d", {"inputs": "q, kv, of shape (b, 2, h, l, d)"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from kinds import KINDS, ClaimedOnly, Subject, judge, row_of
 from torch import Tensor
 
 from mha.conformance import check
-from mha.spec import Config, Weights
+from mha.spec import Config, Output, Weights
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 
@@ -46,6 +47,12 @@ class NotDivisible(ClaimedOnly):
     def __init__(self, config: Config, weights: Weights) -> None:
         divisible = Config(config.n_heads * config.head_dim, config.n_heads, bias=config.bias)
         super().__init__(divisible, Weights.random(divisible, 0))
+        self.rest = config.d_model - divisible.d_model
+
+    def forward(self, query: Tensor, *_: Tensor, **options: Any) -> Output:
+        x = query[..., : query.shape[-1] - self.rest]
+        output, weights = super().forward(x, x, x, **options)
+        return Output(F.pad(output, (0, self.rest)), weights)
 
 
 class FillsWithALowNumber(ClaimedOnly):

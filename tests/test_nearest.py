@@ -159,8 +159,7 @@ UNCLEAR: dict[type[nn.Module], str] = {
     Constant: "no reading gives what it computes, and several are equally near: from_module(Constant, parameters="
     "{'w_qkv': 'qkv', 'w_o': 'proj'}) or from_module(Constant, parameters={'w_qkv': 'qkv', 'w_o': 'proj'}, "
     "layout='l b d'). Declare it below",
-    RefusesMasks: "no convention explains what a mask of any common shape does as 'mask' (a boolean one of "
-    "(B, H, L, S) raises AttributeError: 'Tensor' object has no attribute 'missing'); pass mask='keep'",
+    RefusesMasks: "each call with a mask raises AttributeError: 'Tensor' object has no attribute 'missing'",
 }
 
 

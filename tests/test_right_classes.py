@@ -213,7 +213,9 @@ def test_masks_of_one_length_leave_self_attention_and_scores_are_not_weights() -
     found = {row.topic: row.finding for row in result.rows}
     assert is_tested(result)
     assert found["inputs"] == "one, as self-attention, of shape (b, l, d)"
-    assert found["mask"] == "mask: added to the scores, of shape 'l s'"
+    assert (
+        found["mask"] == "mask: added to the scores, of shape 'l s', where the lowest number of the dtype hides a key"
+    )
     assert found["weights"] == "not returned per head, but the scores before the softmax"
 
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("undiagnosed")
 PATHS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"}
 # A fault of `PLAIN` for each family: the clause, the line that is wrong, and what stands there instead.
 FAULTS = {
-    "CFG-1": ("        if n_heads < 1 or d_model < 1 or d_model % n_heads:", "        if n_heads < 1:"),
+    "CFG-2": ("        if n_heads < 1 or d_model < 1 or d_model % n_heads:", "        if n_heads < 1:"),
     "SHP-1": ("        return output, weights", "        return output.squeeze(1), weights"),
     "SHP-2": ("        return output, weights", "        return output, weights.mean(1)"),
     "SMX-1": ("return output, weights", "return output, 2 * weights"),
@@ -266,12 +266,12 @@ def test_script_ends_with_the_error_of_the_class(folder: Path, alone: Alone) -> 
 def test_script_finds_an_inferred_class_in_a_file_of_any_name(folder: Path, alone: Alone) -> None:
     file = folder / "my attention-2.py"
     file.write_text(FUSED)
-    (verdict,) = check(f"{file}:Attention", "quick", clauses="CFG-1", dtypes="float32").verdicts
+    (verdict,) = check(f"{file}:Attention", "quick", clauses="CFG-2", dtypes="float32").verdicts
     (folder / "script.py").write_text(str(verdict.script))
     assert alone.run(folder / "script.py").startswith("AssertionError")
-    file.write_text(
-        FUSED.replace("        self.num_heads =", "        assert dim % num_heads == 0\n        self.num_heads =")
-    )
+    check_of_sizes = "if dim % num_heads:\n            raise ValueError(f'{dim} {num_heads}')"
+    fixed = FUSED.replace("        self.num_heads =", f"        {check_of_sizes}\n        self.num_heads =")
+    file.write_text(fixed)
     assert alone.run(folder / "script.py") == "passes"
 
 

@@ -139,7 +139,7 @@ class Writer(ABC):
             upstream = name_tensor(step.upstream, f"upstream_{number}", self.names, lines)
         called = self.call(step, inputs, lines)
         lines += [f"torch.manual_seed({step.seed})"] if step.seed is not None else []
-        leaves = list(dict.fromkeys(inputs[name] for name in step.wanted))
+        leaves = list(dict.fromkeys(inputs[name] for name in step.leaves if name in inputs))
         lines += [f"{name}.requires_grad_()" for name in leaves]
         code = MODES[step.mode].code.format(device=problem.query.device.type)
         lines += [f"with {code}:", *(f"    {line}" for line in called)] if code else called

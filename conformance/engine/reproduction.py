@@ -131,7 +131,7 @@ def _plain_call(call: CallStep, given: Mapping[str, str], upstream: str) -> list
     inputs = [f"mask={tensor}" if name == "mask" else tensor for name, tensor in given.items()]
     inputs += ["is_causal=True"] if problem.is_causal else []
     inputs += ["need_weights=True"] if call.need_weights else []
-    lines = [f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.wanted)]
+    lines = [f"{name}.requires_grad_()" for name in dict.fromkeys(given[name] for name in call.leaves)]
     called = f"output_{number}, weights_{number} = attention_{call.build}({', '.join(inputs)})"
     code = MODES[call.mode].code.format(device=problem.query.device.type)
     lines += [f"with {code}:", f"    {called}"] if code else [called]

@@ -59,7 +59,18 @@ class NegativeHeads(Complete):
         super().__init__(replace(config, n_heads=abs(config.n_heads)), weights)
 
 
-@fault("CFG-4", trigger="d_k = 1, H > 2")
+@fault("CFG-4", caught_by="every_divisor_is_right_or_refused", trigger="d_k = 1, H > 2")
+class HeadsOfWidthOneDropped(Correct):
+    """Of more than two heads of width 1, the last one is left out."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        context = super().merge(x)
+        if self.config.head_dim > 1 or self.config.n_heads <= 2:
+            return context
+        return F.pad(context[..., :-1], (0, 1))
+
+
+@fault("CFG-4", caught_by="every_divisor_is_accepted", trigger="d_k = 1, H > 2")
 class RefusesHeadsOfWidthOne(Correct):
     """Heads of width 1 are refused."""
 

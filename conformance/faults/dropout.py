@@ -68,7 +68,7 @@ class NarrowQueriesDropAlike(Complete):
         return weights * super().drop(torch.ones_like(weights[:, :, :1]))
 
 
-@fault("DRP-5", trigger="B > 2")
+@fault("DRP-5", caught_by="heads_and_items_drop_independently", trigger="B > 2")
 class ItemsDropAlike(Complete):
     """The third item of a batch drops what the first one drops, and so on."""
 
@@ -234,7 +234,7 @@ class OutputRowsDropped(WeightsAndOutputDropped):
         return output * F.dropout(torch.ones_like(output[..., :1]), self.config.dropout, self.training)
 
 
-@fault("DRP-5", trigger="dropout, several heads or items")
+@fault("DRP-5", caught_by="heads_and_items_drop_independently", trigger="dropout, several heads or items")
 class OneDrawForAll(one_draw(lambda weights: weights[:1, :1])):
     """All heads and items share one draw."""
 
@@ -309,6 +309,15 @@ class NoGradientOfNothing(Complete):
     def drop(self, weights: Tensor) -> Tensor:
         p = self.config.dropout
         return _Drop.apply(weights, p) if self.training and p else weights  # type: ignore[no-untyped-call,no-any-return]  # torch's own
+
+
+@fault("DRP-5", caught_by="grouped_heads_drop_independently", trigger="grouped heads and dropout")
+class GroupsDroppedAlike(Complete):
+    """All heads of a group share one draw of dropout."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        kept = super().drop(torch.ones_like(weights[:, : self.config.kv_heads]))
+        return weights * self.repeat(kept)
 
 
 @fault("DRP-4", source="https://github.com/pytorch/pytorch/issues/42929")

@@ -123,6 +123,21 @@ class UnguardedWithDropout(
     """The softmax that is followed by dropout has no guard for rows without a key."""
 
 
+@fault(
+    "MSK-8",
+    caught_by="empty_rows_follow_the_declared_policy",
+    trigger="an empty row, eval without gradients",
+    source="https://github.com/pytorch/pytorch/pull/190486",
+)
+class NanForEmptyRowsInFastPath(Complete):
+    """An empty row is NaN in evaluation without gradients, as in the fast path of torch 2.13."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        empty = ~allowed.any(-1, keepdim=True)
+        fast = not (self.training or torch.is_grad_enabled())
+        return super().weigh(scores, allowed).masked_fill(empty & fast, math.nan)
+
+
 @fault("MSK-9", caught_by="empty_rows_leave_other_rows_alone", trigger="an empty row")
 class EmptyRowSpoilsItem(Correct):
     """An empty row sets all weights of its item to zero."""
@@ -227,6 +242,51 @@ class FloatMaskScaled(Complete):
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         allowed, bias = super().allow(mask, is_causal, q, k)
         return allowed, bias / math.sqrt(self.config.head_dim)
+
+
+class SoftmaxOfInfinity(Complete):
+    """A row without a key is NaN, as the softmax gives it."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores.masked_fill(~allowed, -math.inf).softmax(-1)
+
+
+@fault(
+    "MSK-9",
+    caught_by="rows_of_nan_leave_other_rows_alone",
+    claims=replace(CLAIMS, empty_row="nan"),
+    trigger="an empty row",
+)
+class NanSpoilsItem(SoftmaxOfInfinity):
+    """A row that is NaN makes all rows of its item NaN."""
+
+    def merge(self, contexts: Tensor) -> Tensor:
+        merged = super().merge(contexts)
+        return merged + 0.0 * merged.sum(1, keepdim=True)
+
+
+@fault(
+    "MSK-9",
+    caught_by="rows_of_nan_leave_other_gradients_alone",
+    claims=replace(CLAIMS, empty_row="nan"),
+    trigger="an empty row, with gradients",
+    source="https://github.com/pytorch/pytorch/issues/41508",
+)
+class NanInGradientsOfOthers(SoftmaxOfInfinity):
+    """A row that is NaN makes the gradients of W_q and W_k NaN."""
+
+
+@fault(
+    "MSK-12",
+    caught_by="masks_of_other_conventions_are_refused_or_read_as_meant",
+    trigger="a mask of shape (B, S)",
+)
+class PaddingOfTheFirstItem(Complete):
+    """Of a mask of shape (B, S), the padding of the first item is that of all."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Output:
+        is_padding = mask is not None and mask.shape == (query.shape[0], key.shape[1])
+        return super().attend(query, key, value, mask[0] if mask is not None and is_padding else mask, *rest)
 
 
 @fault("MSK-12", caught_by="masks_of_a_wrong_shape_are_refused", trigger="a mask that is too large")

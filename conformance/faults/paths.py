@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -49,21 +48,6 @@ class InferenceMode(mask_ignored(when=lambda q, is_causal: torch.is_inference_mo
 @fault("PTH-2", caught_by="modes_change_no_output", trigger="no_grad")
 class AnotherScaleWithoutGradient(scores_scaled(1.01, when=lambda module: not torch.is_grad_enabled())):
     """The scale is different when gradients are off."""
-
-
-@fault(
-    "PTH-2",
-    caught_by="modes_change_no_output",
-    trigger="an empty row, eval without gradients",
-    source="https://github.com/pytorch/pytorch/pull/190486",
-)
-class NanForEmptyRowsInFastPath(Complete):
-    """An empty row is NaN in evaluation without gradients, as in the fast path of torch 2.13."""
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        empty = ~allowed.any(-1, keepdim=True)
-        fast = not (self.training or torch.is_grad_enabled())
-        return super().weigh(scores, allowed).masked_fill(empty & fast, math.nan)
 
 
 @fault("PTH-2", caught_by="modes_change_no_output_of_self_attention", trigger="self-attention, eval without gradients")

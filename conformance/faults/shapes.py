@@ -60,6 +60,32 @@ class BatchOfKeysBroadcast(Correct):
         return super().forward(query, key, value, mask, is_causal)
 
 
+@fault("SHP-6", caught_by="widths_and_lengths_that_disagree_are_refused", trigger="a value of length 1")
+class ValueOfOneKeyBroadcast(Correct):
+    """A value of length 1 is broadcast to all keys."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False
+    ) -> Output:
+        if value.shape[1] == 1 < key.shape[1]:
+            value = value.expand(-1, key.shape[1], -1)
+        return super().forward(query, key, value, mask, is_causal)
+
+
+@fault(
+    "SHP-6",
+    caught_by="widths_that_disagree_are_refused_with_the_length_first",
+    trigger="the length first, and a value of length 1",
+)
+class LengthFirstValueBroadcast(Complete):
+    """With the length first, a value of length 1 is broadcast to all keys."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        if self.config.length_first and value.shape[1] == 1 < key.shape[1]:
+            value = value.expand(-1, key.shape[1], -1)
+        return super().attend(query, key, value, *rest)
+
+
 @fault(
     "SHP-8",
     caught_by="batches_that_disagree_are_refused_with_the_length_first",
@@ -89,7 +115,7 @@ class ReadsMemoryAsDense(Correct):
 
 @fault(
     "SHP-7",
-    caught_by="layout_does_not_matter",
+    caught_by="every_layout_is_accepted",
     trigger="inputs that are not contiguous",
     source="https://github.com/facebookresearch/fairseq/issues/2598",
 )

@@ -75,15 +75,6 @@ class GroupsNotRescaled(Complete):
         return weights * (torch.rand_like(weights) >= self.config.dropout)
 
 
-@fault("GQA-1", caught_by="grouped_heads_drop_each_weight_alone", trigger="grouped heads and dropout")
-class GroupsDroppedAlike(Complete):
-    """All heads of a group share one draw of dropout."""
-
-    def drop(self, weights: Tensor) -> Tensor:
-        kept = super().drop(torch.ones_like(weights[:, : self.config.kv_heads]))
-        return weights * self.repeat(kept)
-
-
 @fault("GQA-1", caught_by="grouped_heads_drop", trigger="grouped heads and dropout")
 class GroupsDroppedInEvaluation(
     drops_in_evaluation(when=lambda module: module.config.kv_heads < module.config.n_heads)

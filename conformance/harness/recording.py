@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mha.spec import Config, Problem, Weights
+from mha.spec.problem import INPUTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,13 @@ class CallStep:
     upstream: Tensor | None = None
     wanted: tuple[str, ...] = ()
     switches: bool = True
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The names of the inputs, and of the mask, that require a gradient, or whose gradients are wanted."""
+        given = (name for name in (*INPUTS, "mask") if getattr(self.problem, name) is not None)
+        recorded = [name for name in given if getattr(self.problem, name).requires_grad]
+        return tuple(dict.fromkeys((*self.wanted, *recorded)))
 
 
 def _composed(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:

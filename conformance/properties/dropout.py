@@ -13,7 +13,7 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, MODERATE, Domain
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import BOOLEAN, COMMON, FEW, FLOAT
-from mha.conformance.cases.transforms import passing_heads, with_dropout, with_width, zeroed
+from mha.conformance.cases.transforms import grouped, passing_heads, with_config, with_dropout, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_close, expect_equal
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.errors import CallRaised
@@ -107,7 +107,7 @@ def _expect_dropped_outputs(session: Session, case: Case, length: int, dropout: 
         expect_share(output[item], expected[item].mid != 0, dropout, ("rows", "columns"))
 
 
-@property_of("DRP-5", DROPOUT_PATTERNS, needs="dropout=True", must_reject=(), max_cases=4)
+@property_of("DRP-5", DROPOUT_PATTERNS, needs="dropout=True", must_reject=("zeros", "noise"), max_cases=4)
 def heads_and_items_drop_independently(session: Session, case: Case) -> None:
     """In training no two heads, and no two items of a batch, drop the same weights."""
     length = LENGTHS[case.seed % len(LENGTHS)]
@@ -115,6 +115,21 @@ def heads_and_items_drop_independently(session: Session, case: Case) -> None:
     problem = with_width(replace(case, L=queries, S=length), session.claims, 2 * length + 1).problem()
     for dropout in PROBABILITIES:
         expect_patterns_of_their_own(session, problem, dropout, case.seed)
+
+
+@property_of(
+    "DRP-5",
+    replace(DROPOUT_PATTERNS, min_heads=2),
+    needs=("grouped_query", "dropout=True"),
+    requires="HED-1",
+    must_reject=("zeros", "noise"),
+    max_cases=4,
+    number=2,
+)
+def grouped_heads_drop_independently(session: Session, case: Case) -> None:
+    """In training no two heads that share a key and a value drop the same weights."""
+    case = with_width(replace(case, L=17, S=17), session.claims, 34)
+    expect_patterns_of_their_own(session, with_config(case, grouped(case)), 0.5, case.seed)
 
 
 @property_of("DRP-3", DROPOUT_SEEDS, needs="dropout")

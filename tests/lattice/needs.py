@@ -54,7 +54,7 @@ NEEDS: dict[str, Need] = {
     "MSK-1": lambda point: point.masked or _causal(point),
     "MSK-2": lambda point: point.masked or _causal(point),
     "MSK-9": lambda point: point.masked and point.fill != "raises",
-    "MSK-11": lambda point: point.mask == "additive" and not point.split,
+    **dict.fromkeys(("MSK-11", "MSK-14"), lambda point: point.mask == "additive" and not point.split),
     **dict.fromkeys(("CAU-1", "CAU-2", "CAU-5"), _causal),
     "CAU-3": lambda point: _causal(point) and _cross(point),
     "CAU-4": lambda point: _causal(point) and point.masked,
