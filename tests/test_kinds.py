@@ -46,7 +46,7 @@ class NotDivisible(ClaimedOnly):
 
     def __init__(self, config: Config, weights: Weights) -> None:
         divisible = Config(config.n_heads * config.head_dim, config.n_heads, bias=config.bias)
-        super().__init__(divisible, Weights.random(divisible, 0))
+        super().__init__(divisible, Weights.random(divisible, 0).to(weights.w_q.dtype))
         self.rest = config.d_model - divisible.d_model
 
     def forward(self, query: Tensor, *_: Tensor, **options: Any) -> Output:
