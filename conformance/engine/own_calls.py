@@ -132,14 +132,14 @@ class Writer(ABC):
     def _call(self, step: CallStep) -> list[str]:
         problem, number, lines = step.problem, step.number, list[str]()
         inputs = {name: name_tensor(getattr(problem, name), f"{name}_{number}", self.names, lines) for name in INPUTS}
-        if problem.mask is not None and (self.mentions(f"mask_{number}") or "mask" in step.wanted):
+        if problem.mask is not None and (self.mentions(f"mask_{number}") or "mask" in step.leaves):
             inputs["mask"] = self._canonical_mask(problem.mask, number, lines)
         upstream = ""
         if step.upstream is not None:
             upstream = name_tensor(step.upstream, f"upstream_{number}", self.names, lines)
         called = self.call(step, inputs, lines)
         lines += [f"torch.manual_seed({step.seed})"] if step.seed is not None else []
-        leaves = list(dict.fromkeys(inputs[name] for name in step.leaves if name in inputs))
+        leaves = list(dict.fromkeys(inputs[name] for name in step.leaves))
         lines += [f"{name}.requires_grad_()" for name in leaves]
         code = MODES[step.mode].code.format(device=problem.query.device.type)
         lines += [f"with {code}:", *(f"    {line}" for line in called)] if code else called
