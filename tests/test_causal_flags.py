@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mha.conformance import check
+from mha.conformance.reports.sentence import sentence
 from mha.implementations.discovery import as_resolved
 
 attention = nn.functional.scaled_dot_product_attention
@@ -170,20 +171,16 @@ WRONG: dict[Callable[..., Any], str] = {
     Opposite: "calls are causal with apply_causal_mask=False",
     RequiredAndIgnored: f"use_causal_mask {IS_NOT}",
     BuiltAlways: f"causal {OF_IS} causal=False",
-    BuiltNever: f"causal {OF_IS_NOT} causal=True",
     BuiltOpposite: f"causal{OPPOSITE}",
     BuiltNeverByDefault: f"autoregressive {OF_IS_NOT} autoregressive=True",
     BuiltAlwaysByDefault: f"masked {OF_IS} masked=False",
     RequiredToBuild: f"is_causal {OF_IS_NOT} is_causal=True",
-    IgnoredBesideAFlag: "causal of the constructor has no effect; judged with causal=True",
-    Heads: f"causal {OF_IS_NOT} causal=True",
     HeadsAlways: f"causal {OF_IS} causal=False",
     always: f"causal {IS}",
     always_from_the_end: f"is_causal {IS}",
     always_beside_masks: f"causal {IS}",
     unless_masked: f"causal {IS}",
     never: f"causal {IS_NOT}",
-    make: f"causal {OF_IS_NOT} causal=True",
 }
 
 
@@ -199,14 +196,29 @@ def test_flag_that_does_not_do_what_it_says_fails(written: Callable[..., Any]) -
     assert "fail" in [verdict.status for verdict in report.verdicts]
 
 
+@pytest.mark.usefixtures("undiagnosed", "unshrunk")
+@pytest.mark.parametrize("written", [BuiltNever, IgnoredBesideAFlag, Heads, make], ids=lambda each: each.__name__)
+def test_idle_flag_of_a_constructor_is_named_in_the_verdict(written: Callable[..., Any]) -> None:
+    """Classes of diffusers and transformers have such flags, which other classes read."""
+    resolved = as_resolved(written)
+    assert resolved.inference
+    causal = next(row for row in resolved.inference.rows if row.topic == "causal")
+    assert causal.finding.endswith("; causal of the constructor has no effect")
+    assert "causal (has no effect)" in resolved.inference.not_covered
+    report = check(resolved, "quick", clauses=CLAUSES, dtypes=["float32"])
+    assert report.exit_status == 0
+    said = sentence(report.verdicts, report.not_covered[resolved.implementation.name])
+    assert said.startswith("CONFORMS where judged; not covered: ")
+
+
 def test_value_that_is_judged_is_shown_and_declared() -> None:
     inference = as_resolved(RequiredToBuild).inference
     assert inference
     assert "RequiredToBuild(d_model=d_model, n_heads=n_heads, is_causal=True)" in inference.report()
     assert "    partial(RequiredToBuild, is_causal=True),\n" in inference.declaration
-    inference = as_resolved(Heads).inference
+    inference = as_resolved(HeadsAlways).inference
     assert inference
-    assert "    Heads(dropout=0.0, causal=True),\n" in inference.declaration
+    assert "    HeadsAlways(dropout=0.0, causal=False),\n" in inference.declaration
 
 
 class Works(Base):

@@ -49,7 +49,8 @@ class Candidate:
     what they do. ignored: whether masks of this format have no effect. hides_queries: whether masks hide the queries of
     padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
     empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
-    flag_fault: what is wrong with its causal flag, if that does not do what it says. flag_left_out: whether calls leave
+    flag_fault: what is wrong with its causal flag, if that does not do what it says. idle_flag: a flag of the
+    constructor that has no effect, and is not judged. flag_left_out: whether calls leave
     the causal flag out, so that the constructor decides.
     """
 
@@ -92,6 +93,7 @@ class Candidate:
     detached: bool = False
     rotation_pairs: bool = False
     flag_fault: str = ""
+    idle_flag: str = ""
     flag_left_out: bool = False
 
     def options(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mha.implementations.inference.probes import EQUAL_LENGTHS
 
 # What a module of transformers reads from its config to choose how it attends.
 CHOICE = "_attn_implementation"
+IDLE = "of the constructor has no effect"
 
 
 def fault_of_flag(candidate: Candidate) -> str:
@@ -43,7 +44,8 @@ def not_causal(candidate: Kind) -> Iterator[Kind]:
 def with_idle_constructor_flag(candidate: Kind) -> Kind:
     """Build a module with the value of a causal flag that its constructor ignores, and claim what that value says.
 
-    A flag that is set by a `functools.partial` is left alone: its other value is not to be judged.
+    A flag that is set by a `functools.partial` is left alone: its other value is not to be judged. Nor is it where
+    calls are not causal, as its default says: such a flag is often for another class that reads it. It is noted.
     """
     parameters = candidate.constructor_parameters
     for flag in () if candidate.flag_fault or candidate.hint else causal_flags(parameters):
@@ -52,6 +54,8 @@ def with_idle_constructor_flag(candidate: Kind) -> Kind:
         if flag in candidate.keywords or not isinstance(value, bool) or _may_count_elsewhere(candidate, flag):
             continue
         if fault := _fault_of_constructor(candidate, flag, value=value):
+            if default is False and not candidate.formula.causal and IDLE in fault:
+                return replace(candidate, idle_flag=flag)
             wrong = not candidate.formula.causal  # the value that says something else than what it does
             tried = replace(candidate.built_with(flag, value=wrong), flag_fault=f"{fault}; judged with {flag}={wrong}")
             _claim_causal(tried, always=wrong)
@@ -91,7 +95,7 @@ def _fault_of_constructor(candidate: Candidate, flag: str, *, value: bool) -> st
     one, other = (plain.built_with(flag, value=each) for each in (value, not value))
     if not any(_differ(*pair, options, options) for pair, options in _pairs(one, other)):
         beside = "" if plain.signature.is_causal else f": {_all_calls(is_causal)}"
-        return f"{flag} of the constructor has no effect{beside}"
+        return f"{flag} {IDLE}{beside}"
     if is_causal == value or not candidate.explained:
         return ""
     is_opposite = find_formula(other) and bool(other.formula.causal) == value

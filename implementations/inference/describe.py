@@ -106,7 +106,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     return [
         *formula,
         *_masks(candidate),
-        Row("causal", _causal(candidate), _evidence_of_causal(candidate)),
+        Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)),
         Row("weights", _weights(candidate), "tested"),
         *_options(candidate),
         Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
@@ -299,6 +299,11 @@ def _padding(candidate: Candidate) -> str:
     return f"{candidate.signature.padding}: {CONVENTIONS[candidate.padding or 'keep']}, of shape 'b s'"
 
 
+def _idle(candidate: Candidate) -> str:
+    """Return what is said of a causal flag of the constructor that has no effect."""
+    return f"; {candidate.idle_flag} of the constructor has no effect" if candidate.idle_flag else ""
+
+
 def _causal(candidate: Candidate) -> str:
     if candidate.flag_fault:
         return candidate.flag_fault
@@ -343,6 +348,8 @@ def unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[s
     unused += [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
     unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
+    unused = [name for name in unused if name != candidate.idle_flag]
+    unused += [f"{candidate.idle_flag} (has no effect)"] if candidate.idle_flag else []
     return unused + _defaults(candidate, {*arguments, *parameters})
 
 
