@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from reports_made import report, verdict
 
@@ -85,19 +86,21 @@ def test_advice_that_is_required_decides() -> None:
 
 def test_sentence_counts_causes_and_names_what_it_leaves_out() -> None:
     ignored = [verdict("x", clause, "fail", diagnosis="the mask is ignored") for clause in ("MSK-1", "MSK-2", "MSK-3")]
-    assert (
-        sentence(ignored)
-        == "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1, MSK-2, MSK-3), one cause: the mask is ignored."
-    )
+    said = "DOES NOT CONFORM: 3 of 3 answers are wrong (MSK-1 and 2 more), one cause: the mask is ignored."
+    assert sentence(ignored) == said
     other = verdict("x", "HED-1", "fail")
-    assert sentence([*ignored, other]).endswith("(MSK-1, MSK-2, MSK-3, HED-1), 2 causes.")
+    assert sentence([*ignored, other]).endswith("(MSK-1, MSK-2, MSK-3, HED-1), 1 cause named, 1 more unexplained.")
+    scaled = replace(other, diagnosis="the scores are not scaled")
+    assert sentence([*ignored, scaled]).endswith("(MSK-1, MSK-2, MSK-3, HED-1), 2 causes.")
+    both = [replace(each, diagnosis="the mask is ignored, and the scores are not scaled") for each in ignored[:2]]
+    assert "(MSK-1, MSK-2), two causes: the mask is ignored, and the scores" in sentence(both)
+    unmet = verdict("x", "MSK-10", "fail", diagnosis="the mask is ignored")
+    assert sentence([*ignored, unmet]) == said  # it is an entry already
     many = [verdict("x", clause, "fail") for clause in CLAUSES if CLAUSES[clause].family == "NUM"]
     assert " and " in sentence([*ignored, *many]).partition("(")[2]
     passes = sentence([verdict("x", "SHP-1")], ["sinks", "sliding_window"])
     assert passes == "CONFORMS where judged; not covered: sinks, sliding_window. 1 answer right."
-    assert sentence(ignored, ["sinks"]).endswith(
-        "(MSK-1, MSK-2, MSK-3), one cause: the mask is ignored. Not covered: sinks."
-    )
+    assert sentence(ignored, ["sinks"]) == f"{said} Not covered: sinks."
 
 
 def test_sentence_of_what_is_blocked_waived_or_not_judged() -> None:
@@ -110,7 +113,9 @@ def test_sentence_of_what_is_blocked_waived_or_not_judged() -> None:
     stale = verdict("x", "NUM-1", "stale_waiver")
     assert sentence([stale]) == "DOES NOT CONFORM: it no longer needs its waiver of NUM-1."
     broken = verdict("x", "NUM-1", "harness_error")
-    assert sentence([broken]) == "COULD NOT BE JUDGED: the judge itself failed (NUM-1)."
+    fault = "COULD NOT BE JUDGED on NUM-1: a fault of mha-conformance, not of what it judges."
+    assert sentence([broken]) == fault
+    assert sentence([broken, verdict("x", "SHP-1")]) == f"{fault} Otherwise: CONFORMS: 1 answer right."
     assert sentence([verdict("x", "CAU-1", "not_claimed")]) == "NOTHING WAS JUDGED: needs the claim causal."
     assert sentence([verdict("x", "CFG-1")]) == "CONFORMS: invalid sizes are refused."
     assert sentence([verdict("x", "CFG-2")]) == "CONFORMS: nothing that was judged is required."

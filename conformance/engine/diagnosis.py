@@ -104,14 +104,15 @@ def _seen_in_plain_calls(prop: Property, session: Session) -> str:
     This is for what no single call shows: gradients, results that are compared with each other, and fills that only
     the lowest scores show. These are tried where every plain call is right.
     """
-    causes = _causes_of(plain_calls(session), session.claims)
-    causes = [Cause(each.text, each, True) for each in HIDDEN] if causes is None else causes
+    causes, alike = _causes_of(plain_calls(session), session.claims), ALIKE
+    if causes is None:  # then only equal numbers show which fill it is
+        causes, alike = [Cause(each.text, each, True) for each in HIDDEN], 0.0
     # What the formula without a defect fails too has another reason.
     if not causes or _message_of_formula(CORRECT, prop, session):
         return ""
     message = _message(prop, session.implementation, session.case)
-    alike = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session))]
-    return _text(alike, session)
+    same = [cause for cause in causes if _is_alike(message, _message_of_formula(cause.defect, prop, session), alike)]
+    return _text(same, session)
 
 
 def _message_of_formula(defect: Defect, prop: Property, session: Session) -> str:
@@ -148,13 +149,13 @@ def _message(prop: Property, implementation: Implementation, case: Case) -> str:
     return ""
 
 
-def _is_alike(message: str, other: str) -> bool:
-    """Return whether two messages have the same words, and numbers that differ by rounding at most."""
+def _is_alike(message: str, other: str, alike: float) -> bool:
+    """Return whether two messages have the same words, and numbers that differ by so much at most."""
     pairs = list(zip(NUMBER.findall(message), NUMBER.findall(other), strict=False))
     return (
         bool(pairs)
         and NUMBER.sub("#", message) == NUMBER.sub("#", other)
-        and all(math.isclose(float(one), float(two), rel_tol=ALIKE, abs_tol=ALIKE) or one == two for one, two in pairs)
+        and all(math.isclose(float(one), float(two), rel_tol=alike, abs_tol=alike) or one == two for one, two in pairs)
     )
 
 

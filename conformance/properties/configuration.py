@@ -60,7 +60,8 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
     """Return in words how many heads give an output."""
     config, n_heads = problem.config, problem.config.n_heads
     if config.d_head is not None:
-        return f"{n_heads} heads of width {config.d_head}, which use {config.inner_width} of its columns"
+        width = f"{config.d_model} // {n_heads} = {config.d_head}"
+        return f"{n_heads} heads of width {width}, so a context of {config.inner_width} numbers, not {config.d_model}"
     # What a view of heads of that width gives comes first: where S = 1, any number of heads does.
     usual = config.d_model // max(config.d_model // n_heads, 1)
     for other in (usual, *range(1, config.d_model + 1)):

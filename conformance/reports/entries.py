@@ -15,7 +15,7 @@ SECTIONS = {
     "judge": "The judge failed",
     "answers": "Wrong answers",
     "conduct": "Side effects, or calls that differ when they are repeated, compiled or copied",
-    "refusals": "Results for sizes that have none",
+    "refusals": "Accepts sizes that do not fit",
     "waivers": "Waivers that are no longer needed",
     "waived": "Waived",
     "empty rows": "Rows without any allowed key (advice)",
@@ -72,7 +72,7 @@ def entries(verdicts: Iterable[Verdict]) -> list[Entry]:
     """
     verdicts = list(verdicts)
     blocking = {verdict.blocked_by for verdict in verdicts if verdict.status == "blocked"}
-    listed = [verdict for verdict in verdicts if status_of(verdict) not in (*PASSING, "blocked")]
+    listed = [verdict for verdict in verdicts if verdict.status != "blocked" and status_of(verdict) not in PASSING]
     found = [Entry(tuple(same)) for same in findings(listed)]
 
     def rank(entry: Entry) -> tuple[int, bool]:

@@ -17,8 +17,10 @@ from mha.spec.clauses import CLAUSES, KINDS, Kind
 
 # How many clauses are named; the entries above have the others.
 MOST_NAMED = 6
-# Of invalid input that is accepted, how many kinds are described.
+# Of invalid input that is accepted, how many kinds are described; and of one cause, how many clauses are named.
 MOST_EXPLAINED = 2
+# What joins two defects in a diagnosis.
+PAIR = ", and "
 # The clause about rows without any allowed key, which people dispute most: it is named on its own.
 EMPTY_ROWS = "MSK-9"
 
@@ -35,12 +37,20 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
     >>> sentence([Verdict(clause=clause, **passes) for clause in ("MSK-1", "MSK-2", "STA-1")])
     'CONFORMS: all 2 answers right, 1 of conduct.'
     """
-    counted, shown = tally(verdicts), outcome(verdicts)
-    if any(verdict.status == "harness_error" for verdict in verdicts):
-        broken = _named(verdict for verdict in verdicts if verdict.status == "harness_error")
-        return f"{shown}: the judge itself failed ({broken})."
+    broken = [verdict for verdict in verdicts if verdict.status == "harness_error"]
+    others = [verdict for verdict in verdicts if verdict.status != "harness_error"]
+    counted = tally(others)
+    if broken:
+        fault = f"COULD NOT BE JUDGED on {_named(broken)}: a fault of mha-conformance, not of what it judges."
+        return f"{fault} Otherwise: {sentence(others, not_covered)}" if counted.judged else fault
     if not counted.judged:
-        return f"{shown}: {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
+        return f"{outcome(verdicts)}: {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
+    return _judged(verdicts, counted, not_covered)
+
+
+def _judged(verdicts: Sequence[Verdict], counted: Tally, not_covered: Collection[str]) -> str:
+    """Return the verdict where something was judged, and nothing is at fault but what is judged."""
+    shown = outcome(verdicts)
     passes = conforms(verdicts)
     reasons = ", ".join(_passing(counted) if passes else _failing(verdicts, counted))
     remarks = list(_remarks(verdicts))
@@ -90,9 +100,7 @@ def _wrong(wrong: Sequence[Verdict], counted: Tally) -> Iterator[str]:
     if answers:
         number = len(_clauses(answers))
         are = "is" if number == 1 else "are"
-        by_cause = [verdict.clause for same in findings(answers) for verdict in same]
-        names = _first_few(list(dict.fromkeys(by_cause)))
-        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong ({names}){_cause(answers)}"
+        yield f"{number} of {counted.must['answers'].judged} answers {are} wrong{_cause(answers)}"
     if conduct:
         number = len(_clauses(conduct))
         fails = "fails" if number == 1 else "fail"
@@ -106,12 +114,23 @@ def _of_kind(verdicts: Sequence[Verdict], kind: Kind) -> list[Verdict]:
 
 
 def _cause(wrong: Sequence[Verdict]) -> str:
-    """Return the cause of failures or, where they have fewer causes than clauses, how many, after the clauses."""
-    causes, clauses = findings(wrong), _clauses(wrong)
-    diagnosis = causes[0][0].diagnosis
-    if len(causes) == 1 and diagnosis:
-        return f": {diagnosis}" if len(clauses) == 1 else f", one cause: {diagnosis}"
-    return f", {len(causes)} causes" if len(causes) < len(clauses) else ""
+    """Return the clauses of some failures, with their cause, or how many causes they have."""
+    groups = findings(wrong)
+    clauses = list(dict.fromkeys(verdict.clause for same in groups for verdict in same))
+    diagnosis, named = groups[0][0].diagnosis, sum(bool(same[0].diagnosis) for same in groups)
+    if len(groups) > 1 or not diagnosis:
+        names, unnamed = _first_few(clauses), len(groups) - named
+        if named == len(groups):
+            return f" ({names}), {named} causes"
+        return f" ({names}), {_counted(named, 'cause')} named, {unnamed} more unexplained" if named else f" ({names})"
+    names = ", ".join(clauses) if len(clauses) <= MOST_EXPLAINED else f"{clauses[0]} and {len(clauses) - 1} more"
+    if len(clauses) == 1:
+        return f" ({names}): {diagnosis}"
+    return f" ({names}), {'two causes' if PAIR in diagnosis else 'one cause'}: {diagnosis}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -119,8 +138,9 @@ def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
     waived = [verdict for verdict in verdicts if verdict.status == "waived"]
     if waived:
         yield f"Waived: {_named(waived)}."
-    unmet = [verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD"]
-    yield from _advice(_clauses(unmet))
+    causes = {verdict.diagnosis for verdict in verdicts if is_failure(verdict)} - {""}
+    unmet = [verdict for verdict in verdicts if status_of(verdict) == "unmet SHOULD" and verdict.status != "blocked"]
+    yield from _advice(_clauses([verdict for verdict in unmet if verdict.diagnosis not in causes]))
 
 
 def _advice(unmet: Sequence[str]) -> Iterator[str]:

@@ -343,14 +343,21 @@ def unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[s
     """Return the calls that are not made, and the options of `forward` and of the constructor that no call uses."""
     signature, parameters, used = candidate.signature, candidate.forward_parameters, _used_options(candidate)
     used |= {*signature.others, *(parameter.name for parameter in required_inputs(parameters))}
-    always = candidate.may_leave_out_memory and not candidate.memory_optional
-    unused = [f"calls without {signature.memory}"] if always else []
-    unused += [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
+    unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
     unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
     unused = [name for name in unused if name != candidate.idle_flag]
-    unused += [f"{candidate.idle_flag} (has no effect)"] if candidate.idle_flag else []
-    return unused + _defaults(candidate, {*arguments, *parameters})
+    return unused + _never_called(candidate) + _defaults(candidate, {*arguments, *parameters})
+
+
+def _never_called(candidate: Candidate) -> list[str]:
+    """Return what a causal flag, or a mask or memory that is left out, might mean, and no call shows."""
+    always = candidate.may_leave_out_memory and not candidate.memory_optional
+    never = [f"calls without {candidate.signature.memory}"] if always else []
+    never += [f"{candidate.idle_flag} (has no effect)"] if candidate.idle_flag else []
+    if candidate.causal_by_default and candidate.cross_attention:
+        never.append("calls without a mask that are not causal")
+    return never
 
 
 def _used_options(candidate: Candidate) -> set[str | None]:
