@@ -70,8 +70,8 @@ projections, masks and weights are tested by trial runs; "assumed" names the row
 the function in [raw_classes_by_hand.py](raw_classes_by_hand.py) that adapts a class by hand, whose verdict is then
 given. {stood_in} are stood in for: nothing that was judged uses them.
 
-| class | understood | by hand | verdict | judged | fails (required) |
-|---|---|---|---|---|---|
+| class | understood | by hand | verdict | judged | fails (required) | advice |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -129,17 +129,19 @@ def row(title: str, target: str, by_hand: str, *, judged: bool) -> str:
         cause = str(error).partition(". Declare it")[0].partition("needs a declaration: ")
         understood, lines = f"no: {cause[2] or cause[0]}", ""
         if not by_hand:
-            return f"| {title} | {understood} | | | | |"
+            return f"| {title} | {understood} | | | | | |"
         (resolved,) = resolve(name)
         function = getattr(sys.modules["raw_classes_by_hand"], by_hand)
         lines = str(len([line for line in inspect.getsource(function).splitlines() if line.strip()]))
     if not judged:
-        return f"| {title} | {understood} | {lines} | not judged | | |"
+        return f"| {title} | {understood} | {lines} | not judged | | | |"
     report = check(resolved.implementation, "quick", dtypes=["float32"])
     verdicts = [verdict for verdict in report.verdicts if verdict.status not in ("not_claimed", "blocked")]
-    failed = [v.clause for v in verdicts if v.status != "pass" and v.level == "MUST"]
+    failed = [v.clause for v in verdicts if not v.conforms]
+    advice = [v.clause for v in verdicts if v.conforms and v.status != "pass"]
     verdict = "conforms" if report.conforms else "fails"
-    return f"| {title} | {understood} | {lines} | {verdict} | {len(verdicts)} | {', '.join(failed)} |"
+    counts = f"{verdict} | {len(verdicts)} | {', '.join(failed)} | {', '.join(advice)}"
+    return f"| {title} | {understood} | {lines} | {counts} |"
 
 
 def main(only: list[str], *, judged: bool) -> None:

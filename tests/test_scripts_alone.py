@@ -196,6 +196,7 @@ CONVENTIONS = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a folder of modules, which are forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # that of another test
     yield tmp_path
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
