@@ -19,7 +19,7 @@ from mha.conformance.engine.estimate import estimate
 from mha.conformance.engine.judge import not_covered
 from mha.conformance.engine.workers import Workers
 from mha.conformance.harness.isolation import heeding_interrupts
-from mha.conformance.reports.entries import entries
+from mha.conformance.reports.entries import SECTIONS, entries
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.summary import SIGNS, is_failure
@@ -54,6 +54,8 @@ NARROW = 60
 LABELS = "diagnosis|seen in|message|steps|usual fix|case|sizes|last call|blocked by|judged|clause|why|libraries|source"
 COLOURS = {rf"(?m)^{re.escape(status)}(?= )": STYLES[sign] for status, (sign, *_) in SIGNS.items()} | {
     "DOES NOT CONFORM": STYLES["✗"],
+    r"\bCONFORMS\b": STYLES["✓"],
+    rf"(?m)^({'|'.join(map(re.escape, SECTIONS.values()))}):$": "bold",
     rf"(?m)^({LABELS})(?=  )": "cyan",
 }
 
@@ -312,6 +314,7 @@ def progress_bar(console: Console, clauses: Sequence[str]) -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[counts]}"),
         TimeRemainingColumn(compact=True),
+        TextColumn("left"),
     )
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     bar.add_task(clauses[0], total=len(clauses) - 1, counts="")
