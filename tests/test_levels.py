@@ -54,6 +54,16 @@ class OtherHeads(Plain):
         return x.unflatten(-1, (-1, self.d_model // self.n_heads)).transpose(1, 2)
 
 
+class WiderHeads(Plain):
+    """The width of a head is rounded up, and the projections are as wide as all heads."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        width = -(-d_model // n_heads)
+        super().__init__(n_heads * width, n_heads, bias)
+        self.q, self.k, self.v = (nn.Linear(d_model, n_heads * width, bias=bias) for _ in range(3))
+        self.out = nn.Linear(n_heads * width, d_model, bias=bias)
+
+
 class GivenWidth(nn.Module):
     """The width of a head is an argument of the constructor, as in vit-pytorch and Keras."""
 
@@ -176,6 +186,7 @@ def test_what_is_disputed_is_advice(cls: type[nn.Module], clause: str, message: 
             "CFG-1",
             "(2), but a call returns a result: that of 3 heads of width 1",
         ),
+        (WiderHeads, "CFG-1", "but a call returns a result: 2 heads of width 2, so a context of 4 numbers, not 3"),
         (ReadsAsContiguous, "SHP-7", "which are"),
         (HalfPrecisionMaskAsBoolean, "MSK-14", "mask is added to the scores, or the call raises"),
     ],
@@ -196,7 +207,7 @@ def test_class_without_any_check_conforms() -> None:
 
 
 def test_inputs_of_a_refused_layout_are_left_out_elsewhere() -> None:
-    verdicts = verdicts_on(NeedsContiguous, ["SHP-1", "HED-1", "MSK-2", "STA-3"])
+    verdicts = verdicts_on(NeedsContiguous, ["SHP-1", "HED-1", "MSK-2", "EQV-8", "STA-3"])
     assert {verdict.status for verdict in verdicts.values()} == {"pass"}
     implementation = as_resolved(NeedsContiguous).implementation
     replayed = replay_case(implementation, "HED-1", Case(L=2, S=2, B=2, layout="transposed"))

@@ -87,13 +87,14 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
     domain = prop.within(implementation.claims, case.dtype)
     if isinstance(domain, str):
         return Replay("INAPPLICABLE", domain)
+    session = Session(implementation, case)
     try:
         with threads(1), judging(implementation):
-            prop.function(Session(implementation, case), case)
+            prop.function(session, case)
     except (Discard, AdapterError) as reason:
         return Replay("INAPPLICABLE", str(reason))
     except (Violation, GpuLost) as failed:
-        refusal = allowed_refusal(implementation, prop, case, failed) if isinstance(failed, Violation) else ""
+        refusal = allowed_refusal(session, prop, failed) if isinstance(failed, Violation) else ""
         if refusal:
             return Replay("INAPPLICABLE", refusal)
         return Replay("FAILS", failed.message)

@@ -262,7 +262,7 @@ class Search:
             lost.case = case
             raise
         except Violation as violation:
-            if refusal := allowed_refusal(self.implementation, self.prop, case, violation):
+            if refusal := allowed_refusal(session, self.prop, violation):
                 self.discard_reason = refusal
                 return
             self.cases.append(case)
@@ -339,7 +339,7 @@ class Search:
         self.blocked_by = plain or failed_layout(implementation, prop, case)
 
 
-def allowed_refusal(implementation: Implementation, prop: Property, case: Case, violation: Violation) -> str:
+def allowed_refusal(session: Session, prop: Property, violation: Violation) -> str:
     """Return why a violation is a refusal that the contract allows, empty if it is none.
 
     CAU-3 allows it for a causal call with L != S, and SHP-7 for inputs that are not contiguous, if the same call with
@@ -349,8 +349,9 @@ def allowed_refusal(implementation: Implementation, prop: Property, case: Case, 
         return ""
     if isinstance(violation.error, RankError):  # not by every rank
         return ""
+    case = session.case
     if prop.may_refuse and case.causal and case.L != case.S:
         return MAY_REFUSE
-    if prop.clause != "SHP-7" and refuses_layout(implementation, prop, case):
+    if prop.clause != "SHP-7" and refuses_layout(session):
         return LAYOUT_REFUSED
     return ""

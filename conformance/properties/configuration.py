@@ -36,9 +36,10 @@ def indivisible_width_gives_no_result(session: Session, case: Case) -> None:
 
 def _expect_no_result(session: Session, case: Case, config: Config) -> None:
     """Expect construction or the call to raise; the message says what was computed instead."""
-    # A class whose heads are d_model // n_heads wide has projections narrower than d_model.
-    narrow = replace(config, d_head=config.d_model // config.n_heads)
-    for each in (config, narrow) if narrow.d_head else (config,):
+    # A class that rounds the width of its heads, down or up, has projections of another width than d_model.
+    rounded = config.d_model // config.n_heads
+    widths = [width for width in (rounded, rounded + 1) if width]
+    for each in (config, *[replace(config, d_head=width) for width in widths]):
         problem = with_config(case, each)
         try:
             result = session(problem, need_weights=False)
@@ -60,8 +61,8 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
     """Return in words how many heads give an output."""
     config, n_heads = problem.config, problem.config.n_heads
     if config.d_head is not None:
-        width = f"{config.d_model} // {n_heads} = {config.d_head}"
-        return f"{n_heads} heads of width {width}, so a context of {config.inner_width} numbers, not {config.d_model}"
+        context = f"a context of {config.inner_width} numbers, not {config.d_model}"
+        return f"{n_heads} heads of width {config.d_head}, so {context}"
     # What a view of heads of that width gives comes first: where S = 1, any number of heads does.
     usual = config.d_model // max(config.d_model // n_heads, 1)
     for other in (usual, *range(1, config.d_model + 1)):
