@@ -147,6 +147,24 @@ class AddsMasks(Plain):
         return (scores if mask is None else scores + mask).softmax(-1)
 
 
+class AddsMasksInTiles(Plain):
+    """Keys are taken in tiles, with a running maximum: a first tile of -infinity makes the row NaN."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the output."""
+        q, k, v = self.split(self.q(query)), self.split(self.k(key)), self.split(self.v(value))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        scores = scores if mask is None else scores + mask
+        largest = scores[..., :1] * 0 - math.inf
+        total, context = largest.exp(), torch.zeros_like(q)
+        for tile, values in zip(scores.split(16, -1), v.split(16, -2), strict=True):
+            larger = torch.maximum(largest, tile.amax(-1, keepdim=True))
+            rescaled, numerators = (largest - larger).exp(), (tile - larger).exp()
+            total = total * rescaled + numerators.sum(-1, keepdim=True)
+            context, largest = context * rescaled + numerators @ values, larger
+        return self.out((context / total).transpose(1, 2).flatten(2))
+
+
 class LargeScale(Plain):
     """Scores are not scaled."""
 
@@ -238,6 +256,14 @@ def test_masks_that_are_added_are_given_the_lowest_number_where_infinity_gives_n
     report = check(resolved, "quick", clauses=["MSK-1", "MSK-2", "MSK-8", "MSK-9", "MSK-11", "CAU-1"], dtypes="float32")
     assert report.exit_status == 0
     assert {verdict.clause for verdict in report.verdicts if verdict.status == "fail"} <= {"MSK-8", "MSK-11", "CAU-1"}
+
+
+def test_infinity_that_spoils_rows_with_a_key_is_not_avoided() -> None:
+    resolved = as_resolved(AddsMasksInTiles)
+    assert resolved.inference is not None
+    assert "masked_number" not in resolved.inference.declaration
+    (verdict,) = check(resolved, "quick", clauses="NUM-1", dtypes="float32").verdicts
+    assert verdict.status == "fail"
 
 
 @pytest.mark.parametrize(

@@ -375,12 +375,13 @@ def _used_options(candidate: Candidate) -> set[str | None]:
 
 
 def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
-    """Return the options of the constructor that keep their defaults, except these."""
+    """Return the options of the constructor that keep their defaults, except these; a switch with its other value."""
     known |= {*getattr(candidate.constructor, "keywords", ())}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = parameters_of(candidate.constructor).items()
     kept = [(name, p.default) for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
-    return [f"{name}={default!r}" for name, default in kept if default is not inspect.Parameter.empty]
+    optional = [(name, default) for name, default in kept if default is not inspect.Parameter.empty]
+    return [f"{name}={not default}" if isinstance(default, bool) else name for name, default in optional]
 
 
 def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
