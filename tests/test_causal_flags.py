@@ -98,6 +98,13 @@ class BuiltOpposite(Built):
         return not causal
 
 
+class BuiltAlwaysWithAnEffect(Built):
+    """Causal whatever its flag is, which scales the output."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attend(x, True, mask) * (2 if self.causal else 1)
+
+
 class BuiltNeverByDefault(BuiltNever):
     def __init__(self, d_model: int, n_heads: int, autoregressive: bool = True) -> None:
         super().__init__(d_model, n_heads, autoregressive)
@@ -172,6 +179,7 @@ WRONG: dict[Callable[..., Any], str] = {
     RequiredAndIgnored: f"use_causal_mask {IS_NOT}",
     BuiltAlways: f"causal {OF_IS} causal=False",
     BuiltOpposite: f"causal{OPPOSITE}",
+    BuiltAlwaysWithAnEffect: "causal=False of the constructor makes calls causal; judged with causal=False",
     BuiltNeverByDefault: f"autoregressive {OF_IS_NOT} autoregressive=True",
     BuiltAlwaysByDefault: f"masked {OF_IS} masked=False",
     RequiredToBuild: f"is_causal {OF_IS_NOT} is_causal=True",
@@ -359,3 +367,17 @@ def test_flag_that_a_partial_sets_is_left_alone() -> None:
     resolved = as_resolved(partial(BuiltAlways, causal=True))
     assert resolved.implementation.claims.always_causal
     assert check(resolved.implementation, "quick", clauses=["CAU-1"], dtypes=["float32"]).conforms
+
+
+class CausalWithoutMasks(BuiltCausal):
+    """Where it is causal, masks are ignored."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attend(x, self.causal, None if self.causal else mask)
+
+
+def test_default_that_is_switched_off_so_that_masks_are_judged_is_named() -> None:
+    resolved = as_resolved(CausalWithoutMasks)
+    assert resolved.inference
+    assert resolved.inference.not_covered == ("use_causal_mask=True",)
+    assert "not judged   use_causal_mask=True  [unless declared]" in resolved.inference.report(200)

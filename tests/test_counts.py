@@ -73,8 +73,8 @@ def test_sentence_says_what_decides_first() -> None:
     )
     unmet = [verdict("x", clause, "fail", level="SHOULD", required=False) for clause in ("MSK-9", "MSK-10", "SHP-5")]
     assert sentence([right[0], *unmet]) == (
-        "CONFORMS: 1 answer right. A row without any allowed key makes other results NaN (MSK-9). Also advised: "
-        "SHP-5, MSK-10."
+        "CONFORMS: 1 answer right. A row without any allowed key makes the gradients of other rows NaN (MSK-9). "
+        "Also advised: SHP-5, MSK-10."
     )
 
 

@@ -221,7 +221,7 @@ def test_class_without_any_check_conforms() -> None:
     assert report.exit_status == 0
     said = sentence(report.verdicts)
     assert said.startswith("CONFORMS: all ")
-    assert "A row without any allowed key makes other results NaN (MSK-9)." in said
+    assert "A row without any allowed key makes the gradients of other rows NaN (MSK-9)." in said
 
 
 def test_inputs_of_a_refused_layout_are_left_out_elsewhere() -> None:

@@ -146,7 +146,7 @@ def _remarks(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _advice(unmet: Sequence[str]) -> Iterator[str]:
     """Yield what is advised: on rows without a key, on invalid input, and the rest by its clauses."""
     if EMPTY_ROWS in unmet:
-        yield f"A row without any allowed key makes other results NaN ({EMPTY_ROWS})."
+        yield f"A row without any allowed key makes the gradients of other rows NaN ({EMPTY_ROWS})."
     others = [clause for clause in unmet if clause != EMPTY_ROWS]
     accepted = [clause for clause in others if CLAUSES[clause].accepts]
     if accepted:

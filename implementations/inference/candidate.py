@@ -50,8 +50,8 @@ class Candidate:
     padding too, and are not judged. drops_otherwise: whether it drops in training, but neither weights nor outputs.
     empty_row: the policy for rows without a key, if one is found. detached: whether its outputs have no gradients.
     flag_fault: what is wrong with its causal flag, if that does not do what it says. idle_flag: a flag of the
-    constructor that has no effect, and is not judged. flag_left_out: whether calls leave
-    the causal flag out, so that the constructor decides.
+    constructor that has no effect, and is not judged. left_out: a value of such a flag that is not judged, so that
+    masks are. flag_left_out: whether calls leave the causal flag out, so that the constructor decides.
     """
 
     constructor: Callable[..., nn.Module]
@@ -94,6 +94,7 @@ class Candidate:
     rotation_pairs: bool = False
     flag_fault: str = ""
     idle_flag: str = ""
+    left_out: str = ""
     flag_left_out: bool = False
 
     def options(self) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def not_causal(candidate: Kind) -> Iterator[Kind]:
     parameters = candidate.constructor_parameters
     flags = [name for name in causal_flags(parameters) if parameters[name].default is True]
     for flag in flags if candidate.explained and candidate.formula.causal else ():
-        tried = replace(candidate.built_with(flag, value=False), explained=False)
+        built = candidate.built_with(flag, value=False)
+        tried = replace(built, explained=False, left_out=f"{flag}=True")
         if find_formula(tried) and not tried.formula.causal:
             yield tried
 
@@ -99,8 +100,11 @@ def _fault_of_constructor(candidate: Candidate, flag: str, *, value: bool) -> st
     if is_causal == value or not candidate.explained:
         return ""
     is_opposite = find_formula(other) and bool(other.formula.causal) == value
-    says = f"{flag}={value} of the constructor makes calls {'not ' if value else ''}causal"
-    return f"{says}, and {flag}={not value} the other way round" if is_opposite else ""
+    # Such a flag may be True for something else than causal calls, unless False makes them causal.
+    if value and not is_opposite:
+        return ""
+    beside = f", and {flag}={not value} the other way round" if is_opposite else ""
+    return f"{flag}={value} of the constructor makes calls {'not ' if value else ''}causal{beside}"
 
 
 def _pairs(one: Candidate, other: Candidate) -> Iterator[tuple[tuple[Candidate, Candidate], dict[str, Any]]]:

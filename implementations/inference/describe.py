@@ -357,6 +357,7 @@ def _never_called(candidate: Candidate) -> list[str]:
     never += [f"{candidate.idle_flag} (has no effect)"] if candidate.idle_flag else []
     if candidate.causal_by_default and candidate.cross_attention:
         never.append("calls without a mask that are not causal")
+    never += [candidate.left_out] if candidate.left_out else []
     return never
 
 

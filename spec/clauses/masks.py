@@ -226,7 +226,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Empty rows do not affect other rows",
         statement=(
             "A row with no allowed key changes neither the outputs nor the gradients of any other row. Under the "
-            "policy `nan` of MSK-8 this is a SHOULD, and the gradient of W_o may be NaN, since a NaN context enters it."
+            "policy `nan` of MSK-8 the gradients are a SHOULD, and that of W_o may be NaN, since a NaN context enters "
+            "it."
         ),
         why=(
             "Otherwise a single fully padded item in a large batch makes the gradients of the shared weights NaN, and "
