@@ -347,7 +347,7 @@ def unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[s
     unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
     unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
     unused = [name for name in unused if name != candidate.idle_flag]
-    return unused + _never_called(candidate) + _defaults(candidate, {*arguments, *parameters})
+    return _never_called(candidate) + unused + _defaults(candidate, {*arguments, *parameters})
 
 
 def _never_called(candidate: Candidate) -> list[str]:
@@ -381,8 +381,8 @@ def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     options = parameters_of(candidate.constructor).items()
     kept = [(name, p.default) for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
-    optional = [(name, default) for name, default in kept if default is not inspect.Parameter.empty]
-    return [f"{name}={not default}" if isinstance(default, bool) else name for name, default in optional]
+    values = [(name, not default if isinstance(default, bool) else default) for name, default in kept]
+    return [f"{name}={value!r}" for name, value in values if value is not inspect.Parameter.empty]
 
 
 def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
