@@ -106,6 +106,10 @@ def test_every_faulty_class_is_registered() -> None:
                 assert (cls in registered) != (name in BASES), name
 
 
+def test_each_fault_names_a_property_of_its_clause() -> None:
+    assert [(fault.name, fault.caught_by) for fault in faults.FAULTS if not members_of(fault)] == []
+
+
 def test_cells_are_distinct_and_in_the_order_of_the_contract() -> None:
     cells = [(fault.name, fault.dtype, fault.clause, fault.caught_by) for fault in faults.FAULTS]
     assert len(cells) == len(set(cells))

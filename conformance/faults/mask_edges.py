@@ -253,7 +253,7 @@ class SoftmaxOfInfinity(Complete):
 
 @fault(
     "MSK-9",
-    caught_by="rows_of_nan_leave_other_rows_alone",
+    caught_by="empty_rows_leave_other_rows_alone",
     claims=replace(CLAIMS, empty_row="nan"),
     trigger="an empty row",
 )
