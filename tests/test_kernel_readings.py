@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mha.conformance import check
 from mha.implementations import ImplementationError, from_kernel, resolve
+from mha.implementations.discovery import as_resolved
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Weights
 from mha.spec.claims import DTYPES
@@ -338,6 +339,22 @@ def test_bias_beside_a_mask_is_not_judged() -> None:
     rows = {row.topic: row.finding for row in infer_kernel(with_a_bias).rows}
     assert rows["mask"] == "mask: True = may attend, broadcastable to (b, h, l, s)"
     assert rows["not judged"] == "bias"
+
+
+class Core(nn.Module):
+    """A kernel with options that no call reads."""
+
+    def __init__(self, dropout: float = 0.0, window: int | None = None, softcap: bool = False) -> None:
+        super().__init__()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_options_of_a_class_without_weights_are_named_as_not_covered() -> None:
+    inference = as_resolved(Core).inference
+    assert inference
+    assert inference.not_covered == ("window=None", "softcap=True")
 
 
 def of_one_item(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

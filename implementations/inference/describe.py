@@ -377,9 +377,9 @@ def _used_options(candidate: Candidate) -> set[str | None]:
 
 def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
     """Return the options of the constructor that keep their defaults, except these; a switch with its other value."""
-    known |= {*getattr(candidate.constructor, "keywords", ())}
+    known |= {*candidate.keywords}
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    options = parameters_of(candidate.constructor).items()
+    options = candidate.constructor_parameters.items()
     kept = [(name, p.default) for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
     values = [(name, not default if isinstance(default, bool) else default) for name, default in kept]
     return [f"{name}={value!r}" for name, value in values if value is not inspect.Parameter.empty]
