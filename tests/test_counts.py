@@ -175,7 +175,7 @@ def test_incorrect_answers_come_first() -> None:
     assert named.findall("\n".join(summarise(verdicts))) == expected
     assert named.findall(render(report(*verdicts), ".md")) == expected[:3]
     assert re.findall(r"<h4>.*>([A-Z]{3}-\d+) ", render(report(*verdicts), ".html")) == expected
-    annotated = re.findall(r"title=([A-Z]{3}-\d+)", "\n".join(workflow_commands(verdicts)))
+    annotated = re.findall(r"title=([A-Z]{3}-\d+)", "\n".join(workflow_commands(report(*verdicts))))
     assert annotated[:3] == expected[:3]
     comparison = Comparison(report(), report(*verdicts))
     assert [each.clause for each in comparison.new_failures] == expected[:3]

@@ -228,5 +228,5 @@ def test_every_report_leads_with_the_cause_once() -> None:
     for shown in (to_markdown(FAILED), to_html(FAILED).split("<dialog")[0]):
         assert shown.count(entry) == 1
         assert shown.index(entry) < shown.index("MSK-8", shown.index(entry) - 1)
-    assert "SMX-6" in next(iter(workflow_commands(FAILED.verdicts)))
+    assert "SMX-6" in next(iter(workflow_commands(FAILED)))
     assert f"diagnosis  {CAUSE}" in describe(FAILED.verdicts[0])

@@ -291,7 +291,7 @@ def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
     if len(report.by_implementation) > 1:
         plain = needs_plain(console.encoding)
         printer.drawing(matrix(report.verdicts, width=printer.width, color=console.is_terminal, plain=plain))
-    for text in (*runner_annotations(report.verdicts), *(f"mha: {text}" for text in (*errors, *warnings))):
+    for text in (*runner_annotations(report), *(f"mha: {text}" for text in (*errors, *warnings))):
         printer.line(text)
     if options.json:
         print(report.to_json(), file=options.json)

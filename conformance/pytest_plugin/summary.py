@@ -88,7 +88,7 @@ def summary(config: pytest.Config) -> list[str]:
     plain = needs_plain(sys.stdout.encoding)
     drawn = matrix(report.verdicts, width=width, color=terminal.hasmarkup, plain=plain)
     summaries = summarise_report(report, width)
-    return [*runner_annotations(report.verdicts), *chosen.header(), "", *drawn, "", *summaries]
+    return [*runner_annotations(report), *chosen.header(), "", *drawn, "", *summaries]
 
 
 def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mha.conformance.reports.markdown import to_markdown
-from mha.conformance.reports.sentence import sentence
+from mha.conformance.reports.sentence import sentence_of
 from mha.conformance.reports.summary import is_failure, outcome, severity
 from mha.conformance.reports.text import LISTED, brief, visible, visible_name
-from mha.conformance.results import Report, Verdict, by_implementation
+from mha.conformance.results import Report
 from mha.spec.clauses import CLAUSES
 
 
-def runner_annotations(verdicts: Iterable[Verdict]) -> list[str]:
+def runner_annotations(report: Report) -> list[str]:
     """Return the annotations, or none where this is not a run of GitHub Actions."""
-    return list(workflow_commands(verdicts)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
+    return list(workflow_commands(report)) if os.environ.get("GITHUB_ACTIONS") == "true" else []
 
 
 def write_step_summary(report: Report) -> str:
@@ -31,13 +31,13 @@ def write_step_summary(report: Report) -> str:
     return ""
 
 
-def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
+def workflow_commands(report: Report) -> Iterator[str]:
     """Yield a workflow command for each failure: an error, or a notice if it is waived or an unmet SHOULD.
 
     The runner shows only the first few of a step, so the most severe come first. A notice with the verdict follows
     for each implementation that has any failure.
     """
-    grouped = by_implementation(verdicts)
+    grouped = report.by_implementation
     failures = {name: [v for v in own if v.status in LISTED] for name, own in grouped.items()}
     for verdict in sorted((verdict for own in failures.values() for verdict in own), key=severity):
         title = f"{verdict.clause} {visible_name(verdict.implementation)} {verdict.dtype}"
@@ -46,7 +46,7 @@ def workflow_commands(verdicts: Iterable[Verdict]) -> Iterator[str]:
         yield _command(kind, f"{title}: {CLAUSES[verdict.clause].title}", message)
     for name, own in grouped.items():
         if failures[name]:
-            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", visible(sentence(own)))
+            yield _command("notice", f"{visible_name(name)}: {outcome(own)}", visible(sentence_of(report, name)))
 
 
 def _command(kind: str, title: str, message: str) -> str:

@@ -15,7 +15,7 @@ from jinja2 import Environment
 
 from mha.conformance.harness.known_bad.sources import seen_in
 from mha.conformance.reports.entries import by_section, entries
-from mha.conformance.reports.sentence import sentence
+from mha.conformance.reports.sentence import sentence_of
 from mha.conformance.reports.summary import (
     SIGNS,
     cause_of,
@@ -210,7 +210,7 @@ def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
         }
         if sections:
             opened = [label] == failing or len(by_name) == 1
-            said = visible(sentence(own, report.not_covered.get(name, ())))
+            said = visible(sentence_of(report, name))
             listed.append({"name": label, "open": opened, "summary": said, "sections": sections})
     return listed
 

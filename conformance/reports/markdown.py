@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mha.conformance.reports.entries import entries
-from mha.conformance.reports.sentence import sentence
+from mha.conformance.reports.sentence import sentence_of
 from mha.conformance.reports.summary import (
     by_family,
     cause_of,
@@ -45,8 +45,8 @@ def _facts(report: Report) -> str:
 
 def _sentences(report: Report) -> Iterator[str]:
     """Yield the verdict on each implementation."""
-    for name, own in report.by_implementation.items():
-        yield f"- `{_code(visible_name(name))}`: {_text(visible(sentence(own, report.not_covered.get(name, ()))))}"
+    for name in report.by_implementation:
+        yield f"- `{_code(visible_name(name))}`: {_text(visible(sentence_of(report, name)))}"
 
 
 def _matrix(report: Report) -> Iterator[str]:

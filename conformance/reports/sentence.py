@@ -12,7 +12,7 @@ from mha.conformance.reports.summary import (
     outcome,
     tally,
 )
-from mha.conformance.results import Verdict, status_of
+from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, KINDS, Kind
 
 # How many clauses are named; the entries above have the others.
@@ -46,6 +46,11 @@ def sentence(verdicts: Sequence[Verdict], not_covered: Collection[str] = ()) -> 
     if not counted.judged:
         return f"{outcome(verdicts)}: {'; '.join(dict.fromkeys(verdict.message for verdict in verdicts))}."
     return _judged(verdicts, counted, not_covered)
+
+
+def sentence_of(report: Report, name: str) -> str:
+    """Return the verdict of a report on an implementation, by its name, in words."""
+    return sentence(report.by_implementation[name], report.not_covered.get(name, ()))
 
 
 def _judged(verdicts: Sequence[Verdict], counted: Tally, not_covered: Collection[str]) -> str:
@@ -169,9 +174,9 @@ def _clauses(verdicts: Collection[Verdict]) -> list[str]:
     return [clause for clause in CLAUSES if clause in found]
 
 
-def _named(verdicts: Iterator[Verdict] | Collection[Verdict]) -> str:
+def _named(verdicts: Collection[Verdict]) -> str:
     """Return the clauses of some verdicts, the first few by name."""
-    return _first_few(_clauses(list(verdicts)))
+    return _first_few(_clauses(verdicts))
 
 
 def _first_few(names: Sequence[str]) -> str:
