@@ -10,6 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+# The names of what is run, which no other process can import.
+MAINS = ("__main__", "__mp_main__")
+
 
 def attribute(owner: object, name: str, default: Any = None) -> Any:
     """Return an attribute of any object; the default where it has none, or raises instead.

@@ -129,7 +129,7 @@ class KernelWriter(Writer):
     def _project(self, step: CallStep, code: str, role: str) -> str:
         weights = self.builds[step.build].weights
         given = (getattr(weights, f"{kind}_{role}") for kind in "wb")
-        lines = [name_tensor(x, f"{role}", self.names, []) for x in given if x is not None]
+        lines = [name_tensor(x, role, self.names, []) for x in given if x is not None]
         return f"{LINEAR}({', '.join([code, *lines])})"
 
     def _called(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mha.conformance.engine.literals import literal, literal_of
 from mha.implementations.discovery import split_name
-from mha.implementations.loaded import attribute, every_module, file_of, module_named, variables_of
+from mha.implementations.loaded import MAINS, attribute, file_of, module_named, names_of, variables_of
 
 # A line that imports this package.
 IMPORTS_THIS = re.compile(r"^[ \t]*(?:from|import)[ \t]+mha\b", re.MULTILINE)
@@ -82,7 +82,7 @@ class Imports:
         for name in names:
             module = module_named(name)
             held_as = _attribute(module, value)
-            if held_as and name not in ("__main__", "__mp_main__"):
+            if held_as and name not in MAINS:
                 file, is_name = _without_this_package(module), all(map(str.isidentifier, name.split(".")))
                 return name if is_name else "", held_as, file
         file, _, held_as = self.target.rpartition(":")
@@ -171,8 +171,7 @@ def made_code(constructor: Any, given: Mapping[str, str], imports: Imports) -> s
 
 
 def _is_held(value: Any) -> bool:
-    modules = (module for name, module in every_module() if not name.startswith("__m"))
-    return any(_attribute(module, value) for module in modules)
+    return any(module not in MAINS for module, _, _ in names_of(value))
 
 
 def config_lines(value: Any, name: str, imports: Imports) -> tuple[str, list[str]]:

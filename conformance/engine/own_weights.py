@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -158,7 +157,7 @@ def gradient_code(places: Sequence[Stored], name: str, code: str, weights: Weigh
     if place is None:
         raise InexpressibleError(f"the module has no {name}")
     found = place.gradient(name, code, rows)
-    values = partial(place.gradient, name, "module", rows)().replace(".grad", "")
+    values = place.gradient(name, "module", rows).replace(".grad", "")
     module = _Named(place.tensors)
     own = eval(values, {"torch": torch, "module": module}).detach()
     if own.shape != given[name].shape or not given[name].to(own).equal(own):

@@ -18,7 +18,7 @@ from mha.conformance.harness.errors import CallRaised, Violation
 from mha.conformance.harness.recording import BuildStep, CallStep, DeriveStep, Step
 from mha.conformance.harness.session import Session
 from mha.implementations.discovery import original_of, split_name
-from mha.implementations.loaded import names_of
+from mha.implementations.loaded import MAINS, names_of
 from mha.spec import CLAUSES, Implementation
 from mha.spec.problem import INPUTS
 
@@ -143,7 +143,7 @@ def _import(implementation: Implementation, target: str) -> list[str]:
     """Return the lines that import the implementation, which is looked for among the modules that are loaded."""
     original = original_of(implementation)
     for name, file, attribute in names_of(original):
-        if name not in ("__main__", "__mp_main__"):
+        if name not in MAINS:
             return _import_from(name, file or ".", attribute)
     if not target:
         return [f"implementation = ...  # put here the object that was judged as {implementation.name!r}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +26,7 @@ from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.decoded_sequence import DecodedSequence
 from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE, DECODING
 from mha.conformance.properties.registry import property_of
+from mha.implementations.loaded import attribute, module_named
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 
@@ -160,7 +160,7 @@ def copies_are_the_same_attention(session: Session, case: Case) -> None:
 def _pickled(attention: nn.Module) -> nn.Module:
     """Return a copy made by `pickle`; of an adapter, with a copy of the module in it, which alone is judged."""
     if not hasattr(attention, "adapter"):
-        return pickle.loads(pickle.dumps(attention))  # type: ignore[no-any-return]
+        return pickle.loads(pickle.dumps(attention))  # type: ignore[no-any-return]  # what was pickled
     adapter = copy.copy(attention)
     modules = {**attention._modules, "module": pickle.loads(pickle.dumps(attention.module))}
     adapter.__dict__["_modules"] = modules
@@ -170,7 +170,7 @@ def _pickled(attention: nn.Module) -> nn.Module:
 def _can_be_found(instance: Instance) -> bool:
     """Return whether `pickle` finds the class of an attention; one that was made in a function cannot be pickled."""
     cls = type(getattr(instance.attention, "module", instance.attention))
-    return getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
+    return attribute(module_named(cls.__module__), cls.__qualname__) is cls
 
 
 @property_of(

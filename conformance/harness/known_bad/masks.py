@@ -190,11 +190,12 @@ def causal() -> Iterator[Defect]:
         yield defect(f"causal_{offset}", f"the causal mask is off by one: {text}", allow=_with_causal(_shifted(offset)))
     text = "the causal mask is aligned at the other end"
     yield defect("alignment", text, allow=_with_causal(_other_alignment))
-    for aligned, of in (("", _shifted), ("_other", _shifted_other)):
+    for aligned, other_end in (("", False), ("_other", True)):
+        before, upto = (_shifted(offset, other_end=other_end) for offset in (-1, 0))
         text = "the causal mask is turned round: a query sees the keys after it"
-        yield defect(f"anticausal{aligned}", text, allow=_with_causal(_reversed(of(-1))))
+        yield defect(f"anticausal{aligned}", text, allow=_with_causal(_reversed(before)))
         text = "the causal mask is inverted: a query sees only the keys after it"
-        yield defect(f"causal_inverted{aligned}", text, allow=_with_causal(_reversed(of(0))))
+        yield defect(f"causal_inverted{aligned}", text, allow=_with_causal(_reversed(upto)))
     for offset in (0, 1, -1):
         yield defect(f"uncalled_{offset}", _UNCALLED[offset], UNCALLED, allow=_uncalled(_shifted(offset)))
     yield defect("uncalled_other", UNCALLED, UNCALLED, allow=_uncalled(_other_alignment))
@@ -210,17 +211,10 @@ def _uncalled(visible: Visible) -> Step:
     return allow
 
 
-def _shifted(offset: int) -> Visible:
+def _shifted(offset: int, *, other_end: bool = False) -> Visible:
     def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
-        base = keys - queries if self.claims.causal == "bottom_right" else 0
-        return torch.ones(queries, keys).tril(base + offset).bool()
-
-    return visible
-
-
-def _shifted_other(offset: int) -> Visible:
-    def visible(self: TextbookAttention, queries: int, keys: int) -> Tensor:
-        base = 0 if self.claims.causal == "bottom_right" else keys - queries
+        from_the_end = (self.claims.causal == "bottom_right") != other_end
+        base = keys - queries if from_the_end else 0
         return torch.ones(queries, keys).tril(base + offset).bool()
 
     return visible
