@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from mha.conformance.campaign import folder as folders
 from mha.conformance.campaign import local
-from mha.conformance.campaign.folder import Folder, Stamp
+from mha.conformance.campaign.folder import Folder
 from mha.conformance.campaign.jobs import Outcome, run_job, tried_again
 from mha.conformance.campaign.plan import Campaign, Job, Limits, Plan, read_plan
 from mha.conformance.campaign.report import campaign_report, rows
@@ -28,7 +28,6 @@ from mha.conformance.campaign.run import RunOptions, RunState, Shard, run_campai
 from mha.conformance.cli.app import app
 from mha.conformance.reports.merge import merge
 from mha.conformance.results import VOLATILE, Report, Verdict
-from mha.conformance.waivers import Waiver
 
 RARE = """
 from mha.implementations.loop import implementation as loop
@@ -369,55 +368,6 @@ def test_key_holds_all_that_the_verdicts_depend_on(tmp_path: Path) -> None:
     assert job.versions["package"].startswith("mine.py ")
     others: list[dict[str, Any]] = [{"seed": 5}, {"dtype": "float64"}, {"versions": job.versions | {"torch": "1.0"}}]
     assert len({job.key, *(replace(job, **change).key for change in others)}) == 4
-
-
-PROJECT = """\
-[tool.mha]
-profile = "quick"
-dtypes = ["float32"]
-select = ["SHP-1", "MSK-8", "CFG-2"]
-require = ["CFG-2"]
-strict = false
-[tool.mha.targets.sdpa]
-ignore = ["MSK-8"]
-dtypes = ["float64"]
-"""
-
-
-def test_jobs_follow_the_project_where_the_plan_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("pyproject.toml").write_text(PROJECT)
-    waiver = Waiver(implementation="loop", clause="MSK-8", reason="known")
-    Path("mha_waivers.toml").write_text(waiver.to_toml())
-    plan = Plan(implementations=("loop", "sdpa"), group="all")
-    loop, sdpa = Campaign.of(plan).jobs()
-    assert (loop.dtype, loop.profile, loop.clauses) == ("float32", "quick", ("CFG-2", "SHP-1", "MSK-8"))
-    assert (loop.settings.waivers, loop.settings.require) == ((waiver,), ("CFG-2",))
-    assert (sdpa.dtype, sdpa.clauses, sdpa.waivers) == ("float64", ("CFG-2", "SHP-1"), ())
-    ours = replace(plan, dtypes=("float16",), clauses=("MSK-8",), profile="default")
-    assert {(job.dtype, job.profile, job.clauses) for job in Campaign.of(ours).jobs()} == {
-        ("float16", "default", ("MSK-8",))
-    }
-    folder = Folder(tmp_path / "results")
-    folder.claim(Stamp.of(Campaign.of(plan)))
-    Path("mha_waivers.toml").unlink()
-    with pytest.raises(
-        ValueError, match=r"is the folder of another campaign: \[tool.mha\] in pyproject.toml, its waiv"
-    ):
-        folder.claim(Stamp.of(Campaign.of(plan)))
-
-
-def test_job_is_judged_with_the_waivers_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = "from mha.conformance.faults.registry import implementations\n\nfaulty = implementations['FiniteFill']\n"
-    Path("faulty.py").write_text(source)
-    Path("pyproject.toml").write_text(PROJECT)
-    Path("mha_waivers.toml").write_text(Waiver(implementation="FiniteFill", clause="MSK-8", reason="known").to_toml())
-    campaign = Campaign.of(Plan(implementations=("faulty.py:faulty",), group="all"))
-    (result,) = run_campaign(campaign, Folder(tmp_path / "results"), RunOptions(workers=1), RunState())
-    found = {verdict.clause: (verdict.status, verdict.required) for verdict in result.report.verdicts}
-    assert found["MSK-8"][0] == "waived"
-    assert found["CFG-2"][1]
 
 
 def test_command_runs_reports_and_compares(tmp_path: Path, done: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:

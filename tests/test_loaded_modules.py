@@ -40,7 +40,7 @@ class Skips(ModuleType):
 class NoTruth(ModuleType):
     """Cannot be compared, hashed, or asked whether it is true."""
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as of a class that cannot be hashed
 
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("compared")
@@ -53,11 +53,11 @@ class NoVariables(ModuleType):
     """Raises when its file or its variables are read."""
 
     @property
-    def __dict__(self) -> Any:  # type: ignore[override]
+    def __dict__(self) -> Any:  # type: ignore[override]  # as a lazy import may
         raise OSError("variables")
 
     @property
-    def __file__(self) -> Any:  # type: ignore[override]
+    def __file__(self) -> Any:  # type: ignore[override]  # as a lazy import may
         raise OSError("file")
 
 
@@ -65,7 +65,7 @@ class NoClass:
     """Raises when it is asked for its class, as `isinstance` does."""
 
     @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    def __class__(self) -> Any:  # type: ignore[override]  # as a proxy may
         raise ImportError("optional")
 
 
@@ -113,7 +113,7 @@ def test_hypothesis_reads_the_modules_that_it_can(hostile: dict[str, Any]) -> No
         pass
 
     with only_readable_modules():
-        sys.modules["a_later_one"] = Raises()  # type: ignore[assignment]
+        sys.modules["a_later_one"] = Raises()  # type: ignore[assignment]  # anything may stand there
         drawn()
     del sys.modules["a_later_one"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from forks import run_module
 from typer.testing import CliRunner
 
 from mha.conformance import check
+from mha.conformance.campaign.folder import Folder, Stamp
+from mha.conformance.campaign.plan import Campaign, Plan
+from mha.conformance.campaign.run import RunOptions, RunState, run_campaign
 from mha.conformance.cli.app import _default_jobs, app
 from mha.conformance.cli.bench import BenchOptions
 from mha.conformance.engine import workers
 from mha.conformance.project import PROFILE_NAMES, read_project
 from mha.conformance.results import Report
 from mha.conformance.settings import PROFILES, Settings
-from mha.conformance.waivers import read_waivers
+from mha.conformance.waivers import Waiver, read_waivers
 from mha.implementations import resolve
 
 FAULTY = """\
@@ -304,3 +308,52 @@ def test_few_processes_share_the_gpu_of_a_project(monkeypatch: pytest.MonkeyPatc
     assert _default_jobs(None) == 8
     write('[tool.mha]\ndevice = "cuda"\n')
     assert _default_jobs(None) == _default_jobs(["cpu"]) == 4
+
+
+OF_CAMPAIGN = """\
+[tool.mha]
+profile = "quick"
+dtypes = ["float32"]
+select = ["SHP-1", "MSK-8", "CFG-2"]
+require = ["CFG-2"]
+strict = false
+[tool.mha.targets.sdpa]
+ignore = ["MSK-8"]
+dtypes = ["float64"]
+"""
+
+
+def test_jobs_follow_the_project_where_the_plan_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text(OF_CAMPAIGN)
+    waiver = Waiver(implementation="loop", clause="MSK-8", reason="known")
+    Path("mha_waivers.toml").write_text(waiver.to_toml())
+    plan = Plan(implementations=("loop", "sdpa"), group="all")
+    loop, sdpa = Campaign.of(plan).jobs()
+    assert (loop.dtype, loop.profile, loop.clauses) == ("float32", "quick", ("CFG-2", "SHP-1", "MSK-8"))
+    assert (loop.settings.waivers, loop.settings.require) == ((waiver,), ("CFG-2",))
+    assert (sdpa.dtype, sdpa.clauses, sdpa.waivers) == ("float64", ("CFG-2", "SHP-1"), ())
+    ours = replace(plan, dtypes=("float16",), clauses=("MSK-8",), profile="default")
+    assert {(job.dtype, job.profile, job.clauses) for job in Campaign.of(ours).jobs()} == {
+        ("float16", "default", ("MSK-8",))
+    }
+    folder = Folder(tmp_path / "results")
+    folder.claim(Stamp.of(Campaign.of(plan)))
+    Path("mha_waivers.toml").unlink()
+    with pytest.raises(
+        ValueError, match=r"is the folder of another campaign: \[tool.mha\] in pyproject.toml, its waiv"
+    ):
+        folder.claim(Stamp.of(Campaign.of(plan)))
+
+
+def test_job_is_judged_with_the_waivers_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "from mha.conformance.faults.registry import implementations\n\nfaulty = implementations['FiniteFill']\n"
+    Path("faulty.py").write_text(source)
+    Path("pyproject.toml").write_text(OF_CAMPAIGN)
+    Path("mha_waivers.toml").write_text(Waiver(implementation="FiniteFill", clause="MSK-8", reason="known").to_toml())
+    campaign = Campaign.of(Plan(implementations=("faulty.py:faulty",), group="all"))
+    (result,) = run_campaign(campaign, Folder(tmp_path / "results"), RunOptions(workers=1), RunState())
+    found = {verdict.clause: (verdict.status, verdict.required) for verdict in result.report.verdicts}
+    assert found["MSK-8"][0] == "waived"
+    assert found["CFG-2"][1]
