@@ -64,6 +64,15 @@ class WiderHeads(Plain):
         self.out = nn.Linear(n_heads * width, d_model, bias=bias)
 
 
+class NarrowerOutput(Plain):
+    """The width of a head is rounded down, and the output is as wide as all heads, so that no weights of W_o fit."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        width = d_model // n_heads
+        super().__init__(n_heads * width, n_heads, bias)
+        self.q, self.k, self.v = (nn.Linear(d_model, n_heads * width, bias=bias) for _ in range(3))
+
+
 class GivenWidth(nn.Module):
     """The width of a head is an argument of the constructor, as in vit-pytorch and Keras."""
 
@@ -205,6 +214,7 @@ def test_what_is_disputed_is_advice(cls: type[nn.Module], clause: str, message: 
             "(2), but a call returns a result: that of 3 heads of width 1",
         ),
         (WiderHeads, "CFG-1", "but a call returns a result: 2 heads of width 2, so a context of 4 numbers, not 3"),
+        (NarrowerOutput, "CFG-1", "but a call returns a result: output_1.shape is (1, 1, 2), but should be (1, 1, 3)"),
         (ReadsAsContiguous, "SHP-7", "which are"),
         (HalfPrecisionMaskAsBoolean, "MSK-14", "mask is added to the scores, or the call raises"),
     ],

@@ -15,10 +15,13 @@ from mha.conformance.cases.domain import DENSE, Domain, sorted_biases
 from mha.conformance.cases.transforms import with_config
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Violation
+from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.recording import RecordedTensor
-from mha.conformance.harness.session import Session
+from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import property_of
 from mha.implementations import UnsupportedCallError
+from mha.implementations.adapters.module import ModuleImplementation
+from mha.implementations.discovery import original_of
 from mha.spec import Config, Problem, Weights
 
 UNCHECKED = ("never_refuses",)
@@ -40,21 +43,47 @@ def _expect_no_result(session: Session, case: Case, config: Config) -> None:
     rounded = config.d_model // config.n_heads
     widths = [width for width in (rounded, rounded + 1) if width]
     for each in (config, *[replace(config, d_head=width) for width in widths]):
-        problem = with_config(case, each)
         try:
-            result = session(problem, need_weights=False)
+            computed = _computed(session, with_config(case, each))
         except CallRaised:
             return
         except AdapterError as failed:
             assume(not isinstance(failed.error, UnsupportedCallError), str(failed.error))
             continue  # weights of these sizes do not fit what was constructed
-        except Violation as violation:
-            computed = violation.message
-        else:
-            computed = _computed_heads(session, problem, result.output)
+        break
+    else:
+        computed = _computed_as_constructed(session, with_config(case, config))
+    if computed:
         message = f"{_indivisible(config)}, but a call returns a result: {computed}"
         raise Violation(message, (f"raise AssertionError({message!r})",))
-    raise Discard("weights of such sizes cannot be loaded into what was constructed")
+
+
+def _computed(session: Session, problem: Problem) -> str:
+    """Return in words what a call returns; raises CallRaised, and AdapterError where no weights can be loaded."""
+    try:
+        return _computed_heads(session, problem, session(problem, need_weights=False).output)
+    except CallRaised:
+        raise
+    except Violation as violation:
+        return violation.message
+
+
+def _computed_as_constructed(session: Session, problem: Problem) -> str:
+    """Return in words what a module returns with the weights that it was constructed with; "" if its call raises."""
+    original, case = original_of(session.implementation), session.case
+    if not isinstance(original, ModuleImplementation):
+        raise Discard("weights of such sizes cannot be loaded into what was constructed")
+    session.scripted = False  # no step of it builds this
+    dtype = getattr(torch, case.dtype)
+    with guarded("construction"):
+        made = original.as_constructed(problem.config, problem.weights, dtype=dtype, device=case.device)
+    try:
+        output = session(problem, need_weights=False, via=Instance(0, made)).output
+    except CallRaised:
+        return ""
+    except Violation as violation:
+        return violation.message
+    return f"an output of shape {tuple(output.tensor.shape)}"
 
 
 def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) -> str:

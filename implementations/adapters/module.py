@@ -247,12 +247,9 @@ class ModuleImplementation:
         Raises what the constructor raises for a configuration that it rejects, and ImplementationError for weights
         that cannot be loaded.
         """
-        module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
-        for layer in () if config.dropout else fixed_dropout(module):
-            layer.p = 0.0  # the formula in training has none
-        module = module.to(device=device, dtype=dtype)
+        module = self._constructed(config, dtype, device)
         try:
-            parameters = self.parameters(config) if callable(self.parameters) else self.parameters
+            parameters = self._paths(config)
             load(self.name, module, parameters, weights, config.head_dim)
         except ImplementationError:
             raise
@@ -261,6 +258,20 @@ class ModuleImplementation:
         if not self.claims.gradients:
             module.requires_grad_(False)
         return ModuleAttention(module, self, config, parameters, weights)
+
+    def as_constructed(self, config: Config, weights: Weights, *, dtype: torch.dtype, device: str) -> ModuleAttention:
+        """Construct the module, and load nothing: its weights are its own, but for a W_o that the adapter adds."""
+        module = self._constructed(config, dtype, device)
+        return ModuleAttention(module, self, config, self._paths(config), weights)
+
+    def _constructed(self, config: Config, dtype: torch.dtype, device: str) -> nn.Module:
+        module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
+        for layer in () if config.dropout else fixed_dropout(module):
+            layer.p = 0.0  # the formula in training has none
+        return module.to(device=device, dtype=dtype)
+
+    def _paths(self, config: Config) -> Mapping[str, ParameterPath]:
+        return self.parameters(config) if callable(self.parameters) else self.parameters
 
 
 def _projection(weights: Weights, like: Tensor) -> nn.Linear:
