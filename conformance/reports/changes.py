@@ -56,16 +56,17 @@ def to_html(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> str:
     """Return a comparison as JSON, with the verdicts of each cause."""
+    settings = [{"name": name, "before": old, "after": new} for name, old, new in comparison.settings]
     data = {
         "exit_status": comparison.exit_status,
         "before": _run(comparison.before),
         "after": _run(comparison.after),
-        "settings": [{"name": n, "before": old, "after": new} for n, old, new in comparison.settings],
+        "settings": settings,
         "new_failures": _causes(comparison.new_failures),
         "fixed": _causes(comparison.fixed),
         "still_failing": _causes(comparison.still_failing),
-        "changed": [{"before": asdict(old), "after": asdict(new)} for old, new in comparison.changed],
-        "less_accurate": [{"before": asdict(old), "after": asdict(new)} for old, new in comparison.less_accurate],
+        "changed": _pairs(comparison.changed),
+        "less_accurate": _pairs(comparison.less_accurate),
         "slower": [each._asdict() for each in comparison.slower],
         "no_longer_judged": [asdict(verdict) for verdict in comparison.no_longer_judged],
         "unchanged": comparison.unchanged,
@@ -96,6 +97,10 @@ def _when(report: Report) -> str:
 def _run(report: Report) -> dict[str, Any]:
     names = ("profile", "seed", "strict", "versions", "targets", "started", "host", "incomplete", "exit_status")
     return {name: getattr(report, name) for name in names}
+
+
+def _pairs(changes: Iterable[tuple[Verdict, Verdict]]) -> list[dict[str, Any]]:
+    return [{"before": asdict(old), "after": asdict(new)} for old, new in changes]
 
 
 def _causes(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:

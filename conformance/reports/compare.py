@@ -140,21 +140,28 @@ class Block:
 
 def blocks(comparison: Comparison) -> list[Block]:
     """Return the parts of a comparison that have any entry; failures of one cause are one entry."""
-    margins = [(new, f"{old.margin:.3g} before, {new.margin:.3g} now") for old, new in comparison.less_accurate]
-    others = {
-        "changed": [f"{_label([new])}, {status_of(old)} before" for old, new in comparison.changed],
-        "less accurate": [f"{_label([verdict])}: error/bound {margin}" for verdict, margin in margins],
-        "counts": list(_counts(comparison)),
-        "slower": [f"{visible_name(n)}: {old:.0f} s before, {new:.0f} s now" for n, old, new in comparison.slower],
-        "no longer judged": [_label([verdict]) for verdict in comparison.no_longer_judged],
-    }
+    changed = [f"{_label([new])}, {status_of(old)} before" for old, new in comparison.changed]
+    less_accurate = [
+        f"{_label([new])}: error/bound {old.margin:.3g} before, {new.margin:.3g} now"
+        for old, new in comparison.less_accurate
+    ]
+    slower = [f"{visible_name(name)}: {old:.0f} s before, {new:.0f} s now" for name, old, new in comparison.slower]
+    no_longer = [_label([verdict]) for verdict in comparison.no_longer_judged]
     found = [
         _block("new failures", comparison.new_failures, with_message=True),
         _block("fixed", comparison.fixed),
         _block("still failing", comparison.still_failing),
-        *(Block(title, len(entries), entries) for title, entries in others.items()),
+        _one_each("changed", changed),
+        _one_each("less accurate", less_accurate),
+        _one_each("counts", list(_counts(comparison))),
+        _one_each("slower", slower),
+        _one_each("no longer judged", no_longer),
     ]
     return [block for block in found if block.entries]
+
+
+def _one_each(title: str, entries: list[str]) -> Block:
+    return Block(title, len(entries), entries)
 
 
 def describe_changes(comparison: Comparison) -> list[str]:
