@@ -16,6 +16,8 @@ from mha.spec.clauses import CLAUSES, FAMILIES, VERSIONS
 PROFILE_NAMES = ("quick", "default", "thorough")
 # Read by default from the root of a project, and written by `mha waive`.
 WAIVERS = "mha_waivers.toml"
+# In seconds; a correct call on the largest cases takes a few.
+CALL_TIMEOUT, LONGEST_TIMEOUT = 60.0, 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,8 @@ class Project:
     """A project, and what its pyproject.toml says.
 
     folder: the root, that of the pyproject.toml, or the current folder where there is none. targets: tables by the
-    target, the path of a file made absolute, or by the name of an implementation. text: `[tool.mha]` as JSON, empty if
+    target, the path of a file made absolute, or by the name of an implementation. call_timeout: in seconds, after which
+    a call that has not returned is ended with its process, 0 for never. text: `[tool.mha]` as JSON, empty if
     there is none.
     """
 
@@ -53,6 +56,7 @@ class Project:
     table: Table = field(default_factory=Table)
     contract: str = field(default_factory=lambda: VERSIONS[-1])
     strict: bool = False
+    call_timeout: float = CALL_TIMEOUT
     targets: Mapping[str, Table] = field(default_factory=dict)
     text: str = ""
 
@@ -186,6 +190,14 @@ def _flag(value: object, what: str, folder: Path) -> bool:
     return value
 
 
+def _seconds(value: Any, what: str, folder: Path) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 <= value <= LONGEST_TIMEOUT:  # nan is not
+        return float(value)
+    expected = f"a number of seconds up to {LONGEST_TIMEOUT:g}, or 0 for no limit"
+    raise ValueError(f"{what} must be {expected}, but is {value!r:.80}")
+
+
 def _targets(value: object, what: str, folder: Path) -> dict[str, Table]:
     where = what.removesuffix("]: targets")
     if not isinstance(value, dict):
@@ -211,5 +223,6 @@ _COMMON: dict[str, _Reader] = {
 _GENERAL: dict[str, _Reader] = {
     "contract": lambda value, what, _: _word(value, what, VERSIONS),
     "strict": _flag,
+    "call_timeout": _seconds,
     "targets": _targets,
 }

@@ -332,11 +332,27 @@ def _settle(verdict: Verdict, explained: bool) -> Verdict:
     return replace(verdict, status="fail") if verdict.status == "blocked" and not explained else verdict
 
 
+def read_verdict(data: object) -> Verdict:
+    """Return a verdict that another process sent, as `asdict` writes it; raises ValueError for anything else."""
+    try:
+        verdict: Verdict = _verdict_adapter().validate_python(data)
+    except ValueError as error:  # of pydantic
+        raise ValueError(f"not a verdict: {error}") from None
+    return verdict
+
+
 @cache
 def _adapter() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Report)
+
+
+@cache
+def _verdict_adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Verdict)
 
 
 def _from_format_1(data: dict[str, Any]) -> dict[str, Any]:

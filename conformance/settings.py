@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mha.conformance.cases.boundary import NO_LIMIT
-from mha.conformance.project import Project, Table, read_project, shown_path
+from mha.conformance.project import CALL_TIMEOUT, Project, Table, read_project, shown_path
 from mha.conformance.properties.registry import properties
-from mha.conformance.waivers import Waiver, built_in_waivers, is_built_in, read_waivers
+from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers, shipped_as
 from mha.implementations import Resolved
 from mha.implementations.discovery import original_of, split_name
 from mha.spec import CLAUSES, Implementation
@@ -84,7 +84,8 @@ class Settings:
     contract: the version of the contract; clauses that came later are not judged.
     select, ignore: what a project judges, all if empty, and what it leaves out, where no `clauses` are asked for.
     require: clauses that count as a MUST, whatever their level.
-    waiver_file: where the waivers are from, if it was not asked for. given: what `of_target` makes the settings of a
+    waiver_file: where the waivers are from, if it was not asked for. call_timeout: in seconds, after which a call that
+    has not returned is ended with its process, 0 for never. given: what `of_target` makes the settings of a
     single implementation from.
     Raises ValueError for an unknown word, and for a device that is not available.
 
@@ -104,6 +105,7 @@ class Settings:
     ignore: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     waiver_file: str = ""
+    call_timeout: float = CALL_TIMEOUT
     given: Given | None = None
 
     def __post_init__(self) -> None:
@@ -207,9 +209,9 @@ class Settings:
 
     def waivers_of(self, implementation: Implementation) -> tuple[Waiver, ...]:
         """Return the waivers that may apply to it: the built-in ones if this package ships it, then the user's."""
-        original = original_of(implementation)
-        of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == original.name]
-        own = [replace(waiver, implementation=implementation.name) for waiver in of_ours if is_built_in(original)]
+        name = shipped_as(original_of(implementation))
+        of_ours = [waiver for waiver in built_in_waivers() if waiver.implementation == name]
+        own = [replace(waiver, implementation=implementation.name) for waiver in of_ours]
         return (*own, *self.waivers)
 
     def of_target(self, resolved: Resolved) -> Settings:
@@ -272,6 +274,7 @@ class Given:
             ignore=table.ignore or (),
             require=(*self.require, *(table.require or ())),
             waiver_file=shown_path(file) if is_read else "",
+            call_timeout=project.call_timeout,
         )
 
 

@@ -117,10 +117,16 @@ def built_in_waivers() -> tuple[Waiver, ...]:
     return tuple(parse_waivers(resource.read_text(encoding="utf-8"), "the built-in waivers"))
 
 
-def is_built_in(implementation: Implementation) -> bool:
-    """Return whether this package ships an implementation; another one of the same name is not built in."""
+def shipped_as(implementation: Implementation) -> str:
+    """Return the name under which this package ships an implementation; "" for others, also of the same name.
+
+    One that another process has (see `mha.conformance.engine.subjects`) says it itself.
+    """
+    named = getattr(implementation, "shipped_as", None)
+    if isinstance(named, str):
+        return named
     module = sys.modules.get(f"mha.implementations.{implementation.name}")
-    return getattr(module, "implementation", None) is implementation
+    return implementation.name if getattr(module, "implementation", None) is implementation else ""
 
 
 def read_waivers(path: Path, judged: Collection[str] | None = None) -> list[Waiver]:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from torch import nn
 
+from mha.implementations.clock import CLOCK
 from mha.implementations.errors import ImplementationError
 from mha.implementations.loaded import variables_of
 from mha.implementations.raised import Raised
@@ -21,8 +22,8 @@ from mha.implementations.raised import Raised
 
 @contextmanager
 def default_warnings() -> Iterator[None]:
-    """Let imported code warn, even in a run that turns warnings into errors."""
-    with warnings.catch_warnings():
+    """Let imported code warn, even in a run that turns warnings into errors; how long it takes is noted."""
+    with CLOCK.running(), warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
 

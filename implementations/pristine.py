@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
+from mha.implementations.clock import CLOCK
 from mha.implementations.torch_state import (
     MISSING,
     SETTINGS,
@@ -73,7 +74,7 @@ def pristine() -> Iterator[None]:
 @contextmanager
 def as_found() -> Iterator[None]:
     """Let code of an implementation run in the process as it was found, and print nothing."""
-    with silenced(), _as_found():
+    with CLOCK.running(), silenced(), _as_found():
         yield
 
 

@@ -19,7 +19,7 @@ from mha.conformance import check
 from mha.conformance.cases.case import Case
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.engine.replay import replay_case
-from mha.conformance.engine.workers import COMPILED, LONGEST, Workers, crashed, in_order_of_start
+from mha.conformance.engine.workers import COMPILED, LONGEST, Ended, Workers, crashed, in_order_of_start, why
 from mha.conformance.faults import registry as faults
 from mha.conformance.harness import isolation
 from mha.conformance.results import Report, Verdict
@@ -90,7 +90,7 @@ def test_process_that_dies_fails_the_clause_at_hand(tmp_path: Path) -> None:
     with Workers(2) as workers:
         verdicts = list(workers.judge_all(dying(tmp_path, "os.kill(os.getpid(), 11)"), SETTINGS))
     failed = {verdict.clause: verdict.message for verdict in verdicts if verdict.status == "fail"}
-    assert failed == {"SHP-5": "judging did not end: its process was ended by SIGSEGV"}
+    assert failed == {"SHP-5": "judging did not end: its process was ended by SIGSEGV, in die (dying.py, line 18)"}
     assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
 
 
@@ -180,25 +180,25 @@ def test_case_that_loses_the_gpu_fails_again(losing: Implementation) -> None:
 )
 def test_verdict_on_a_crash_heeds_levels_and_waivers(status: int | None, reason: str) -> None:
     (loop,), task = resolve("loop"), Task("SHP-5", "float32", "cpu")
-    failed = crashed(loop, task, SETTINGS, status)
+    ended = Ended(why(status), status)
+    failed = crashed(loop, task, SETTINGS, ended)
     assert (failed.status, failed.message) == ("fail", f"judging did not end: {reason}")
     assert failed.conforms  # since SHP-5 is a SHOULD
-    assert not crashed(loop, task, replace(SETTINGS, strict=True), status).conforms
+    assert not crashed(loop, task, replace(SETTINGS, strict=True), ended).conforms
     waiver = Waiver(implementation="loop", clause="SHP-5", reason="known")
-    assert crashed(loop, task, replace(SETTINGS, waivers=(waiver,)), status).status == "waived"
+    assert crashed(loop, task, replace(SETTINGS, waivers=(waiver,)), ended).status == "waived"
 
 
 def test_process_that_was_killed_is_not_blamed_on_the_implementation() -> None:
-    verdict = crashed(resolve("loop")[0], Task("SHP-5", "float32", "cpu"), SETTINGS, -9)
+    verdict = crashed(resolve("loop")[0], Task("SHP-5", "float32", "cpu"), SETTINGS, Ended(why(-9), -9))
     assert verdict.status == "harness_error"
-    assert verdict.message == "judging did not end: its process was killed; try --jobs 1"
+    assert verdict.message.endswith("its process was killed, as where memory runs out; try --jobs 1")
 
 
-def test_what_other_processes_cannot_find_is_judged_in_this_one() -> None:
+def test_target_that_cannot_be_found_is_refused() -> None:
     (loop,) = resolve("loop")
-    with Workers(2) as workers:
-        (verdict,) = workers.judge_all(replace(loop, target="nowhere.py:loop"), replace(SETTINGS, clauses=("SHP-1",)))
-    assert verdict.status == "pass"
+    with Workers(2) as workers, pytest.raises(ValueError, match=r"there is no file 'nowhere\.py'"):
+        next(workers.judge_all(replace(loop, target="nowhere.py:loop"), SETTINGS))
 
 
 def dying(folder: Path, code: str) -> Resolved:
@@ -244,12 +244,12 @@ def test_what_is_judged_finds_signals_and_standard_input_as_in_a_process_of_its_
     assert "as usual" in done.stderr
 
 
-def test_processes_that_cannot_import_it_leave_it_to_the_command(tmp_path: Path) -> None:
-    once = "if os.path.exists(__file__ + '.once'): os._exit(7)\nopen(__file__ + '.once', 'w').close()\n"
+def test_process_that_cannot_import_it_leaves_it_to_the_others(tmp_path: Path) -> None:
+    once = "try:\n    open(__file__ + '.once', 'x').close()\nexcept FileExistsError:\n    os._exit(7)\n"
     file = tmp_path / "once.py"
     file.write_text(DYING.format(end="pass") + once)
-    (resolved,) = resolve(f"{file}:implementation")
     with Workers(2) as workers:
+        (resolved,) = workers.find([f"{file}:implementation"]).chosen.values()
         assert {verdict.status for verdict in workers.judge_all(resolved, SETTINGS)} == {"pass"}
 
 

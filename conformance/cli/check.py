@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mha.conformance.engine.estimate import estimate
 from mha.conformance.engine.judge import not_covered
-from mha.conformance.engine.workers import Workers
+from mha.conformance.engine.workers import TimeIsUp, Workers
 from mha.conformance.harness.isolation import heeding_interrupts
 from mha.conformance.reports.entries import SECTIONS, entries
 from mha.conformance.reports.files import save_last, validate_file, write
@@ -38,10 +38,9 @@ from mha.conformance.reports.text import (
     wrapped,
 )
 from mha.conformance.results import Report, Verdict, now, settled, status_of
-from mha.conformance.settings import Settings, by_name
+from mha.conformance.settings import Settings
 from mha.conformance.waivers import expiry_notes, validate_judged
-from mha.implementations import Resolved, resolve
-from mha.implementations.pristine import torch_changes
+from mha.implementations import Resolved
 from mha.spec.claims import DTYPES
 
 # Where every clause is judged, these are only counted.
@@ -147,14 +146,18 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     An interrupted run is reported with the verdicts that it reached. Raises ValueError, before anything is judged, for
     a target, a waiver file or a report file that cannot be used.
     """
-    workers.find(targets)
-    chosen = chosen_by(targets, options)
+    validate_request(targets, options)
+    begun = monotonic()
+    workers.timeout = settings.call_timeout
+    workers.until = begun + options.stop.after if options.stop.after else 0.0
+    found = workers.find(targets)
+    chosen = found.chosen
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, chosen)
     printer, started = Printer(Console(highlight=False, stderr=options.json is not None)), now()
-    run, interrupted, changes = Run(printer, settings, options, workers), False, torch_changes()
-    if changes:
-        printer.folded(f"Note: {describe_changes(changes)}.")
+    run, interrupted = Run(printer, settings, options, workers, begun), False
+    if found.torch_changes:
+        printer.folded(f"Note: {describe_changes(found.torch_changes)}.")
     try:
         with heeding_interrupts():
             run.judge_all(chosen.values())
@@ -169,19 +172,18 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
         started=started,
         incomplete=interrupted,
     )
-    report = replace(report, torch_changes=changes, not_covered=not_covered(chosen.values()))
+    report = replace(report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values()))
     return finish(printer, report, options)
 
 
-def chosen_by(targets: Sequence[str], options: CheckOptions) -> dict[str, Resolved]:
-    """Return what is judged by name; raise ValueError for what cannot be used, a report file too."""
+def validate_request(targets: Sequence[str], options: CheckOptions) -> None:
+    """Raise ValueError for a report file that cannot be written, and for a dtype among the targets."""
     for file in options.reports:
         validate_file(file, "--report")
     if dtypes := [target for target in targets if target in DTYPES]:
         raise ValueError(
             f"{dtypes[0]!r} is a dtype, not an implementation; several go together: --dtype float32,float64"
         )
-    return by_name(resolved for target in targets for resolved in resolve(target))
 
 
 def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int) -> None:
@@ -202,10 +204,12 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
 class Run:
     """A run over several implementations. verdicts: those reached, none of which is lost where the run ends early."""
 
-    def __init__(self, printer: Printer, settings: Settings, options: CheckOptions, workers: Workers) -> None:
+    def __init__(
+        self, printer: Printer, settings: Settings, options: CheckOptions, workers: Workers, begun: float
+    ) -> None:
         self.printer, self.settings, self.options, self.workers = printer, settings, options, workers
         self.verdicts: list[Verdict] = []
-        self.begun, self.left = monotonic(), 0
+        self.begun, self.left = begun, 0
 
     def judge_all(self, chosen: Collection[Resolved]) -> None:
         """Judge implementations one after another; raises Stopped where an option ends that early."""
@@ -220,15 +224,18 @@ class Run:
         clauses = [*(task.clause for task in settings.tasks), ""]
         verdicts = self.workers.judge_all(resolved, settings)
         with progress_bar(self.printer.console, clauses) as bar, closing(verdicts):
-            for verdict in verdicts:
-                own.append(verdict)
-                self.verdicts.append(verdict)
-                advance(bar, own, clauses[len(own)])
-                if not verdict.blocked_by and self.prints_each:
-                    self.print(verdict)
-                self.left -= 1
-                if self.left and (reason := self.options.stop.reason(verdict, self.begun)):
-                    break
+            try:
+                for verdict in verdicts:
+                    own.append(verdict)
+                    self.verdicts.append(verdict)
+                    advance(bar, own, clauses[len(own)])
+                    if not verdict.blocked_by and self.prints_each:
+                        self.print(verdict)
+                    self.left -= 1
+                    if self.left and (reason := self.options.stop.reason(verdict, self.begun)):
+                        break
+            except TimeIsUp:
+                reason = f"stopped after {self.options.stop.after:g} s"
         self.sum_up(list(settled(own)), not_covered([resolved]), incomplete=bool(reason))
         if reason:
             raise Stopped(reason)

@@ -144,6 +144,12 @@ def stopped(resolved: Resolved, task: Task, settings: Settings, reason: str, *, 
     return _with_expired(verdict, waivers)
 
 
+def not_judged(resolved: Resolved, task: Task, settings: Settings, reason: str) -> Verdict:
+    """Return the verdict on a clause that was due, and was not judged."""
+    verdict = _passed(resolved.implementation.name, task, settings)
+    return replace(verdict, status="harness_error", message=f"not judged: {reason}")
+
+
 def _lost(verdict: Verdict, lost: GpuLost, waivers: Collection[Waiver]) -> Verdict:
     """Return the verdict where a call ended the use of the GPU by this process; what it held there cannot be shown."""
     message = f"{lost.message}, and its process can no longer use the GPU"

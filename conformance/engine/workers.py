@@ -1,46 +1,46 @@
-"""Judging in several processes: each judges a clause at a time, and fails only that clause if it crashes.
+"""Judging in other processes: each judges a clause at a time, and fails only that clause if it crashes or hangs.
 
-Where it is safe, the processes are forked once the command has imported torch and the judge, and before it imports what
-is judged; elsewhere each starts a Python of its own, as one does that replaces a process that died. What an
-implementation prints goes to standard error.
+Code that is judged never runs in the process that decides. On Linux the others are forks of it, made once torch and the
+judge are imported, so that they cost little; elsewhere, and where a GPU is used, each is a Python of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import pickle
 import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import takewhile
-from multiprocessing import get_context
-from queue import SimpleQueue
-from subprocess import PIPE, Popen, TimeoutExpired
-from threading import Thread
+from multiprocessing.connection import wait
+from time import monotonic
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from mha.conformance.engine.descendants import adopt_orphans, end_orphans
+from mha.conformance.project import CALL_TIMEOUT
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkProcess
-
+    from mha.conformance.engine.worker import Worker
     from mha.conformance.results import Verdict
     from mha.conformance.settings import Settings, Task
     from mha.implementations import Resolved
 
-    Answers = SimpleQueue[tuple["Worker", Any]]
-
 # More of them take more memory than they save time.
 MAX_WORKERS = 8
-# In seconds, for a process whose output has ended.
-EXIT_TIMEOUT = 2.0
+# In seconds, between two looks at processes that say nothing.
+LOOK = 0.25
+# An implementation whose calls were ended for their time in so many clauses is not judged on.
+MOST_HANGS = 3
+# After so many processes in a row that could not import what is judged, no more are started.
+MOST_FAILED_STARTS = 3
 # Those that import the compiler go to one process, since that takes each of them a second.
 COMPILED = ("CMP-1", "CMP-2", "CMP-3")
 # Those that take longest: started last, they would leave the other processes idle.
 LONGEST = ("NUM-1", "GRD-1", "STA-3")
-COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.engine.workers import work; work()")
 
 
 def cores() -> int:
@@ -53,146 +53,120 @@ def all_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Worker:
-    """A process that judges.
+@dataclass(frozen=True)
+class Found:
+    """What the targets name, as `mha.conformance.engine.subjects` has it, by name.
 
-    input, output: its pipes. is_ready: whether it has found the targets. task: the number of what it is judging.
-    compiles: whether it has judged any of `COMPILED`.
+    torch_changes: as of `mha.conformance.results.Report`.
     """
 
-    def __init__(self, process: Popen[bytes] | ForkProcess, tasks: IO[bytes], verdicts: IO[bytes]) -> None:
-        self.process, self.input, self.output = process, tasks, verdicts
-        self.is_ready = False
-        self.task: int | None = None
-        self.compiles = False
-        self.listener: Thread | None = None
-
-    @classmethod
-    def started(cls) -> Worker:
-        """Start a Python of its own, in a session that Ctrl-C does not reach: the command ends its processes."""
-        process = Popen(COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        return cls(process, process.stdin, process.stdout)
-
-    @classmethod
-    def forked(cls, beside: Sequence[Worker]) -> Worker:
-        """Fork this process; beside: those that were forked before."""
-        (its_tasks, tasks), (verdicts, its_verdicts) = (_pipe() for _ in range(2))
-        # A process with the ends of another one would keep it from noticing that the command has ended.
-        foreign = [tasks, verdicts, *(end for other in beside for end in (other.input, other.output))]
-        process = get_context("fork").Process(target=_work_apart, args=(its_tasks, its_verdicts, foreign))
-        process.start()
-        its_tasks.close()
-        its_verdicts.close()
-        return cls(process, tasks, verdicts)
-
-    def listen(self, answers: Answers) -> None:
-        """Put what the process says, from now on, where the command reads it."""
-        self.listener = Thread(target=self._listen, args=(answers,), daemon=True)
-        self.listener.start()
-
-    def send(self, message: object) -> None:
-        """Send a message; if the process has died, the end of its output shows it."""
-        with _ignoring_sigpipe(), suppress(OSError):
-            pickle.dump(message, self.input)
-            self.input.flush()
-
-    def _listen(self, answers: Answers) -> None:
-        """Put what the process says where the command reads it, and None at the end."""
-        with suppress(Exception):  # the end, or what is no verdict
-            while True:
-                answers.put((self, pickle.load(self.output)))
-        answers.put((self, None))
-
-    def end(self, patience: float = 0.0) -> int | None:
-        """End the process; return its exit status, None if it did not end by itself within `patience` seconds."""
-        status = self._wait(patience)
-        self.process.kill()
-        if self.listener:
-            self.listener.join(EXIT_TIMEOUT)
-        for pipe in (self.input, self.output):
-            with _ignoring_sigpipe(), suppress(OSError):
-                pipe.close()
-        self._wait(None)
-        return status
-
-    def _wait(self, patience: float | None) -> int | None:
-        if not isinstance(self.process, Popen):
-            self.process.join(patience)
-            return self.process.exitcode
-        with suppress(TimeoutExpired):
-            return self.process.wait(patience)
-        return None
+    chosen: dict[str, Resolved]
+    torch_changes: tuple[str, ...]
 
 
-def _pipe() -> tuple[IO[bytes], IO[bytes]]:
-    """Return both ends of a pipe: what is written to the second one is read from the first."""
-    reading, writing = os.pipe()
-    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
+class TimeIsUp(Exception):
+    """The run is over, because its time is."""
 
 
 @dataclass(frozen=True)
-class FinalVerdict:
-    """The verdict of a process that ends, since it can no longer use its GPU."""
+class Ended:
+    """The end of a process. why: in words. status: None if it did not end by itself. is_late: whether a call hung."""
 
-    verdict: Verdict
+    why: str
+    status: int | None = None
+    is_late: bool = False
+
+
+Message = dict[str, Any] | Ended
+
+
+@dataclass
+class _Queue:
+    """What is judged of an implementation: the tasks that wait, with their numbers, and the verdicts by number.
+
+    hangs: in how many clauses a call did not return.
+    """
+
+    resolved: Resolved
+    settings: Settings
+    waiting: list[tuple[int, Task]]
+    found: dict[int, Verdict] = field(default_factory=dict)
+    hangs: int = 0
 
 
 class Workers:
-    """Processes that judge, for as long as the block lasts; with one job, and where none can start, there are none.
+    """Processes that judge, for as long as the block lasts.
 
-    targets: what they judge. unread: verdicts that were reached, but not yielded before `judge_all` was closed.
-
-    >>> with Workers(1) as workers:
-    ...     workers.members
-    []
+    timeout: in seconds, of a call of what is judged, 0 for none. until: when the run is over, by the monotonic clock,
+    0 for never. unread: verdicts that were reached, but not yielded before `judge_all` was closed.
     """
 
     def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-        self.members: list[Worker] = []
-        self.targets: list[str] = []
+        self.jobs = max(1, jobs)
+        self.timeout, self.until = CALL_TIMEOUT, 0.0
         self.unread: list[Verdict] = []
-        self.answers: Answers = SimpleQueue()
+        self.members: list[Worker] = []
+        self._targets: tuple[str, ...] = ()
+        self._messages: deque[tuple[Worker, Message]] = deque()
+        self._forks, self._failed_starts = may_fork(), 0
 
     def __enter__(self) -> Workers:
         """Start the processes."""
-        if self.jobs > 1:
-            self._start(self.jobs, fork=may_fork())
+        adopt_orphans()
+        if self._forks:
+            _import_the_judge()
+        self._start(self.jobs)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the processes, whatever they are doing."""
+        """End the processes, whatever they are doing, and all that they started."""
         for worker in self.members:
             worker.end()
+        end_orphans()
 
-    def find(self, targets: Iterable[str]) -> None:
-        """Let the processes import all that is judged, in order, as the command does meanwhile."""
-        self.targets = list(targets)
-        for worker in self.members:
-            worker.send(self.targets)
+    def find(self, targets: Iterable[str]) -> Found:
+        """Let the processes import all that is judged, in order; return what the first of them found.
+
+        Raises ValueError for a target that cannot be used, or that ends each process in which it is imported.
+        """
+        from mha.conformance.engine import subjects
+
+        self._targets = tuple(targets)
+        for number, worker in enumerate(self.members):
+            worker.send((self._targets, number == 0))
+        while True:
+            try:
+                worker, message = self._next()
+            except TimeIsUp:
+                which = self.members[0].finding or "what is judged"
+                raise ValueError(f"time is up: {which!r} was still being imported or tried out") from None
+            if isinstance(message, Ended):
+                self._failed_starts += 1
+                if not self.members:
+                    where = f"{worker.finding!r} cannot be judged: while it was imported or tried out"
+                    raise ValueError(f"{where}, {message.why}")
+            elif "error" in message:
+                raise ValueError(str(message["error"]))
+            elif "found" in message:
+                worker.is_ready = True
+                chosen = {each.implementation.name: each for each in subjects.read(message["found"])}
+                return Found(chosen, tuple(map(str, message["torch_changes"])))
 
     def judge_all(self, resolved: Resolved, settings: Settings) -> Generator[Verdict]:
-        """Yield the verdicts on one of the targets, in the order of the tasks."""
-        from mha.conformance.engine.judge import judge
-
-        if not self.targets:
+        """Yield the verdicts on one of the targets, in the order of the tasks; raises TimeIsUp."""
+        if not self._targets:
             self.find([resolved.target])
-        waiting = in_order_of_start(settings.tasks)
-        found: dict[int, Verdict] = {}
+        self._forks &= "cuda" not in settings.devices  # a fork of a process that has asked for it cannot use it
+        queue = _Queue(resolved, settings, in_order_of_start(settings.tasks))
         try:
-            for number, task in enumerate(settings.tasks):
-                while self.members and number not in found:
-                    for worker in self.members:
-                        if worker.is_ready and worker.task is None and (chosen := self.next_for(worker, waiting)):
-                            waiting.remove(chosen)
-                            worker.task, given = chosen
-                            worker.send((resolved.target, given, settings))
-                    found |= self._answer(resolved, settings)
-                yield found.pop(number) if number in found else judge(resolved, *task, settings)
+            for number in range(len(settings.tasks)):
+                while number not in queue.found:
+                    self._give(queue)
+                    if number not in queue.found:
+                        self._take(queue)
+                yield queue.found.pop(number)
         finally:
-            self.unread = list(found.values())
+            self.unread = list(queue.found.values())
 
     def next_for(self, worker: Worker, waiting: list[tuple[int, Task]]) -> tuple[int, Task] | None:
         """Return the first task for a process: none of `COMPILED` where another one judges these."""
@@ -201,43 +175,115 @@ class Workers:
         worker.compiles |= chosen is not None and chosen[1].clause in COMPILED
         return chosen
 
-    def _answer(self, resolved: Resolved, settings: Settings) -> dict[int, Verdict]:
-        """Wait for what a process says; return the verdict by its number, if it is one."""
-        worker, answer = self.answers.get()
-        judged, worker.task = worker.task, None
-        if worker not in self.members:  # the end of one that gave a final verdict
-            return {}
-        if answer is None or isinstance(answer, FinalVerdict):
-            self.members.remove(worker)
-            status = worker.end(EXIT_TIMEOUT)
-            if judged is None:  # it did not find the targets, or died of what none of them did
-                return {}
-            self._start()
-            answer = answer.verdict if answer else crashed(resolved, settings.tasks[judged], settings, status)
-        worker.is_ready = True
-        return {} if judged is None else {judged: answer}
+    def _give(self, queue: _Queue) -> None:
+        """Give a task to each process that has none; where no more are given, note why for each that waits."""
+        if refused := self._refused(queue):
+            from mha.conformance.engine.judge import not_judged
 
-    def _start(self, count: int = 1, *, fork: bool = False) -> None:
-        """Start as many processes as can start."""
-        if fork:
-            _import_the_judge()
+            for number, task in queue.waiting:
+                queue.found[number] = not_judged(queue.resolved, task, queue.settings, refused)
+            queue.waiting.clear()
+        for worker in self.members:
+            if worker.is_ready and worker.task is None and (chosen := self.next_for(worker, queue.waiting)):
+                queue.waiting.remove(chosen)
+                worker.task, task = chosen
+                worker.send((queue.resolved.target, task, queue.settings))
+
+    def _refused(self, queue: _Queue) -> str:
+        """Return why no more tasks are given, "" if they are."""
+        if queue.hangs >= MOST_HANGS:
+            return f"in {queue.hangs} clauses a call did not return within {self.timeout:g} s"
+        if not self.members:
+            return "it could be imported at first, but not again, by another process"
+        return ""
+
+    def _take(self, queue: _Queue) -> None:
+        """Wait for what a process says, and note the verdict, if it is one."""
+        worker, message = self._next()
+        number = worker.task
+        if number is not None:
+            worker.task = None
+            queue.found[number] = _verdict_in(message, queue, queue.settings.tasks[number])
+            queue.hangs += isinstance(message, Ended) and message.is_late
+        if isinstance(message, Ended):
+            self._replace(worker)
+        elif message.get("lost"):  # the use of its GPU: it ends
+            self.members.remove(worker)
+            worker.end(patient=True)
+            self._replace(worker)
+        elif "found" in message:
+            worker.is_ready, self._failed_starts = True, 0
+
+    def _replace(self, worker: Worker) -> None:
+        """Start another process in the place of one that has ended, unless several could not import what is judged."""
+        self._failed_starts += not worker.is_ready
+        if self._failed_starts < MOST_FAILED_STARTS:
+            self._start()
+
+    def _next(self) -> tuple[Worker, Message]:
+        """Wait for what a process says, or for its end; raises TimeIsUp."""
+        while not self._messages:
+            if self.until and monotonic() > self.until:
+                raise TimeIsUp
+            self._look()
+        worker, message = self._messages.popleft()
+        if not isinstance(message, Ended) and "finding" in message:
+            worker.finding = str(message["finding"])
+            return self._next()
+        return worker, message
+
+    def _look(self) -> None:
+        """Queue what the processes have said, and end those whose time is up."""
+        ready = wait([worker.channel for worker in self.members], LOOK)
+        for worker in [*self.members]:
+            said = worker.received() if worker.channel in ready else []
+            self._messages += [(worker, message) for message in said or ()]
+            late = worker.overdue(self.timeout)
+            if late or said is None or (not said and worker.has_ended):
+                self.members.remove(worker)
+                status, place = worker.end(patient=not late)
+                ended = Ended(late, is_late=True) if late else Ended(why(status) + place, status)
+                self._messages.append((worker, ended))
+
+    def _start(self, count: int = 1) -> None:
+        """Start so many processes; raises ValueError where none can start."""
+        from mha.conformance.engine.worker import Worker
+
         new = list[Worker]()
-        with suppress(OSError):
+        try:
             for _ in range(count):
-                new.append(Worker.forked(new) if fork else Worker.started())
+                new.append(Worker.forked([*self.members, *new]) if self._forks else Worker.started())
+        except OSError as error:
+            if not (self.members or new):
+                raise ValueError(f"no process can be started to judge in: {error.strerror}") from None
         self.members += new
-        for worker in new:  # threads, only once all are forked
-            worker.listen(self.answers)
+        for worker in new:
             worker.send(sys.path)
-            if self.targets:
-                worker.send(self.targets)
+            if self._targets:
+                worker.send((self._targets, False))
+
+
+def _verdict_in(message: Message, queue: _Queue, task: Task) -> Verdict:
+    """Return the verdict on a task in a message, or on what its process was judging when it ended."""
+    from mha.conformance.engine.judge import stopped
+    from mha.conformance.results import read_verdict
+
+    resolved, settings = queue.resolved, queue.settings
+    if isinstance(message, Ended):
+        return crashed(resolved, task, settings, message)
+    with suppress(ValueError):
+        verdict = read_verdict(message.get("verdict"))
+        about = verdict.implementation, verdict.clause, verdict.dtype, verdict.device
+        if about == (resolved.implementation.name, *task):
+            return verdict
+    return stopped(resolved, task, settings, "its process sent something else than the verdict")
 
 
 def may_fork() -> bool:
     """Return whether processes may be forked: code that has run on torch, or CUDA, may hold a lock that a fork keeps.
 
-    So only before torch is imported: that starts no threads but OpenBLAS's, which it ends for a fork. Not on macOS,
-    whose system libraries do not survive one.
+    So only if torch is not imported yet: importing it starts no threads but OpenBLAS's, which it ends for a fork, and
+    what is judged runs elsewhere. Not on macOS, whose system libraries do not survive one.
     """
     return sys.platform == "linux" and "torch" not in sys.modules
 
@@ -246,7 +292,9 @@ def _import_the_judge() -> None:
     """Import torch and all that judges, so that forked processes need not."""
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
     try:
-        import mha.conformance.engine.judge  # noqa: F401  so that it is loaded
+        import mha.conformance.engine.child
+        import mha.conformance.engine.judge
+        import mha.conformance.engine.subjects  # noqa: F401  so that they are loaded
         from mha.conformance.properties.registry import properties
 
         properties()
@@ -266,90 +314,23 @@ def in_order_of_start(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
     return first + sorted(rest, key=lambda each: soon.index(each[1].clause) if each[1].clause in soon else len(soon))
 
 
-def crashed(resolved: Resolved, task: Task, settings: Settings, status: int | None) -> Verdict:
-    """Return the verdict on what a process was judging when it ended; status: its exit status."""
+def crashed(resolved: Resolved, task: Task, settings: Settings, ended: Ended) -> Verdict:
+    """Return the verdict on what a process was judging when it ended."""
     from mha.conformance.engine.judge import stopped
 
+    # Not by itself: as where memory runs out.
+    is_ours = ended.status == -signal.SIGKILL
+    return stopped(resolved, task, settings, ended.why, status="harness_error" if is_ours else "fail")
+
+
+def why(status: int | None) -> str:
+    """Return in words why a process ended."""
     if status is None:
-        return stopped(resolved, task, settings, "its process closed its output")
+        return "its process closed its output"
     if status >= 0:
-        return stopped(resolved, task, settings, f"its process exited with status {status}")
+        return f"its process exited with status {status}"
+    if status == -signal.SIGKILL:
+        return "its process was killed, as where memory runs out; try --jobs 1"
     with suppress(ValueError):  # a number without a name
-        name = signal.Signals(-status).name
-        if name == "SIGKILL":  # not by itself: as where memory runs out
-            return stopped(resolved, task, settings, "its process was killed; try --jobs 1", status="harness_error")
-        return stopped(resolved, task, settings, f"its process was ended by {name}")
-    return stopped(resolved, task, settings, f"its process was ended by signal {-status}")
-
-
-@contextmanager
-def _ignoring_sigpipe() -> Iterator[None]:
-    """Let writing to a process that has died raise an error, instead of ending the command."""
-    if not hasattr(signal, "SIGPIPE"):
-        yield
-        return
-    previous = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGPIPE, previous)
-
-
-def work() -> None:
-    """Judge what comes through standard input until it ends."""
-    _judge_what_comes(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
-
-
-def _work_apart(given: IO[bytes], verdicts: IO[bytes], foreign: Iterable[IO[bytes]]) -> None:
-    """Do what `work` does in a fork of the command; foreign: pipes of others."""
-    os.setsid()
-    # As a Python of its own has them, whatever the command has.
-    for number, action in (
-        (signal.SIGTERM, signal.SIG_DFL),
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGPIPE, signal.SIG_IGN),
-    ):
-        signal.signal(number, action)
-    for pipe in foreign:
-        pipe.close()
-    _judge_what_comes(given, verdicts)
-
-
-def _judge_what_comes(given: IO[bytes], verdicts: IO[bytes]) -> None:
-    """Judge what comes until it ends."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what is judged may read, but not from the user
-    os.dup2(2, 1)
-
-    def say(answer: object) -> None:
-        pickle.dump(answer, verdicts)
-        verdicts.flush()
-
-    tasks: SimpleQueue[Any] = SimpleQueue()
-    Thread(target=_read, args=(given, tasks), daemon=True).start()
-    sys.path[:] = tasks.get()
-    from mha.conformance.engine.judge import judge
-    from mha.conformance.harness.isolation import gpu_is_lost
-    from mha.implementations import resolve
-
-    with suppress(BrokenPipeError):
-        try:
-            known = {each.target: each for target in tasks.get() for each in resolve(target)}
-        except BaseException:  # the command meets it too, and reports it
-            return
-        say("ready")
-        gc.freeze()  # what is loaded stays, and is not searched for garbage again
-        while True:
-            target, task, settings = tasks.get()
-            verdict = judge(known[target], task.clause, task.dtype, task.device, settings)
-            if gpu_is_lost():
-                say(FinalVerdict(verdict))
-                return
-            say(verdict)
-
-
-def _read(given: IO[bytes], tasks: SimpleQueue[Any]) -> None:
-    """Queue what comes; at its end, as where the command was killed, end the process, whatever it waits for."""
-    with suppress(Exception):  # the end, or what cannot be read
-        while True:
-            tasks.put(pickle.load(given))
-    os._exit(0)
+        return f"its process was ended by {signal.Signals(-status).name}"
+    return f"its process was ended by signal {-status}"

@@ -1,0 +1,154 @@
+"""The inside of a process that judges: it imports what is judged, and answers each task with a verdict, as JSON.
+
+What an implementation prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any
+
+from mha.implementations.clock import CLOCK, TIMES
+
+if TYPE_CHECKING:
+    from mha.implementations import Resolved
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def work(channel: socket.socket, times: mmap.mmap, last_words: IO[bytes]) -> None:
+    """Judge what comes through the channel until it ends.
+
+    times: where `CLOCK` is shared. last_words: where the traceback goes if the process crashes.
+    """
+    _prepare(times, last_words)
+    own = os.getpid()
+
+    def say(answer: dict[str, Any]) -> None:
+        if os.getpid() != own:  # a fork that code which is judged has made
+            os._exit(1)
+        channel.sendall(json.dumps(answer).encode() + b"\n")
+
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_read, args=(channel, tasks), daemon=True).start()
+    sys.path[:] = tasks.get()
+    with suppress(BrokenPipeError):
+        _judge_what_comes(tasks, say)
+
+
+def work_by_itself(channel: int, times: int, last_words: int) -> None:
+    """Do the same in a Python of its own, which has inherited these descriptors."""
+    memory = mmap.mmap(times, TIMES.size)
+    work(socket.socket(fileno=channel), memory, os.fdopen(last_words, "wb", buffering=0))
+
+
+def _prepare(times: mmap.mmap, last_words: IO[bytes]) -> None:
+    """Set up the process: its standard streams, what signals do, and what is left of it if it crashes."""
+    # What is judged may read, but not from the user; streams of the command, which may hold a lock, are not used.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
+    # As a Python of its own has them, whatever the command has.
+    for number, action in (
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGPIPE, signal.SIG_IGN),
+    ):
+        signal.signal(number, action)
+    faulthandler.enable(last_words, all_threads=False)
+    CLOCK.share(memoryview(times))
+    _yield_to_others()
+
+
+def _yield_to_others() -> None:
+    """Let this process be the one that ends where memory runs out, and leave no core behind."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+
+
+def _read(channel: socket.socket, tasks: SimpleQueue[Any]) -> None:
+    """Queue what comes; at its end, as where the command was killed, end the process, whatever it waits for."""
+    with suppress(Exception), channel.makefile("rb") as messages:  # the end, or what cannot be read
+        while True:
+            tasks.put(pickle.load(messages))
+    os._exit(0)
+
+
+def _judge_what_comes(tasks: SimpleQueue[Any], say: Say) -> None:
+    """Find what is to be judged, say what it is, and judge what comes until it ends."""
+    from mha.conformance.engine.judge import judge
+    from mha.conformance.harness.isolation import gpu_is_lost
+
+    targets, is_heard = tasks.get()
+    known = _found(targets, say, is_heard=is_heard)
+    if known is None:
+        return
+    gc.freeze()  # what is loaded stays, and is not searched for garbage again
+    while True:
+        target, task, settings = tasks.get()
+        verdict = judge(known[target], task.clause, task.dtype, task.device, settings)
+        is_lost = gpu_is_lost()
+        say({"verdict": asdict(verdict), "lost": is_lost})
+        if is_lost:
+            return
+
+
+def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Resolved] | None:
+    """Import all that is judged, in order, and say what it is, or why that is not known; return it by the target.
+
+    is_heard: whether what it prints meanwhile is shown; of several processes that import it, one is.
+    """
+    from mha.conformance.engine import subjects
+    from mha.conformance.settings import by_name
+    from mha.implementations import resolve
+    from mha.implementations.pristine import torch_changes
+
+    resolved = list[Any]()
+    with nullcontext() if is_heard else _muted():
+        try:
+            for target in targets:
+                say({"finding": target})
+                resolved += resolve(target)
+            chosen = by_name(resolved)
+        except ValueError as error:
+            say({"error": str(error)})
+            return None
+    say({"found": subjects.written(list(chosen.values())), "torch_changes": torch_changes()})
+    return {each.target: each for each in resolved}
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """Drop all that the block prints, also by other means than Python's."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        for number in (1, 2):
+            os.dup2(kept, number)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,206 @@
+"""One process that judges, as the process knows it that decides: it is asked, watched, and ended."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryFile
+from time import monotonic, sleep
+from typing import IO, TYPE_CHECKING, Any
+
+from mha.conformance.engine import child
+from mha.implementations.clock import TIMES, seconds_of, seen
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
+
+# Of a process of its own, with the numbers of its descriptors.
+COMMAND = "from mha.conformance.engine.child import work_by_itself; work_by_itself{}"
+# In seconds: for a process whose output has ended, and for one that was asked to say where it is.
+EXIT_TIMEOUT, LAST_WORDS_TIMEOUT = 2.0, 1.0
+# What takes no call at all may take so many times as long as a call: the judge's own work on a large case.
+OUTSIDE_CALLS = 10
+# In bytes; no verdict is nearly as long.
+LONGEST_MESSAGE = 1 << 26
+LONGEST_TRACEBACK = 1 << 16
+# A line of the traceback that Python writes when its process crashes.
+FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.M)
+# Whose frames say nothing about the code that is judged.
+OTHERS = (str(Path(__file__).parents[2]), str(Path(os.__file__).parent), "<")
+
+
+class Worker:
+    """A process that judges.
+
+    is_ready: whether it has found the targets. task: the number of what it is judging. compiles: whether it has judged
+    any of `COMPILED`. finding: the target that it is importing.
+    """
+
+    def __init__(self, process: Popen[bytes] | ForkProcess, ends: _Ends) -> None:
+        self.process, self.channel, self.times, self.last_words = process, ends.own, ends.times, ends.last_words
+        self.is_ready = False
+        self.task: int | None = None
+        self.compiles = False
+        self.finding = ""
+        self.unread = b""
+        self.memory = memoryview(self.times)
+        self.channel.setblocking(False)
+
+    @classmethod
+    def started(cls) -> Worker:
+        """Start a Python of its own, in a session that Ctrl-C does not reach: the command ends its processes."""
+        with _Ends() as ends:
+            given = ends.given.fileno(), ends.shared.fileno(), ends.last_words.fileno()
+            command = [sys.executable, "-P", "-c", COMMAND.format(given)]
+            return cls(Popen(command, pass_fds=given, start_new_session=True), ends)
+
+    @classmethod
+    def forked(cls, beside: Sequence[Worker]) -> Worker:
+        """Fork this process; beside: the others, whose channels it does not keep open."""
+        with _Ends() as ends, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, such as that of a progress bar
+            foreign = [ends.own, *(other.channel for other in beside)]
+            arguments = ends.given, ends.times, ends.last_words, foreign
+            process = get_context("fork").Process(target=_work_in_a_fork, args=arguments)
+            process.start()
+            return cls(process, ends)
+
+    def send(self, message: object) -> None:
+        """Send a message; if the process has died, the end of its output shows it."""
+        seen(self.memory)
+        self.channel.setblocking(True)
+        with suppress(OSError):
+            self.channel.sendall(pickle.dumps(message))
+        self.channel.setblocking(False)
+
+    def received(self) -> list[dict[str, Any]] | None:
+        """Return what the process has said since the last look; None at the end, or for what is no message."""
+        try:
+            data = self.channel.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        if not data or len(self.unread) > LONGEST_MESSAGE:
+            return None
+        try:
+            messages = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            return None
+        return messages if all(isinstance(message, dict) for message in messages) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; another one may hold its channel open."""
+        return self._status is not None
+
+    def overdue(self, limit: float) -> str:
+        """Return why the process has to be ended, "" if it has not; limit: in seconds, of a call, 0 for none."""
+        if self.is_ready and self.task is None:
+            return ""
+        in_a_call, unseen = seconds_of(self.memory)
+        if limit and in_a_call > limit:
+            return f"a call did not return within {limit:g} s{self._place()}"
+        if limit and unseen > OUTSIDE_CALLS * limit:
+            return f"nothing was called for {OUTSIDE_CALLS * limit:g} s{self._place()}"
+        return ""
+
+    def _place(self) -> str:
+        """Ask the process to crash, and return where it was, in words."""
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGABRT)
+        self._wait(LAST_WORDS_TIMEOUT)
+        return place_in(self.last_words)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def end(self, *, patient: bool = False) -> tuple[int | None, str]:
+        """End the process, and those of its session; return its exit status, and where it crashed, in words.
+
+        The status is None if it did not end by itself. patient: whether to wait for that for a while.
+        """
+        status = self._wait(EXIT_TIMEOUT if patient else 0.0)
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.kill()
+        self._wait(EXIT_TIMEOUT)
+        place = place_in(self.last_words)
+        self.memory.release()
+        for each in (self.channel, self.last_words, self.times):
+            each.close()
+        return status, place
+
+    def _wait(self, patience: float) -> int | None:
+        """Return the exit status, None if the process does not end within so many seconds."""
+        end = monotonic() + patience
+        while (status := self._status) is None and monotonic() < end:
+            sleep(0.01)
+        return status
+
+    @property
+    def _status(self) -> int | None:
+        """The exit status, None as long as the process runs."""
+        # Not `join`, which waits for all that a fork has left behind.
+        return self.process.poll() if isinstance(self.process, Popen) else self.process.exitcode
+
+
+def place_in(last_words: IO[bytes]) -> str:
+    """Return where a process crashed, in words, by the traceback that Python wrote; "" if there is none."""
+    last_words.seek(0)
+    text = last_words.read(LONGEST_TRACEBACK).decode(errors="replace")
+    frames = [match.groups() for match in FRAME.finditer(text)]
+    own = [frame for frame in frames if not frame[0].startswith(OTHERS)]
+    theirs = [frame for frame in own if "site-packages" not in frame[0]]
+    if not own:
+        return ""
+    file, line, name = (theirs or own)[0]
+    return f", in {name} ({Path(file).name}, line {line})"
+
+
+class _Ends:
+    """What a process and the one that starts it share; within the block, also what is given to the new one.
+
+    own, given: the ends of the channel. times: see `mha.implementations.clock`. last_words: its traceback in a crash.
+    """
+
+    def __init__(self) -> None:
+        self.own, self.given = socket.socketpair()
+        self.shared = TemporaryFile()  # noqa: SIM115  it is closed with the block
+        self.shared.truncate(TIMES.size)
+        self.times = mmap.mmap(self.shared.fileno(), TIMES.size)
+        self.last_words: IO[bytes] = TemporaryFile(buffering=0)  # noqa: SIM115  `Worker.end` closes it
+
+    def __enter__(self) -> _Ends:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close what only the new process needs."""
+        self.given.close()
+        self.shared.close()
+
+
+def _work_in_a_fork(
+    channel: socket.socket, times: mmap.mmap, last_words: IO[bytes], foreign: Sequence[socket.socket]
+) -> None:
+    """Do what `child.work` does in a fork of the command; foreign: channels of others."""
+    os.setsid()
+    for other in foreign:
+        other.close()
+    child.work(channel, times, last_words)
