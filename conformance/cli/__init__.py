@@ -7,49 +7,53 @@ import io
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
 
 
 def main() -> None:
     """Run the command.
 
     Characters that the output cannot encode are escaped. SIGTERM interrupts it as Ctrl-C does, and an output that is
-    closed, as by `head`, ends it as it ends other programs. The exit status is that of the command, whatever the code
-    of an implementation does to end the process: its `os._exit` raises SystemExit, and its threads are not waited for.
+    closed while it runs, as by `head`, ends it as it ends other programs. Code that is judged runs in other processes.
     """
-    leave, own = os._exit, os.getpid()
-
-    def exit_refused(status: int) -> NoReturn:
-        if os.getpid() != own:  # a fork of the process
-            leave(status)
-        raise SystemExit(status)
-
-    os._exit = exit_refused
+    _open_streams()
     signal.signal(signal.SIGTERM, _interrupt)
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     from mha.conformance.cli.app import app
 
-    status: object = 2  # unless the command exits: what is judged may have replaced `sys.exit`
+    status: object = 2
     try:
         app(prog_name="mha")
     except SystemExit as end:
         status = end.code or 0
-    except BaseException as error:
-        if isinstance(error, (Exception, KeyboardInterrupt)):
-            raise
-        name = type(error).__name__
-        print(f"mha: the code to be judged raised {name}, which should derive from Exception", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("mha: interrupted", file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
+        print("mha: this is an error of mha-conformance; please report it", file=sys.stderr)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # it may be closed
             stream.flush()
-    leave(status if isinstance(status, int) else 1)
+    # Threads, such as those of a library, are not waited for.
+    os._exit(status if isinstance(status, int) else 1)
+
+
+def _open_streams() -> None:
+    """Open standard streams that are closed on nothing, since files that are opened would take their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

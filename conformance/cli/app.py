@@ -15,7 +15,7 @@ import typer
 
 from mha.conformance.cli.campaign import campaign
 from mha.conformance.cli.completion import complete_clause, complete_target
-from mha.conformance.cli.printing import HELP_WIDTH, errors_in_one_line, print_folded
+from mha.conformance.cli.printing import HELP_WIDTH, errors_in_one_line, exit_guarded, print_folded
 
 # That of `reports.files`, whose import would load the renderers of reports.
 LAST = Path(".mha") / "last.json"
@@ -196,15 +196,18 @@ def replay(
 
     Each is FIXED, or FAILS, or is INAPPLICABLE if the clause does not apply to the case.
     """
-    from mha.conformance.cli.replay import replay_what
-    from mha.conformance.settings import clauses_of
 
-    with errors_in_one_line():
+    def run() -> int:
+        from mha.conformance.cli.replay import replay_what
+        from mha.conformance.settings import clauses_of
+
         outcomes = set()
         for outcome, line in replay_what(what, clauses_of(clause or ()), impl):
             outcomes.add(outcome)
             print_folded(line, " " * 13)
-    raise typer.Exit(1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0)
+        return 1 if "FAILS" in outcomes else 2 if "INAPPLICABLE" in outcomes else 0
+
+    exit_guarded(run)
 
 
 @app.command(epilog="Example: mha show MSK-8 --script msk8.py")
@@ -290,9 +293,10 @@ def bench(  # noqa: PLR0913  the options of the command
     ] = None,
 ) -> None:
     """Time conforming implementations side by side."""
-    from mha.conformance.cli.bench import BenchOptions, run_benchmarks
 
-    with errors_in_one_line():
+    def run() -> int:
+        from mha.conformance.cli.bench import BenchOptions, run_benchmarks
+
         options = BenchOptions(
             targets=tuple(targets),
             shapes=tuple(shape or ()),
@@ -304,18 +308,23 @@ def bench(  # noqa: PLR0913  the options of the command
             threads=threads,
             files=tuple(to or ()),
         )
-        status = run_benchmarks(options)
-    raise typer.Exit(status)
+        return run_benchmarks(options)
+
+    exit_guarded(run)
 
 
 @app.command("list", epilog="Example: mha list")
 def list_() -> None:
     """List the registered implementations and their dtypes."""
-    from mha.conformance.cli.list import registered
 
-    lines, status = registered()
-    print_folded("\n".join(lines), " " * 16)
-    raise typer.Exit(status)
+    def run() -> int:
+        from mha.conformance.cli.list import registered
+
+        lines, status = registered()
+        print_folded("\n".join(lines), " " * 16)
+        return status
+
+    exit_guarded(run)
 
 
 @app.command(epilog="Example: mha init my_file.py:MyAttention")
@@ -328,11 +337,15 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier declaration and job.")] = False,
 ) -> None:
     """Write a declaration of a class, and a CI job that checks it."""
-    from mha.conformance.cli.init import write_files
 
-    with errors_in_one_line():
+    def run() -> int:
+        from mha.conformance.cli.init import write_files
+
         for line in write_files(target, folder, source, force=force):
             print_folded(line)
+        return 0
+
+    exit_guarded(run)
 
 
 @app.command(epilog="Example: mha faults --markdown kills.md")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
 
 import typer
 
@@ -30,3 +33,36 @@ def errors_in_one_line() -> Iterator[None]:
 
         print_folded(f"mha: {visible(str(error)).replace(chr(10), ' ')}", "     ", err=True)
         raise typer.Exit(2) from None
+
+
+def exit_guarded(run: Callable[[], int]) -> NoReturn:
+    """End with the status that `run` returns; it runs in a fork, since it runs code that is judged.
+
+    `run` imports what it needs, since a fork can be made only before torch is imported.
+    """
+    from mha.conformance.engine.guard import run_guarded
+    from mha.conformance.project import read_project
+
+    with errors_in_one_line():
+        timeout = read_project(Path()).call_timeout
+    outcome = run_guarded(lambda: _status_of(run), timeout=timeout)
+    if outcome.status is None:
+        from mha.conformance.reports.text import visible
+
+        print_folded(f"mha: the code to be judged ended the command: {visible(outcome.why)}", "     ", err=True)
+    raise typer.Exit(2 if outcome.status is None else outcome.status)
+
+
+def _status_of(run: Callable[[], int]) -> int:
+    """Return the status of a command; 2 for whatever it raises, which is printed."""
+    try:
+        with errors_in_one_line():
+            return run()
+    except typer.Exit as end:
+        return end.exit_code
+    except KeyboardInterrupt:
+        print("mha: interrupted", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        print("mha: this is an error of mha-conformance; please report it", file=sys.stderr)
+    return 2

@@ -21,7 +21,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any
 
-from mha.implementations.clock import CLOCK, TIMES
+from mha.conformance.engine.watch import TIMES_SIZE
+from mha.implementations.clock import CLOCK
 
 if TYPE_CHECKING:
     from mha.implementations import Resolved
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Say = Callable[[dict[str, Any]], None]
 
 
-def work(channel: socket.socket, times: mmap.mmap, last_words: IO[bytes]) -> None:
+def work(channel: socket.socket, times: memoryview[float], last_words: IO[bytes]) -> None:
     """Judge what comes through the channel until it ends.
 
     times: where `CLOCK` is shared. last_words: where the traceback goes if the process crashes.
@@ -51,11 +52,11 @@ def work(channel: socket.socket, times: mmap.mmap, last_words: IO[bytes]) -> Non
 
 def work_by_itself(channel: int, times: int, last_words: int) -> None:
     """Do the same in a Python of its own, which has inherited these descriptors."""
-    memory = mmap.mmap(times, TIMES.size)
-    work(socket.socket(fileno=channel), memory, os.fdopen(last_words, "wb", buffering=0))
+    memory = mmap.mmap(times, TIMES_SIZE)
+    work(socket.socket(fileno=channel), memoryview(memory).cast("d"), os.fdopen(last_words, "wb", buffering=0))
 
 
-def _prepare(times: mmap.mmap, last_words: IO[bytes]) -> None:
+def _prepare(times: memoryview[float], last_words: IO[bytes]) -> None:
     """Set up the process: its standard streams, what signals do, and what is left of it if it crashes."""
     # What is judged may read, but not from the user; streams of the command, which may hold a lock, are not used.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -73,7 +74,7 @@ def _prepare(times: mmap.mmap, last_words: IO[bytes]) -> None:
     ):
         signal.signal(number, action)
     faulthandler.enable(last_words, all_threads=False)
-    CLOCK.share(memoryview(times))
+    CLOCK.share(times)
     _yield_to_others()
 
 

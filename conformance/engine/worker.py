@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import pickle
-import re
 import signal
 import socket
 import sys
@@ -14,14 +12,13 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import get_context
-from pathlib import Path
 from subprocess import Popen
 from tempfile import TemporaryFile
 from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any
 
 from mha.conformance.engine import child
-from mha.implementations.clock import TIMES, seconds_of, seen
+from mha.conformance.engine.watch import TIMES_SIZE, Times, place_in
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
@@ -30,15 +27,8 @@ if TYPE_CHECKING:
 COMMAND = "from mha.conformance.engine.child import work_by_itself; work_by_itself{}"
 # In seconds: for a process whose output has ended, and for one that was asked to say where it is.
 EXIT_TIMEOUT, LAST_WORDS_TIMEOUT = 2.0, 1.0
-# What takes no call at all may take so many times as long as a call: the judge's own work on a large case.
-OUTSIDE_CALLS = 10
 # In bytes; no verdict is nearly as long.
 LONGEST_MESSAGE = 1 << 26
-LONGEST_TRACEBACK = 1 << 16
-# A line of the traceback that Python writes when its process crashes.
-FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.M)
-# Whose frames say nothing about the code that is judged.
-OTHERS = (str(Path(__file__).parents[2]), str(Path(os.__file__).parent), "<")
 
 
 class Worker:
@@ -55,7 +45,6 @@ class Worker:
         self.compiles = False
         self.finding = ""
         self.unread = b""
-        self.memory = memoryview(self.times)
         self.channel.setblocking(False)
 
     @classmethod
@@ -79,7 +68,7 @@ class Worker:
 
     def send(self, message: object) -> None:
         """Send a message; if the process has died, the end of its output shows it."""
-        seen(self.memory)
+        self.times.restart()
         self.channel.setblocking(True)
         with suppress(OSError):
             self.channel.sendall(pickle.dumps(message))
@@ -109,14 +98,11 @@ class Worker:
 
     def overdue(self, limit: float) -> str:
         """Return why the process has to be ended, "" if it has not; limit: in seconds, of a call, 0 for none."""
-        if self.is_ready and self.task is None:
+        is_idle = self.is_ready and self.task is None
+        if not limit or is_idle:
             return ""
-        in_a_call, unseen = seconds_of(self.memory)
-        if limit and in_a_call > limit:
-            return f"a call did not return within {limit:g} s{self._place()}"
-        if limit and unseen > OUTSIDE_CALLS * limit:
-            return f"nothing was called for {OUTSIDE_CALLS * limit:g} s{self._place()}"
-        return ""
+        reason = self.times.overdue(limit) or self.times.idle(limit)
+        return reason and reason + self._place()
 
     def _place(self) -> str:
         """Ask the process to crash, and return where it was, in words."""
@@ -142,7 +128,6 @@ class Worker:
         self.process.kill()
         self._wait(EXIT_TIMEOUT)
         place = place_in(self.last_words)
-        self.memory.release()
         for each in (self.channel, self.last_words, self.times):
             each.close()
         return status, place
@@ -161,30 +146,17 @@ class Worker:
         return self.process.poll() if isinstance(self.process, Popen) else self.process.exitcode
 
 
-def place_in(last_words: IO[bytes]) -> str:
-    """Return where a process crashed, in words, by the traceback that Python wrote; "" if there is none."""
-    last_words.seek(0)
-    text = last_words.read(LONGEST_TRACEBACK).decode(errors="replace")
-    frames = [match.groups() for match in FRAME.finditer(text)]
-    own = [frame for frame in frames if not frame[0].startswith(OTHERS)]
-    theirs = [frame for frame in own if "site-packages" not in frame[0]]
-    if not own:
-        return ""
-    file, line, name = (theirs or own)[0]
-    return f", in {name} ({Path(file).name}, line {line})"
-
-
 class _Ends:
     """What a process and the one that starts it share; within the block, also what is given to the new one.
 
-    own, given: the ends of the channel. times: see `mha.implementations.clock`. last_words: its traceback in a crash.
+    own, given: the ends of the channel. times: of its calls. last_words: its traceback in a crash.
     """
 
     def __init__(self) -> None:
         self.own, self.given = socket.socketpair()
         self.shared = TemporaryFile()  # noqa: SIM115  it is closed with the block
-        self.shared.truncate(TIMES.size)
-        self.times = mmap.mmap(self.shared.fileno(), TIMES.size)
+        self.shared.truncate(TIMES_SIZE)
+        self.times = Times(self.shared)
         self.last_words: IO[bytes] = TemporaryFile(buffering=0)  # noqa: SIM115  `Worker.end` closes it
 
     def __enter__(self) -> _Ends:
@@ -197,10 +169,10 @@ class _Ends:
 
 
 def _work_in_a_fork(
-    channel: socket.socket, times: mmap.mmap, last_words: IO[bytes], foreign: Sequence[socket.socket]
+    channel: socket.socket, times: Times, last_words: IO[bytes], foreign: Sequence[socket.socket]
 ) -> None:
     """Do what `child.work` does in a fork of the command; foreign: channels of others."""
     os.setsid()
     for other in foreign:
         other.close()
-    child.work(channel, times, last_words)
+    child.work(channel, times.shared, last_words)

@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mha.conformance.engine.descendants import adopt_orphans, end_orphans
+from mha.conformance.engine.guard import may_fork
+from mha.conformance.engine.watch import why
 from mha.conformance.project import CALL_TIMEOUT
 
 if TYPE_CHECKING:
@@ -279,15 +281,6 @@ def _verdict_in(message: Message, queue: _Queue, task: Task) -> Verdict:
     return stopped(resolved, task, settings, "its process sent something else than the verdict")
 
 
-def may_fork() -> bool:
-    """Return whether processes may be forked: code that has run on torch, or CUDA, may hold a lock that a fork keeps.
-
-    So only if torch is not imported yet: importing it starts no threads but OpenBLAS's, which it ends for a fork, and
-    what is judged runs elsewhere. Not on macOS, whose system libraries do not survive one.
-    """
-    return sys.platform == "linux" and "torch" not in sys.modules
-
-
 def _import_the_judge() -> None:
     """Import torch and all that judges, so that forked processes need not."""
     gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
@@ -321,16 +314,3 @@ def crashed(resolved: Resolved, task: Task, settings: Settings, ended: Ended) ->
     # Not by itself: as where memory runs out.
     is_ours = ended.status == -signal.SIGKILL
     return stopped(resolved, task, settings, ended.why, status="harness_error" if is_ours else "fail")
-
-
-def why(status: int | None) -> str:
-    """Return in words why a process ended."""
-    if status is None:
-        return "its process closed its output"
-    if status >= 0:
-        return f"its process exited with status {status}"
-    if status == -signal.SIGKILL:
-        return "its process was killed, as where memory runs out; try --jobs 1"
-    with suppress(ValueError):  # a number without a name
-        return f"its process was ended by {signal.Signals(-status).name}"
-    return f"its process was ended by signal {-status}"
