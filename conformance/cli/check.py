@@ -33,6 +33,7 @@ from mha.conformance.reports.text import (
     fitted,
     place,
     summarise,
+    visible_line,
     visible_name,
     width_of,
     wrapped,
@@ -194,9 +195,9 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
     takes = ""
     if printer.console.is_terminal:
         takes = f": {estimate([resolved.implementation.claims], settings, 1 / jobs)}"
-    printer.folded(f"Checking {name} {where} ({settings}){takes}")
+    printer.folded(f"Checking {name} {where} ({visible_line(str(settings))}){takes}")
     for note in expiry_notes(settings.waivers_of(resolved.implementation), [resolved.implementation.name]):
-        printer.folded(f"Note: {note}.")
+        printer.folded(f"Note: {visible_line(note)}.")
 
 
 class Run:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.replay import Outcome, failures, one_of, replay_case, replay_verdicts
 from mha.conformance.reports.files import read
-from mha.conformance.reports.text import subject, visible, visible_name
+from mha.conformance.reports.text import subject, visible_line, visible_name
 from mha.conformance.settings import validate_devices
 from mha.conformance.sharding.gathered import refused_ranks
 
@@ -43,4 +43,4 @@ def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outc
 
 
 def _line(outcome: Outcome, clause: str, subject: str, message: str) -> str:
-    return f"{outcome:12} {clause:7} {subject}: {visible(message)}"
+    return f"{outcome:12} {clause:7} {subject}: {visible_line(message)}"

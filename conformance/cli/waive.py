@@ -10,6 +10,7 @@ from mha.conformance.cases.parsing import read_case
 from mha.conformance.project import read_project, shown_path
 from mha.conformance.reports.files import read, write_text
 from mha.conformance.results import Verdict
+from mha.conformance.shown import visible
 from mha.conformance.waivers import Waiver, read_waivers
 from mha.implementations.discovery import split_name
 
@@ -36,7 +37,7 @@ def waive_failure(requested: Waiver, run: Path, file: Path | None) -> str:
     target = split_name(report.targets.get(name, name))[1]
     file = file or read_project(Path()).waivers_of(target, name)
     _append(waiver, file)
-    return f"added to {shown_path(file)}:\n\n{waiver.to_toml()}"
+    return visible(f"added to {shown_path(file)}:\n\n{waiver.to_toml()}")
 
 
 def _failures(verdicts: Sequence[Verdict], requested: Waiver, run: Path) -> list[Verdict]:
