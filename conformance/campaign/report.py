@@ -11,12 +11,13 @@ from pathlib import Path
 
 from mha.conformance.campaign.folder import CorruptError, Folder, Result, Stamp
 from mha.conformance.engine.replay import failures
-from mha.conformance.reports.files import write, write_text
+from mha.conformance.reports.files import render, write
 from mha.conformance.reports.html import Section, to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.summary import is_failure, severity
 from mha.conformance.reports.text import brief, visible_line, visible_name
+from mha.conformance.reports.writing import write_own, write_text
 from mha.conformance.results import Report, Verdict, status_of
 from mha.conformance.shown import markdown_line
 
@@ -175,5 +176,9 @@ def keep_failures(report: Report, folder: Folder) -> str:
     failing = failures(report)
     if not failing and not file.exists():
         return ""
-    error = write(replace(report, verdicts=tuple(failing), incomplete=False), file)
-    return f"mha: {error}" if error else f"wrote {file}: the failing cases, for mha replay"
+    kept = replace(report, verdicts=tuple(failing), incomplete=False)
+    try:
+        write_own(file, render(kept, file.suffix))
+    except OSError as error:
+        return f"mha: the failing cases cannot be written to {str(file)!r}: {error.strerror}"
+    return f"wrote {file}: the failing cases, for mha replay"

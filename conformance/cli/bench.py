@@ -24,11 +24,12 @@ from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.errors import GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost
-from mha.conformance.reports.files import suffixes, write_text
+from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.text import fitted, visible, visible_line, visible_name, width_of
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
 from mha.conformance.waivers import expiry_notes, validate_judged

@@ -286,8 +286,7 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
 def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
     errors = [error for file in options.reports if (error := write(report, file))]
-    warnings = [warning for warning in [write_step_summary(report)] if warning]
-    save_last(report, Path())
+    warnings = [warning for warning in [write_step_summary(report), save_last(report, Path())] if warning]
     console = printer.console
     if len(report.by_implementation) > 1:
         plain = needs_plain(console.encoding)

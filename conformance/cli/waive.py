@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.project import read_project, shown_path
-from mha.conformance.reports.files import read, write_text
+from mha.conformance.reports.files import read
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Verdict
 from mha.conformance.shown import visible
 from mha.conformance.waivers import Waiver, read_waivers

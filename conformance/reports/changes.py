@@ -12,9 +12,9 @@ from typing import Any
 from jinja2 import Environment
 
 from mha.conformance.reports.compare import Comparison, blocks, notes, unchanged
-from mha.conformance.reports.files import write_text
 from mha.conformance.reports.summary import findings
 from mha.conformance.reports.text import visible_name
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, status_of
 from mha.conformance.shown import markdown_line
 
