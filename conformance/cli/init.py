@@ -127,7 +127,7 @@ def _installs(folder: Path) -> list[str]:
     project = folder / "pyproject.toml"
     try:
         declared = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(project)!r} is not valid TOML: {error}") from None
     if "build-system" in declared or (folder / "setup.py").exists():
         return [*requirements, "pip install ."]
