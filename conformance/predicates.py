@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from types import CodeType
@@ -61,11 +61,18 @@ def _problems(text: str) -> Iterator[str]:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         yield f" is not an expression: {error.args[0] if error.args else 'it is too long'}"
         return
-    nodes = list(ast.walk(tree))
-    if not all(isinstance(node, ALLOWED) for node in nodes):
+    yield from _problems_of_form(tree)
+    yield from _problems_of_values(list(ast.walk(tree)))
+
+
+def _problems_of_form(tree: ast.AST) -> Iterator[str]:
+    if not all(isinstance(node, ALLOWED) for node in ast.walk(tree)):
         yield f' may only compare fields of a case and constants, as in "{EXAMPLE}"'
     if _depth(tree) > DEEPEST:
         yield f" is nested more than {DEEPEST} levels deep"
+
+
+def _problems_of_values(nodes: Sequence[ast.AST]) -> Iterator[str]:
     unknown = sorted({node.id for node in nodes if isinstance(node, ast.Name)} - {*NAMES, *OLD_NAMES})
     if unknown:
         yield f": a case has no {', '.join(unknown)}; it has {', '.join(sorted(NAMES))}"

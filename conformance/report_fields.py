@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 # The words of a verdict, by its field.
 WORDS: dict[str, Collection[str]] = {"dtype": DTYPES, "device": DEVICES, "level": get_args(Level)}
-COUNTS = ("examples", "cases_to_failure")
 TIMES = ("started", "since")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 # The seed of a random generator, and any count, is less than that.
@@ -56,18 +55,24 @@ def _problems_of(verdict: Verdict) -> Iterator[str]:
     cause = verdict.blocked_by
     if cause is not None and cause not in CLAUSES and cause not in FAMILIES:
         yield f"blocked_by: must be a clause or a family, but is {cause!r:.80}"
-    for name in COUNTS:
-        if not _are_counts([getattr(verdict, name) or 0]):
+    for name, numbers in _counts_of(verdict).items():
+        if not _are_counts(numbers):
             yield f"{name}: must be from 0 to 2**63 - 1"
-    if not _are_counts(verdict.seeds):
-        yield "seeds: must be from 0 to 2**63 - 1"
-    pairs = [(each.rejected, each.tried) for each in verdict.rejections.values()]
-    if not all(_are_counts(pair) for pair in pairs):
-        yield "rejections: must be from 0 to 2**63 - 1"
     if verdict.margin < 0:
         yield f"margin: must be 0 or more, but is {verdict.margin}"
     if not 0 <= verdict.seconds < math.inf:
         yield f"seconds: must be a number, 0 or more, but is {verdict.seconds}"
+
+
+def _counts_of(verdict: Verdict) -> dict[str, Collection[int]]:
+    """Return all whole numbers of a verdict, by its fields."""
+    pairs = [(each.rejected, each.tried) for each in verdict.rejections.values()]
+    return {
+        "examples": [verdict.examples],
+        "cases_to_failure": [verdict.cases_to_failure or 0],
+        "rejections": [number for pair in pairs for number in pair],
+        "seeds": verdict.seeds,
+    }
 
 
 def _are_counts(numbers: Collection[int]) -> bool:

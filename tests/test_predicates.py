@@ -155,7 +155,9 @@ def test_case_of_grouped_heads_and_long_rows_is_read() -> None:
         assert read_case(repr(case)) == case
 
 
-NOTED = "import sys\nprint('imported', file=sys.stderr, flush=True)\nfrom mha.implementations.loop import implementation\n"
+NOTED = (
+    "import sys\nprint('imported', file=sys.stderr, flush=True)\nfrom mha.implementations.loop import implementation\n"
+)
 
 
 def replayed(folder: Path, *arguments: str) -> tuple[list[str], str]:

@@ -44,9 +44,7 @@ def read_case(text: str) -> Case:
     if len(text) > LONGEST:
         raise ValueError(f"{text[:80]!r} is not a case: it has {len(text):,} characters, more than {LONGEST}")
     try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Case"):
-            raise ValueError("it is not a call of Case")
+        call = _call_of(text)
         words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.args[0] if error.args else "it is too long"
@@ -60,6 +58,13 @@ def read_case(text: str) -> Case:
     case = Case(**given)
     _validate_sizes(case)
     return case
+
+
+def _call_of(text: str) -> ast.Call:
+    call = ast.parse(text.strip(), mode="eval").body
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Case":
+        return call
+    raise ValueError("it is not a call of Case")
 
 
 def _validate(name: str, value: Any, default: Any) -> None:
