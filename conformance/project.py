@@ -121,7 +121,7 @@ def _tool_table(file: Path) -> Any:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
         tool = tomllib.loads(text).get("tool", {})
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, OSError) or "[tool.mha" not in text:  # of other tools, whose runs must not end here
             return None
         raise ValueError(f"{str(file)!r} cannot be read as TOML: {error}") from None

@@ -13,6 +13,8 @@ from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
+from mha.conformance.report_fields import validate_fields
+from mha.conformance.shown import visible, visible_line, visible_name
 from mha.spec.clauses import CLAUSES
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ FAILED = ("fail", "refused", "waived")
 NONCONFORMING = ("fail", "refused", "stale_waiver", "blocked")
 # Of the JSON. A change that a reader of an older format would misread makes the next; format 1 is still read.
 FORMAT: Literal[2] = 2
+# In characters, of what a verdict opens to in a notebook.
+LONGEST_DETAILS = 100_000
 # The fields that may differ between two runs with the same seed.
 VOLATILE = ("started", "since", "host", "seconds")
 
@@ -157,7 +161,7 @@ class Report:
             incomplete=incomplete,
             broken=dict(broken or {}),
             started=started,
-            host=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+            host=this_host(),
         )
 
     def __repr__(self) -> str:
@@ -178,7 +182,8 @@ class Report:
             conforms = all(verdict.conforms for verdict in own) and not self.incomplete
             outcome = "conforms" if conforms else "does not conform"
             outcome = "could not be judged" if "harness error" in statuses else outcome
-            yield f"{name}: {outcome} ({counts})", [v for v in own if v.status not in ("pass", "not_claimed")]
+            listed = [verdict for verdict in own if verdict.status not in ("pass", "not_claimed")]
+            yield f"{visible_name(name)}: {outcome} ({counts})", listed
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
@@ -240,9 +245,7 @@ class Report:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"not a report of mha-conformance: {where}: {first['msg']}") from None
-        unknown = sorted({verdict.clause for verdict in report.verdicts} - set(CLAUSES))
-        if unknown:
-            raise ValueError(f"the report has clauses that this version does not know: {', '.join(unknown)}")
+        validate_fields(report)
         return replace(report, verdicts=settled(report.verdicts))
 
     @staticmethod
@@ -265,9 +268,10 @@ def status_of(verdict: Verdict) -> str:
 
 
 def _in_a_line(verdict: Verdict) -> str:
-    where = f"{verdict.clause} {verdict.implementation}, {verdict.dtype} on {verdict.device}"
+    subject = (verdict.implementation, verdict.dtype, verdict.device)
+    name, dtype, device = map(visible_name, subject)
     text = repr(verdict.diagnosis or verdict.message)[1:-1]  # so that nothing in it ends the line
-    return f"{status_of(verdict)} {where}: {text:.200}"
+    return f"{status_of(verdict)} {verdict.clause} {name}, {dtype} on {device}: {visible_line(text):.200}"
 
 
 def _opening(verdict: Verdict) -> str:
@@ -276,7 +280,7 @@ def _opening(verdict: Verdict) -> str:
     if not verdict.script:
         return f"<div>{line}</div>"
     details = "\n\n".join(filter(None, (verdict.message, verdict.case, verdict.script)))
-    return f"<details><summary>{line}</summary><pre>{escape(details)}</pre></details>"
+    return f"<details><summary>{line}</summary><pre>{escape(visible(details, LONGEST_DETAILS))}</pre></details>"
 
 
 def settled(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -312,6 +316,11 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """Return the time, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def this_host() -> str:
+    """Return what a report says about the machine that made it."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
 
 
 def _subject(verdict: Verdict) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from mha.spec import CLAUSES
 MARKUP = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 HOSTILE = MARKUP + "\x1b[2J\x07\u202e\udc80`|*_@x\n::error::no\n"
 MEGABYTE = HOSTILE + "x" * (1 << 20)
+STARTED = "2026-01-02T03:04:05+00:00"
 # As version 0.1.0 wrote it, with fields and names of cases that have changed since.
 FORMAT_1 = """\
 {
@@ -33,7 +34,8 @@ FORMAT_1 = """\
   ],
   "profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"},
   "targets": {"loop": "loop"},
-  "strict": false, "incomplete": false, "broken": {}, "started": "then", "host": "here", "format": 1
+  "strict": false, "incomplete": false, "broken": {}, "started": "2026-01-02T03:04:05+00:00",
+  "host": "here", "format": 1
 }
 """
 
@@ -52,7 +54,7 @@ def verdict(implementation: str, clause: str, status: Any = "pass", **given: Any
 
 def report(*verdicts: Verdict, **given: Any) -> Report:
     """Return a report of these verdicts."""
-    fields: dict[str, Any] = {"profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"}, "started": "then"}
+    fields: dict[str, Any] = {"profile": "quick", "seed": 0, "versions": {"torch": "2.13.0"}, "started": STARTED}
     return Report(verdicts=verdicts, **fields | given)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mha.conformance.campaign import folder as folders
 from mha.conformance.campaign import local
 from mha.conformance.campaign.folder import Folder
 from mha.conformance.campaign.jobs import Outcome, run_job, tried_again
@@ -182,7 +181,7 @@ def test_full_disk_stops_the_run_and_leaves_whole_results(
     folder, whole = Folder(tmp_path / "a"), Folder(tmp_path / "b")
     run(folder, most=3)
     with monkeypatch.context() as full:
-        full.setattr(folders.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         with pytest.raises(ValueError, match="cannot be written: No space left; earlier ones are kept: add --resume"):
             run(folder, resume=True)
     assert not list(tmp_path.rglob("*.part"))

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from mha.conformance.campaign.plan import Campaign
+from mha.conformance.reports.writing import make_own_folder, write_own
 from mha.conformance.results import Report
 
 PLAN, RESULTS = "plan.json", "results"
 # What may change between runs into one folder: it stops jobs, and is no part of them.
 LIMITS = ("timeout", "memory")
+
+
+# Of a job, as in `Job.key`; it names the file of its result.
+KEY = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the file of a result holds, beside its digest."""
+
+    key: str
+    stops: dict[str, str]
+    retried: dict[str, str]
+    report: dict[str, Any]
 
 
 class CorruptError(ValueError):
@@ -79,7 +96,8 @@ class Folder:
             raise ValueError(f"{str(self.path)!r} is neither empty nor the folder of a campaign; name another folder")
         else:
             try:
-                _write(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_own(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
             except OSError as error:
                 raise ValueError(f"{str(self.path)!r} cannot be written: {error.strerror}") from None
 
@@ -87,15 +105,21 @@ class Folder:
         """Return what the folder is for; raises ValueError, in one line, if it is not that of a campaign."""
         try:
             data = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
-            return Stamp(dict(data["plan"]), dict(data["versions"]), tuple(data["keys"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            stamp: Stamp = _stamps().validate_python(data)
+            if all(map(KEY.fullmatch, stamp.keys)):
+                return stamp
+            raise ValueError("a key is not a hash")
+        except (OSError, ValueError, RecursionError):
             raise ValueError(f"{str(self.path)!r} is not the folder of a campaign: it has no valid {PLAN}") from None
 
     def put(self, result: Result) -> None:
         """Write a result in the place of an earlier one; raises OSError, and leaves no part of it, if it cannot."""
         ends = {"stops": dict(result.stops), "retried": dict(result.retried)}
         content = json.dumps({"key": result.key, **ends, "report": json.loads(result.report.to_json())})
-        _write(self._place(result.key), f"{_digest(content)}\n{content}\n")
+        place = self._place(result.key)
+        make_own_folder(place.parent.parent)
+        make_own_folder(place.parent)
+        write_own(place, f"{_digest(content)}\n{content}\n")
 
     def get(self, key: str) -> Result | None:
         """Return the result of a job, None if there is none; raises CorruptError."""
@@ -103,16 +127,16 @@ class Folder:
         if data is None:
             return None
         try:
-            return Result(key, Report.from_json(json.dumps(data["report"])), data["stops"], data["retried"])
-        except (ValueError, KeyError) as error:
+            return Result(key, Report.from_json(json.dumps(data.report)), data.stops, data.retried)
+        except ValueError as error:
             raise CorruptError(f"{self._place(key)}: {error}") from None
 
     def stops(self, key: str) -> Mapping[str, str] | None:
         """Return only the stops of the result of a job, None if there is none; raises CorruptError."""
         data = self._read(key)
-        return None if data is None else data["stops"]
+        return None if data is None else data.stops
 
-    def _read(self, key: str) -> dict[str, Any] | None:
+    def _read(self, key: str) -> Content | None:
         place = self._place(key)
         try:
             digest, _, content = place.read_text(encoding="utf-8").partition("\n")
@@ -122,28 +146,27 @@ class Folder:
             raise CorruptError(f"{place}: {error}") from None
         if digest != _digest(content.removesuffix("\n")):
             raise CorruptError(f"{place}: its content is not what was written")
-        data: dict[str, Any] = json.loads(content)
-        if data["key"] != key:
-            raise CorruptError(f"{place}: it is the result of another job, {data['key']}")
+        try:
+            data: Content = _contents().validate_python(json.loads(content))
+        except (ValueError, RecursionError):
+            raise CorruptError(f"{place}: its content is not a result") from None
+        if data.key != key:
+            raise CorruptError(f"{place}: it is the result of another job, {data.key!r:.80}")
         return data
 
     def _place(self, key: str) -> Path:
         return self.path / RESULTS / key[:2] / f"{key}.json"
 
 
+@cache
+def _stamps() -> Any:
+    return TypeAdapter(Stamp)
+
+
+@cache
+def _contents() -> Any:
+    return TypeAdapter(Content)
+
+
 def _digest(content: str) -> str:
     return sha256(content.encode()).hexdigest()
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file in one step: it is there as a whole, or as it was before."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.stem}.{os.getpid()}.{threading.get_ident()}.part")
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)

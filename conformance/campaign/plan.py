@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 import mha.conformance
 import mha.implementations
 import mha.spec
+from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.replay import failures
 from mha.conformance.reports.files import read
 from mha.conformance.results import versions
@@ -204,6 +205,7 @@ def _known_cases(files: Collection[str]) -> dict[tuple[str, str, str], list[tupl
     known: dict[tuple[str, str, str], list[tuple[str, str, str]]] = {}
     for verdict in (verdict for file in files for verdict in failures(read(Path(file)))):
         place = verdict.implementation, verdict.device, verdict.dtype
+        read_case(verdict.case or "")  # raises where it cannot be tried
         known.setdefault(place, []).append((verdict.clause, verdict.violated, verdict.case or ""))
     return known
 
@@ -219,7 +221,7 @@ def read_plan(file: Path) -> Plan:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"the plan {str(file)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the plan {str(file)!r} is not valid TOML: {error}") from None
     known = [field.name for field in fields(Plan)]
     for name in data:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from mha.conformance.campaign.folder import CorruptError, Folder, Result, Stamp
 from mha.conformance.engine.replay import failures
-from mha.conformance.reports.files import write, write_text
+from mha.conformance.reports.files import render, write
 from mha.conformance.reports.html import Section, to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.summary import is_failure, severity
-from mha.conformance.reports.text import brief, visible, visible_name
+from mha.conformance.reports.text import brief, visible_line, visible_name
+from mha.conformance.reports.writing import write_own, write_text
 from mha.conformance.results import Report, Verdict, status_of
+from mha.conformance.shown import markdown_line
 
 # The failing cases, in the folder of the campaign.
 FAILURES = "failures.json"
@@ -43,10 +45,11 @@ class Jobs:
         cases = sum(verdict.examples for verdict in report.verdicts)
         took = sum(verdict.seconds for verdict in report.verdicts)
         yield f"{self.done} of {self.total} jobs, {len(report.all_seeds)} seeds, {cases} cases, {took:.0f} s of judging"
-        yield from (f"ended early: {count} clauses: {reason}" for reason, count in self.stops.items())
-        yield from (f"ended early at first, and run again: {count}: {reason}" for reason, count in self.retried.items())
-        yield from (f"corrupt, to be run again: {place}" for place in self.corrupt)
-        yield from (f"not repeatable: {what}" for what in self.flaky)
+        ended, again = "ended early", "ended early at first, and run again"
+        yield from (f"{ended}: {count} clauses: {visible_line(why)}" for why, count in self.stops.items())
+        yield from (f"{again}: {count}: {visible_line(why)}" for why, count in self.retried.items())
+        yield from (f"corrupt, to be run again: {visible_line(place)}" for place in self.corrupt)
+        yield from (f"not repeatable: {visible_line(what)}" for what in self.flaky)
 
 
 def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
@@ -125,11 +128,11 @@ def _row(report: Report, same: Sequence[Verdict]) -> tuple[str, ...]:
     return (
         smallest.clause,
         status_of(smallest),
-        visible(smallest.diagnosis) or brief(smallest),
+        visible_line(smallest.diagnosis) or brief(smallest),
         ", ".join(dict.fromkeys(visible_name(verdict.implementation) for verdict in same)),
-        ", ".join(dict.fromkeys(verdict.dtype for verdict in same)),
+        ", ".join(dict.fromkeys(visible_name(verdict.dtype) for verdict in same)),
         f"{len(seeds)} of {len(report.all_seeds)}, first {first}",
-        visible(smallest.case or ""),
+        visible_line(smallest.case or ""),
     )
 
 
@@ -156,14 +159,15 @@ def _page(report: Report, jobs: Jobs) -> str:
 
 
 def _markdown(report: Report, jobs: Jobs) -> str:
-    lines = [f"- {line}" for line in jobs.lines(report)]
+    lines = [f"- {markdown_line(line)}" for line in jobs.lines(report)]
     if table := rows(report):
-        lines += ["", *(_table_row(row) for row in (COLUMNS, ("---",) * len(COLUMNS), *table))]
+        lines += ["", _table_row(COLUMNS), _table_row(("---",) * len(COLUMNS))]
+        lines += [_table_row([markdown_line(cell) for cell in row]) for row in table]
     return "\n".join([to_markdown(report), "", "### Campaign", "", *lines, ""])
 
 
 def _table_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return f"| {' | '.join(cells)} |"
 
 
 def keep_failures(report: Report, folder: Folder) -> str:
@@ -172,5 +176,9 @@ def keep_failures(report: Report, folder: Folder) -> str:
     failing = failures(report)
     if not failing and not file.exists():
         return ""
-    error = write(replace(report, verdicts=tuple(failing), incomplete=False), file)
-    return f"mha: {error}" if error else f"wrote {file}: the failing cases, for mha replay"
+    kept = replace(report, verdicts=tuple(failing), incomplete=False)
+    try:
+        write_own(file, render(kept, file.suffix))
+    except OSError as error:
+        return f"mha: the failing cases cannot be written to {str(file)!r}: {error.strerror}"
+    return f"wrote {file}: the failing cases, for mha replay"

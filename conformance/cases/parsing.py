@@ -6,6 +6,7 @@ import ast
 from collections.abc import Collection
 from dataclasses import fields
 from itertools import combinations
+from math import prod
 from typing import Any, get_args
 
 from mha.conformance.cases.case import SHARING, Case
@@ -27,6 +28,9 @@ WORDS: dict[str, Collection[str]] = {
     "alignment": get_args(Alignment),
     "mask_axes": ["".join(axes) for count in range(5) for axes in combinations("BHLS", count)],
 }
+# In characters, of the text of a case. Of a seed and of the number of ranks. No tensor of a case has more numbers:
+# in float64, that is half a GiB.
+LONGEST, LARGEST_SEED, MOST_RANKS, MOST_NUMBERS = 1000, (1 << 63) - 1, 64, 1 << 26
 # Names that fields have in reports of format 1.
 OLD_NAMES = {"regime": "values", "path": "mode"}
 
@@ -37,10 +41,10 @@ def read_case(text: str) -> Case:
     >>> read_case("Case(L=2, regime='large')")
     Case(L=2, values='large')
     """
+    if len(text) > LONGEST:
+        raise ValueError(f"{text[:80]!r} is not a case: it has {len(text):,} characters, more than {LONGEST}")
     try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Case"):
-            raise ValueError("it is not a call of Case")
+        call = _call_of(text)
         words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.args[0] if error.args else "it is too long"
@@ -51,13 +55,55 @@ def read_case(text: str) -> Case:
         raise ValueError(f"a case takes only {', '.join(sorted(known))}, all by name, but this is {text[:80]!r}")
     for name, value in given.items():
         _validate(name, value, known[name])
-    return Case(**given)
+    case = Case(**given)
+    _validate_sizes(case)
+    return case
+
+
+def _call_of(text: str) -> ast.Call:
+    call = ast.parse(text.strip(), mode="eval").body
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Case":
+        return call
+    raise ValueError("it is not a call of Case")
 
 
 def _validate(name: str, value: Any, default: Any) -> None:
-    if name == "bias" and value in BIASES:
+    if name == "bias" and type(value) is str and value in BIASES:
         return
+    if name == "n_kv_heads" and value is not None:
+        default = 1
     if type(value) is not type(default) or (type(value) is int and value < 0):
         raise ValueError(f"the {name} of a case must be a value such as {default!r}, but is {value!r:.80}")
     if name in WORDS and value not in WORDS[name]:
-        raise ValueError(f"unknown {name} of a case: {value!r}; known: {', '.join(WORDS[name])}")
+        raise ValueError(f"unknown {name} of a case: {value!r:.80}; known: {', '.join(WORDS[name])}")
+
+
+def is_size(name: str) -> bool:
+    """Return whether a field of a case is a number.
+
+    >>> is_size("L"), is_size("n_kv_heads"), is_size("causal")
+    (True, True, False)
+    """
+    return name == "n_kv_heads" or type(getattr(Case, name)) is int
+
+
+def _validate_sizes(case: Case) -> None:
+    """Raise ValueError for a case whose tensors, or ranks, would take all of a machine."""
+    if case.seed > LARGEST_SEED:
+        raise ValueError("the seed of a case must be less than 2**63")
+    if case.ranks > MOST_RANKS:
+        raise ValueError(f"a case may have at most {MOST_RANKS} ranks")
+    width = case.n_heads * case.head_dim
+    lengths = {"query": case.L, "key": case.S}
+    numbers = {name: _product(case.B, length, width) for name, length in lengths.items()}
+    numbers["weights"] = _product(case.B, case.n_heads, case.L, case.S)
+    numbers["W_q"] = _product(width, width)
+    numbers["heads"] = _product(case.n_heads, case.head_dim)
+    for name, number in numbers.items():
+        if number > MOST_NUMBERS:
+            raise ValueError(f"the case is too large: {name} would have more than {MOST_NUMBERS:,} numbers")
+
+
+def _product(*sizes: int) -> int:
+    """Return a product, in which a size of 0 counts as 1: other tensors do not have it."""
+    return prod(max(size, 1) for size in sizes)

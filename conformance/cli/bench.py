@@ -24,11 +24,12 @@ from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.errors import GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost
-from mha.conformance.reports.files import suffixes, write_text
+from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.kept import keep, place_of, read_kept
 from mha.conformance.reports.merge import merge
-from mha.conformance.reports.text import fitted, visible, visible_name, width_of
+from mha.conformance.reports.text import fitted, visible, visible_line, visible_name, width_of
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
 from mha.conformance.waivers import expiry_notes, validate_judged
@@ -159,7 +160,7 @@ def judge_quickly(resolved: Resolved, given: Settings) -> Report:
     name, settings = resolved.implementation.name, given.of_target(resolved).at(given.dtypes[0], given.devices[0])
     place = place_of(resolved.target, settings)
     for note in expiry_notes(settings.waivers_of(resolved.implementation), [name]):
-        echo(f"Note: {visible(note)}.")
+        echo(f"Note: {visible_line(note)}.")
     if kept := read_kept(place):
         echo(f"{visible_name(name)}: judged before with these sources and versions ({place}; {settings})")
         return kept
@@ -211,7 +212,7 @@ def line(timing: Timing, *, in_table: bool = True) -> str:
     name = visible_name(timing.implementation)
     label = f"{name:{NAME_WIDTH}}" if in_table else f"{name}:"
     if timing.skip_reason:
-        return f"{label} not timed: {visible(timing.skip_reason)}"
+        return f"{label} not timed: {visible_line(timing.skip_reason)}"
     error = "\n    FASTER THAN THE MACHINE: an error of measurement" if timing.is_impossible else ""
     if in_table:
         return row(name, timing.cells) + error

@@ -19,7 +19,7 @@ from mha.conformance.cli.report import show_report
 from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.summary import is_failure
-from mha.conformance.reports.text import brief, subject
+from mha.conformance.reports.text import brief, subject, visible_line, visible_name
 from mha.conformance.results import Report, Verdict, status_of
 
 
@@ -30,7 +30,7 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     """
     campaign = Campaign.of(read_plan(file))
     for name in campaign.without_jobs:
-        print_folded(f"{name} claims none of these dtypes and devices: nothing of it is judged")
+        print_folded(f"{visible_name(name)} claims none of these dtypes and devices: nothing of it is judged")
     state, begun, interrupted = RunState(), monotonic(), False
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
     console, known = Console(highlight=False), set[tuple[str, str]]()
@@ -47,7 +47,7 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
         except KeyboardInterrupt:
             interrupted = True
     for place in state.corrupt:
-        print_folded(f"corrupt, run again: {place}")
+        print_folded(f"corrupt, run again: {visible_line(place)}")
     print_folded(f"settings: {_described(campaign)}")
     print_folded(_outcome(state, monotonic() - begun, options))
     if interrupted:
@@ -64,7 +64,8 @@ def _described(campaign: Campaign) -> str:
     """Return how the implementations are judged, and where a table of pyproject.toml says more about one."""
     whole = str(campaign.settings)
     own = {name: str(campaign.settings.of_target(each)) for name, each in campaign.resolved.items()}
-    return "; ".join([whole, *(f"{name}: {text}" for name, text in own.items() if text != whole)])
+    facts = [whole, *(f"{name}: {text}" for name, text in own.items() if text != whole)]
+    return visible_line("; ".join(facts))
 
 
 def _line(verdict: Verdict, seed: int) -> str:
@@ -72,7 +73,8 @@ def _line(verdict: Verdict, seed: int) -> str:
 
 
 def _outcome(state: RunState, seconds: float, options: RunOptions) -> str:
-    stops = "; ".join(f"{count} clauses ended early: {reason}" for reason, count in state.stops.items())
+    ended = (f"{count} clauses ended early: {visible_line(why)}" for why, count in state.stops.items())
+    stops = "; ".join(ended)
     shard = f" of shard {options.shard.number}/{options.shard.of}" if options.shard.of > 1 else ""
     done = state.done + state.earlier
     text = f"{done} of {state.total} jobs{shard} are done, {state.done} of them in {seconds:.0f} s"

@@ -33,6 +33,7 @@ from mha.conformance.reports.text import (
     fitted,
     place,
     summarise,
+    visible_line,
     visible_name,
     width_of,
     wrapped,
@@ -196,9 +197,9 @@ def announce(printer: Printer, resolved: Resolved, settings: Settings, jobs: int
     takes = ""
     if printer.console.is_terminal:
         takes = f": {estimate([resolved.implementation.claims], settings, 1 / jobs)}"
-    printer.folded(f"Checking {name} {where} ({settings}){takes}")
+    printer.folded(f"Checking {name} {where} ({visible_line(str(settings))}){takes}")
     for note in expiry_notes(settings.waivers_of(resolved.implementation), [resolved.implementation.name]):
-        printer.folded(f"Note: {note}.")
+        printer.folded(f"Note: {visible_line(note)}.")
 
 
 class Run:
@@ -292,8 +293,7 @@ def line(verdict: Verdict, width: int = WIDTH) -> str:
 def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
     """Write the reports, print what concerns the whole run, and return the exit status."""
     errors = [error for file in options.reports if (error := write(report, file))]
-    warnings = [warning for warning in [write_step_summary(report)] if warning]
-    save_last(report, Path())
+    warnings = [warning for warning in [write_step_summary(report), save_last(report, Path())] if warning]
     console = printer.console
     if len(report.by_implementation) > 1:
         plain = needs_plain(console.encoding)

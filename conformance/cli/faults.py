@@ -9,6 +9,7 @@ from pathlib import Path
 from mha.conformance.faults.kill_matrix import Kill, kills
 from mha.conformance.faults.matrix_report import summary, to_json, to_markdown, to_svg
 from mha.conformance.faults.registry import implementations
+from mha.conformance.reports.writing import write_text
 from mha.conformance.settings import PROFILES, validate_choice
 
 # A form in which the matrix is written.
@@ -59,7 +60,7 @@ def _write(files: Mapping[Form, Path | None], cells: Collection[Kill]) -> None:
     for form, file in files.items():
         if file is not None:
             try:
-                file.write_text(form(cells), encoding="utf-8")
+                write_text(file, form(cells))
             except OSError as error:
                 message = f"the matrix cannot be written to {str(file)!r}: {error.strerror}"
                 raise ValueError(f"{message}; the results are printed above") from None

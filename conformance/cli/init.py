@@ -7,13 +7,13 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib.metadata import packages_distributions
 from keyword import iskeyword
 from pathlib import Path
 
 from mha.conformance.cli.ci import HOW_TO_SAY_WHERE, badge, installed_from, job_for
 from mha.conformance.project import WAIVERS
+from mha.conformance.reports.writing import write_together
 from mha.implementations import ImplementationError, resolve
 from mha.implementations.loaded import file_of, module_named
 from mha.spec.clauses import VERSIONS
@@ -127,7 +127,7 @@ def _installs(folder: Path) -> list[str]:
     project = folder / "pyproject.toml"
     try:
         declared = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(project)!r} is not valid TOML: {error}") from None
     if "build-system" in declared or (folder / "setup.py").exists():
         return [*requirements, "pip install ."]
@@ -137,16 +137,9 @@ def _installs(folder: Path) -> list[str]:
 
 def _write_all(texts: Mapping[Path, str]) -> None:
     """Write files; where one cannot be written, none is."""
-    parts = {file: file.with_name(f"{file.name}.part") for file in texts}
     try:
-        for file, part in parts.items():
+        for file in texts:
             file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(texts[file], encoding="utf-8")
-        for file, part in parts.items():
-            part.replace(file)
+        write_together(texts)
     except OSError as error:
         raise ValueError(f"{error.filename!r} cannot be written: {error.strerror}") from None
-    finally:
-        for part in parts.values():
-            with suppress(OSError):
-                part.unlink()

@@ -29,9 +29,9 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        from mha.conformance.reports.text import visible
+        from mha.conformance.shown import visible_line
 
-        print_folded(f"mha: {visible(str(error)).replace(chr(10), ' ')}", "     ", err=True)
+        print_folded(f"mha: {visible_line(str(error))}", "     ", err=True)
         raise typer.Exit(2) from None
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mha.conformance.cases.parsing import read_case
+from mha.conformance.cli.printing import print_folded
 from mha.conformance.engine.replay import Outcome, failures, one_of, replay_case, replay_verdicts
-from mha.conformance.reports.files import read
-from mha.conformance.reports.text import subject, visible, visible_name
+from mha.conformance.reports.files import LAST, read
+from mha.conformance.reports.text import subject, visible_line, visible_name
+from mha.conformance.results import Report, this_host
 from mha.conformance.settings import validate_devices
 from mha.conformance.sharding.gathered import refused_ranks
 
@@ -27,8 +29,23 @@ def replay_what(what: str, clauses: Sequence[str], target: str) -> Iterator[tupl
     if not chosen:
         of_clauses = f" of {', '.join(clauses)}" if clauses else ""
         raise ValueError(f"nothing to replay: {what!r} has no failure{of_clauses}")
+    if not target and not _is_of_here(Path(what), report):
+        _announce(what, [report.targets.get(verdict.implementation, "") for verdict in chosen])
     for verdict, (outcome, message) in replay_verdicts(report, chosen, target):
         yield outcome, _line(outcome, verdict.clause, subject(verdict), message or verdict.case or "")
+
+
+def _is_of_here(file: Path, report: Report) -> bool:
+    """Return whether a report is that of the last run in this folder, and was made on a machine like this one."""
+    last = Path().resolve() / LAST
+    return file.absolute() == last and file.resolve() == last and report.host == this_host()
+
+
+def _announce(what: str, targets: Sequence[str]) -> None:
+    """Say what is about to be imported since a report names it: importing runs code."""
+    named = dict.fromkeys(target for target in targets if target)
+    for target in named:
+        print_folded(visible_line(f"{what} names {target}; it is imported and run now"), err=True)
 
 
 def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outcome, str]:
@@ -43,4 +60,4 @@ def _replayed_case(text: str, clauses: Sequence[str], target: str) -> tuple[Outc
 
 
 def _line(outcome: Outcome, clause: str, subject: str, message: str) -> str:
-    return f"{outcome:12} {clause:7} {subject}: {visible(message)}"
+    return f"{outcome:12} {clause:7} {subject}: {visible_line(message)}"

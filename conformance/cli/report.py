@@ -12,7 +12,7 @@ from mha.conformance.reports.compare import Comparison, describe_changes
 from mha.conformance.reports.files import read, validate_file, write
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import summarise_report, width_of
+from mha.conformance.reports.text import summarise_report, visible_name, width_of
 from mha.conformance.results import Report
 
 
@@ -57,6 +57,7 @@ def show_report(report: Report) -> list[str]:
     """Return a report as lines for the terminal."""
     width, plain = width_of(sys.stdout), needs_plain(sys.stdout.encoding)
     rows = matrix(report.verdicts, width=width, plain=plain) if report.verdicts else []
-    since = f"Some verdicts are of {report.since}, others of runs up to {report.started}: judge again after changes."
+    earliest, latest = visible_name(report.since), visible_name(report.started)
+    since = f"Some verdicts are of {earliest}, others of runs up to {latest}: judge again after changes."
     note = ["", since] if report.since else []
     return [*rows, "", *summarise_report(report, width), *note]

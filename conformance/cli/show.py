@@ -9,9 +9,10 @@ from rich.console import Console
 
 from mha.conformance.cli.check import QUIET, Printer, print_verdict
 from mha.conformance.reports.entries import entries
-from mha.conformance.reports.files import LAST, read, write_text
+from mha.conformance.reports.files import LAST, read
 from mha.conformance.reports.summary import severity
 from mha.conformance.reports.text import listing, place, visible_name
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Verdict, by_implementation
 from mha.conformance.settings import clauses_of
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.project import read_project, shown_path
-from mha.conformance.reports.files import read, write_text
+from mha.conformance.reports.files import read
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Verdict
+from mha.conformance.shown import visible
 from mha.conformance.waivers import Waiver, read_waivers
 from mha.implementations.discovery import split_name
 
@@ -34,9 +36,20 @@ def waive_failure(requested: Waiver, run: Path, file: Path | None) -> str:
     _validate_coverage(waiver, failed)
     name = waiver.implementation
     target = split_name(report.targets.get(name, name))[1]
-    file = file or read_project(Path()).waivers_of(target, name)
+    file = file or _file_of_project(target, name)
     _append(waiver, file)
-    return f"added to {shown_path(file)}:\n\n{waiver.to_toml()}"
+    return visible(f"added to {shown_path(file)}:\n\n{waiver.to_toml()}")
+
+
+def _file_of_project(target: str, name: str) -> Path:
+    """Return the file with the waivers of an implementation; raises ValueError for one that lies elsewhere."""
+    project = read_project(Path())
+    file, folder = project.waivers_of(target, name), project.folder.resolve()
+    if not file.resolve().is_relative_to(folder):
+        raise ValueError(
+            f"{shown_path(file)} is not in the project, {str(folder)!r}; add --file to write it all the same"
+        )
+    return file
 
 
 def _failures(verdicts: Sequence[Verdict], requested: Waiver, run: Path) -> list[Verdict]:

@@ -15,6 +15,7 @@ import pytest
 
 from mha.conformance.project import read_project
 from mha.conformance.pytest_plugin.stash import REASONS, REPORT, SELECTION, UNWRITTEN, VERDICT, is_benchmark_run
+from mha.conformance.shown import visible_line
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
 # A clause in a `-k` expression. `-k` selects substrings of names, and names of items end with the clause and "]".
@@ -62,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         try:
             read_project(config.invocation_params.dir)
         except ValueError as error:
-            raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
+            raise pytest.exit.Exception(f"mha: {visible_line(str(error))}", returncode=2) from None
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

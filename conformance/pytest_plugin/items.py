@@ -19,6 +19,7 @@ from mha.conformance.pytest_plugin.stash import VERDICT, is_benchmark_run
 from mha.conformance.reports.text import describe
 from mha.conformance.results import Verdict
 from mha.conformance.settings import Settings
+from mha.conformance.shown import visible, visible_line
 from mha.implementations import Resolved
 
 # The fields of a verdict in an XML report of JUnit; the script is in the text of the failure.
@@ -99,7 +100,7 @@ def properties_of(verdict: Verdict, settings: Settings) -> Iterator[tuple[str, o
     """
     for name in JUNIT_FIELDS:
         if value := getattr(verdict, name):
-            yield f"mha.{name}", value
+            yield f"mha.{name}", visible(value) if isinstance(value, str) else value
     yield "mha.required", str(verdict.required).lower()
     yield "mha.profile", settings.profile
     yield "mha.seed", settings.seed
@@ -109,15 +110,15 @@ class Nonconformance(Exception):
     """Raised for a verdict that fails the item."""
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(f"{verdict.clause}: {verdict.message}")
+        super().__init__(f"{verdict.clause}: {visible(verdict.message)}")
         self.verdict = verdict
 
 
 def report_outcome(verdict: Verdict) -> None:
     """End a test in pytest's terms: skip what is not claimed, and expect what is waived, or a SHOULD, to fail."""
     if verdict.status == "not_claimed":
-        pytest.skip(f"not claimed: {verdict.message}")
+        pytest.skip(f"not claimed: {visible_line(verdict.message)}")
     if verdict.status == "harness_error" or not verdict.conforms:
         raise Nonconformance(verdict)
     if verdict.status != "pass":
-        pytest.xfail(verdict.message)
+        pytest.xfail(visible_line(verdict.message))

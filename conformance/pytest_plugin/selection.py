@@ -16,6 +16,7 @@ from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
 from mha.conformance.settings import Settings, by_name, names_of
+from mha.conformance.shown import visible_line
 from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Registered, Resolved, discover, resolve
 from mha.implementations.discovery import available
@@ -41,7 +42,7 @@ class Selection:
     def header(self) -> list[str]:
         """Return the lines that name what is judged, and how."""
         packages = ", ".join(f"{name} {number}" for name, number in versions().items())
-        return [
+        lines = [
             f"judging: {', '.join(self.implementations) or 'nothing'}",
             f"on: {_described(self.given)}",
             f"with: {packages}",
@@ -49,6 +50,7 @@ class Selection:
             *(f"inferred: {name}; see `mha check`" for name, each in self.implementations.items() if each.inference),
             *(f"unavailable: {entry.name} ({entry.target}): {entry.error}" for entry in self.unavailable),
         ]
+        return [visible_line(line) for line in lines]
 
     def _notes(self) -> Iterator[str]:
         """Yield what is special about this run."""
@@ -82,7 +84,7 @@ def selection(config: pytest.Config) -> Selection:
         try:
             config.stash[SELECTION] = _select(config)
         except ValueError as error:
-            raise pytest.exit.Exception(f"mha: {error}", returncode=2) from None
+            raise pytest.exit.Exception(f"mha: {visible_line(str(error))}", returncode=2) from None
     return config.stash[SELECTION]
 
 

@@ -17,7 +17,7 @@ from mha.conformance.pytest_plugin.stash import REASONS, REPORT, SELECTION, UNWR
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
 from mha.conformance.reports.terminal import matrix, needs_plain
-from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report, visible, visible_name
+from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report, visible, visible_line, visible_name
 from mha.conformance.results import Rejections, Report, Verdict
 from mha.conformance.settings import Task
 
@@ -39,9 +39,9 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     _describe_failures(reporter, report)
     if verdicts:
         session.config.stash[REPORT] = report
-        save_last(report, session.config.invocation_params.dir)
-        if warning := write_step_summary(report):
-            session.config.stash[UNWRITTEN] = [f"mha: {warning}"]
+        unsaved = save_last(report, session.config.invocation_params.dir)
+        warnings = filter(None, [write_step_summary(report), unsaved])
+        session.config.stash[UNWRITTEN] = [f"mha: {visible_line(warning)}" for warning in warnings]
     errors = [error for file in session.config.option.mha_report if (error := write(report, Path(file)))]
     reasons = [*errors, *_reasons(report)]
     if reasons:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib.resources import files
@@ -14,10 +12,11 @@ from typing import Any
 from jinja2 import Environment
 
 from mha.conformance.reports.compare import Comparison, blocks, notes, unchanged
-from mha.conformance.reports.files import write_text
 from mha.conformance.reports.summary import findings
 from mha.conformance.reports.text import visible_name
+from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, status_of
+from mha.conformance.shown import markdown_line
 
 TITLE = "Multi-head attention conformance: two runs compared"
 
@@ -33,9 +32,10 @@ def write_changes(comparison: Comparison, file: Path) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     """Return a heading for each part of a comparison, with a list of its entries."""
-    lines = [f"## {TITLE}", "", *(f"- {_escaped(fact)}" for fact in _facts(comparison))]
+    lines = [f"## {TITLE}", "", *(f"- {markdown_line(fact)}" for fact in _facts(comparison))]
     for block in blocks(comparison):
-        lines += ["", f"### {block.heading.capitalize()}", "", *(f"- {_escaped(entry)}" for entry in block.entries)]
+        entries = [f"- {markdown_line(entry)}" for entry in block.entries]
+        lines += ["", f"### {block.heading.capitalize()}", "", *entries]
     return "\n".join([*lines, "", f"{unchanged(comparison).capitalize()}."])
 
 
@@ -83,11 +83,6 @@ def _facts(comparison: Comparison) -> list[str]:
     """Return when both runs were, and everything that may explain a change."""
     runs = (("before", comparison.before), ("now", comparison.after))
     return [*(f"{which}: {visible_name(_when(report))}" for which, report in runs), *notes(comparison)]
-
-
-def _escaped(text: str) -> str:
-    """Return a text in one line of Markdown, with its markup escaped."""
-    return re.sub(r"([\\*_`\[\]#@|])", r"\\\1", html.escape(text.replace("\n", " "), quote=False))
 
 
 def _when(report: Report) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mha.conformance.reports.merge import Key, key_of, setting_changes
 from mha.conformance.reports.summary import Count, Tally, cause_of, findings, severity, tally
-from mha.conformance.reports.text import brief_message, subject, visible, visible_name
+from mha.conformance.reports.text import brief_message, subject, visible_line, visible_name
 from mha.conformance.results import Report, Verdict, status_of
 
 # All other statuses are failures.
@@ -203,7 +203,9 @@ def _by_level_and_kind(counted: Tally) -> dict[str, Count]:
 
 def notes(comparison: Comparison) -> list[str]:
     """Return a line for everything else that may explain a change."""
-    lines = [f"{name}: {visible(repr(old))} before, {visible(repr(new))} now" for name, old, new in comparison.settings]
+    lines = []
+    for name, old, new in comparison.settings:
+        lines.append(f"{name}: {visible_line(repr(old))} before, {visible_line(repr(new))} now")
     runs = (("first", comparison.before), ("second", comparison.after))
     return lines + [f"INCOMPLETE: the {which} run was stopped" for which, report in runs if report.incomplete]
 
@@ -221,5 +223,5 @@ def _label(same: Sequence[Verdict]) -> str:
     subjects = "; ".join(dict.fromkeys(map(subject, same)))
     statuses = ", ".join(dict.fromkeys(map(status_of, same)))
     clause = f"{same[0].clause:7} " if len({verdict.clause for verdict in same}) == 1 else ""
-    cause = visible(cause_of(same))
+    cause = visible_line(cause_of(same))
     return f"{clause}{subjects} ({statuses})" + (f": {cause}" if cause else "")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from datetime import UTC, datetime
+from errno import ELOOP
 from pathlib import Path
-from shutil import copyfile, copymode
 
 from mha.conformance.reports.html import to_html
 from mha.conformance.reports.markdown import to_markdown
 from mha.conformance.reports.merge import updated
+from mha.conformance.reports.writing import make_ignored_folder, make_own_folder, write_own, write_text
 from mha.conformance.results import Report
 
 # A format is a row here; the help of `mha` and of the pytest plugin lists the suffixes.
 FORMATS: dict[str, Callable[[Report], str]] = {".html": to_html, ".json": Report.to_json, ".md": to_markdown}
 # What `mha report`, `mha replay` and `mha waive` read by default.
 LAST = Path(".mha") / "last.json"
-# The reports that were the last ones before it, by when they were started, and how many of them are kept.
+# The reports that were the last ones before it, by when they were replaced, and how many of them are kept.
 HISTORY, KEPT = Path(".mha") / "history", 10
 
 
@@ -44,25 +45,6 @@ def render(report: Report, suffix: str) -> str:
     return FORMATS[suffix](report) + "\n"
 
 
-def write_text(file: Path, text: str) -> None:
-    """Write a file in one step, so that it is there as a whole, or as it was before; raises OSError.
-
-    A link is followed. What is not a file, such as a device, is written to as it is.
-    """
-    place = file.resolve()
-    if place.exists() and not place.is_file():
-        place.write_text(text, encoding="utf-8", errors="backslashreplace")
-        return
-    partial = place.with_name(f".{os.getpid()}.part")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        if place.exists():
-            copymode(place, partial)
-        partial.replace(place)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write(report: Report, file: Path) -> str:
     """Write the report in the format of the file's suffix; return an error message, empty if it was written."""
     try:
@@ -72,27 +54,47 @@ def write(report: Report, file: Path) -> str:
     return ""
 
 
-def save_last(report: Report, folder: Path) -> None:
-    """Save a report as that of the last run in a folder, if the folder can be written to.
+def save_last(report: Report, folder: Path) -> str:
+    """Save a report as that of the last run in a folder, if the folder can be written to; return a warning, or "".
 
     A narrower run updates the last report; one that is replaced is kept in `HISTORY`, with a few before it.
+    No link is written through, and nothing in an earlier report says where a file is written: its folder may be one
+    that someone else has prepared.
     """
-    target, history = folder / LAST, folder / HISTORY
+    target = folder / LAST
+    try:
+        make_ignored_folder(target.parent)
+    except OSError as error:
+        return _warning(error)
+    last = _read_if_any(target)
+    saved = updated(last, report) if last else report
+    warning = _keep(last, folder / HISTORY) if last and saved is report else ""
     with suppress(OSError):
-        history.mkdir(parents=True, exist_ok=True)
-        (target.parent / ".gitignore").write_text("*\n", encoding="utf-8")
-        last = _read_if_any(target)
-        saved = updated(last, report) if last else report
-        if last and saved is report:
-            copyfile(target, history / f"{last.started.replace(':', '')}.json")
-            for old in sorted(history.glob("*.json"))[:-KEPT]:
-                old.unlink()
-        write_text(target, render(saved, ".json"))  # another run may be reading it
+        write_own(target, render(saved, ".json"))  # in one step: another run may be reading it
+    return warning
+
+
+def _keep(last: Report, history: Path) -> str:
+    """Keep a report that is replaced, by the time of that, with a few before it; return a warning, or ""."""
+    replaced = datetime.now(UTC).isoformat(timespec="microseconds")
+    try:
+        make_own_folder(history)
+        write_own(history / f"{replaced.replace(':', '')}.json", render(last, ".json"))
+        for old in sorted(history.glob("*.json"))[:-KEPT]:
+            old.unlink()
+    except OSError as error:
+        return _warning(error)
+    return ""
+
+
+def _warning(error: OSError) -> str:
+    """Return what to say where a run is not saved: that of a folder that cannot be written is no news."""
+    return f"the run is not saved in {error.filename!r}: {error.strerror}" if error.errno == ELOOP else ""
 
 
 def _read_if_any(file: Path) -> Report | None:
     try:
-        return read(file) if file.exists() else None
+        return read(file) if file.is_file() else None
     except ValueError:
         return None
 

@@ -40,7 +40,7 @@ def workflow_commands(report: Report) -> Iterator[str]:
     grouped = report.by_implementation
     failures = {name: [v for v in own if v.status in LISTED] for name, own in grouped.items()}
     for verdict in sorted((verdict for own in failures.values() for verdict in own), key=severity):
-        title = f"{verdict.clause} {visible_name(verdict.implementation)} {verdict.dtype}"
+        title = f"{verdict.clause} {visible_name(verdict.implementation)} {visible_name(verdict.dtype)}"
         message = f"{brief(verdict)} ({visible(verdict.case)})" if verdict.case else brief(verdict)
         kind = "error" if is_failure(verdict) else "notice"
         yield _command(kind, f"{title}: {CLAUSES[verdict.clause].title}", message)

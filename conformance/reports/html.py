@@ -26,7 +26,15 @@ from mha.conformance.reports.summary import (
     tally,
     total_rejections,
 )
-from mha.conformance.reports.text import LONGEST_SCRIPT, describe_changes, seeds_of, visible, visible_name
+from mha.conformance.reports.text import (
+    LONGEST_SCRIPT,
+    describe_changes,
+    seeds_of,
+    visible,
+    visible_line,
+    visible_name,
+    where,
+)
 from mha.conformance.results import Report, Verdict, status_of
 from mha.spec.clauses import CLAUSES, FAMILIES, KINDS, Clause
 
@@ -100,15 +108,16 @@ def _outcome(report: Report, by_name: ByName) -> str:
     if partly := sum(tally(own).few_judged for own in conforming):
         count += f", {partly} of them where judged"
     sentences = [f"INCOMPLETE: the run was stopped. So far, {count}." if report.incomplete else f"{count}."]
-    sentences += [f"{visible_name(name)} could not be loaded: {visible(why)}." for name, why in report.broken.items()]
+    for name, why in report.broken.items():
+        sentences.append(f"{visible_name(name)} could not be loaded: {visible_line(why)}.")
     sentences += [f"{describe_changes(report.torch_changes)}."] if report.torch_changes else []
     return " ".join(sentences)
 
 
 def _facts(report: Report) -> list[str]:
-    where = sorted({f"{verdict.dtype} on {verdict.device}" for verdict in report.verdicts})
+    places = sorted({where(verdict) for verdict in report.verdicts})
     versions = [f"{name} {number}" for name, number in report.versions.items()]
-    facts = [", ".join(where), f"profile {report.profile}", seeds_of(report), *versions]
+    facts = [", ".join(places), f"profile {report.profile}", seeds_of(report), *versions]
     return [visible_name(fact) for fact in (*facts, report.started, report.host) if fact]
 
 
@@ -170,8 +179,8 @@ def _details(verdict: Verdict) -> dict[str, Any]:
     return {
         "sign": SIGNS[status][0],
         "status": status,
-        "dtype": verdict.dtype,
-        "device": verdict.device,
+        "dtype": visible_name(verdict.dtype),
+        "device": visible_name(verdict.device),
         "message": visible(verdict.message),
         "diagnosis": visible(verdict.diagnosis),
         "usual_fix": visible(verdict.fix),
@@ -184,14 +193,15 @@ def _details(verdict: Verdict) -> dict[str, Any]:
         "margin": f"{verdict.margin:.3g}" if verdict.margin else "",
         "rejected": _rejected(verdict),
         "violated": visible_name(verdict.violated),
-        "blocked_by": verdict.blocked_by if verdict.status == "blocked" else "",
+        "blocked_by": visible_name(verdict.blocked_by or "") if verdict.status == "blocked" else "",
         "seconds": verdict.seconds,
         "script": visible(verdict.script or "", LONGEST_SCRIPT),
     }
 
 
 def _rejected(verdict: Verdict) -> str:
-    return ", ".join(f"{name} {count.rejected} of {count.tried}" for name, count in verdict.rejections.items())
+    counts = verdict.rejections.items()
+    return ", ".join(f"{visible_name(name)} {count.rejected} of {count.tried}" for name, count in counts)
 
 
 def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
@@ -217,8 +227,8 @@ def _failures(report: Report, by_name: ByName) -> list[dict[str, Any]]:
 
 def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]:
     """Return what the page shows of findings of one cause, all of one implementation."""
-    first, cause = same[0], visible(cause_of(same))
-    case = visible(first.case or "")
+    first, cause = same[0], visible_line(cause_of(same))
+    case = visible_line(first.case or "")
     quoted = f'"{case}"' if not set(case) & set('"$`\\!') else shlex.quote(case)
     command = f"mha replay {quoted} --clause {first.clause} --impl {shlex.quote(visible_name(target))}"
     return {
@@ -226,7 +236,7 @@ def _finding(label: str, same: Sequence[Verdict], target: str) -> dict[str, str]
         "link": f"#{quote(f'{label}/{first.clause}')}",
         "sign": SIGNS[status_of(first)][0],
         "status": status_of(first),
-        "where": ", ".join(dict.fromkeys(f"{verdict.dtype} on {verdict.device}" for verdict in same)),
+        "where": ", ".join(dict.fromkeys(map(where, same))),
         "message": visible(first.message),
         "fix": visible(first.fix),
         "replay": command if case else "",
@@ -242,7 +252,7 @@ def _margins(name: str, own: Sequence[Verdict]) -> Iterator[dict[str, Any]]:
             values = {"low": min(margins), "median": median(margins), "high": max(margins)}
             yield {
                 "name": name,
-                "where": f"{dtype} on {device}",
+                "where": where(passing[0]),
                 "clause": max(passing, key=lambda verdict: verdict.margin).clause,
                 **{label: f"{value:.2g}" for label, value in values.items()},
                 **{f"x_{label}": _position(value) for label, value in values.items()},

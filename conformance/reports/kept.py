@@ -9,7 +9,7 @@ from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
 
-from mha.conformance.reports.files import write_text
+from mha.conformance.reports.writing import make_ignored_folder, make_own_folder, write_own
 from mha.conformance.results import Report
 from mha.conformance.settings import Settings
 from mha.implementations.loaded import every_module, file_of
@@ -51,6 +51,6 @@ def keep(report: Report, place: Path) -> None:
     if report.incomplete or report.exit_status == 2:
         return
     with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        (place.parent.parent / ".gitignore").write_text("*\n", encoding="utf-8")
-        write_text(place, report.to_json())
+        make_ignored_folder(place.parent.parent)
+        make_own_folder(place.parent)
+        write_own(place, report.to_json())

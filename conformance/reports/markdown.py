@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterator, Sequence
 
 from mha.conformance.reports.entries import entries
@@ -17,8 +16,9 @@ from mha.conformance.reports.summary import (
     outcome,
     tally,
 )
-from mha.conformance.reports.text import LONGEST_NAME, brief_message, seeds_of, subject, visible, visible_name
+from mha.conformance.reports.text import brief_message, seeds_of, subject, visible, visible_line, visible_name
 from mha.conformance.results import Report, Verdict, status_of
+from mha.conformance.shown import LONGEST_NAME, markdown_line
 from mha.spec.clauses import CLAUSES, KINDS
 
 # A comment on GitHub holds 65,536 characters.
@@ -39,14 +39,14 @@ def to_markdown(report: Report) -> str:
 
 def _facts(report: Report) -> str:
     facts = [f"profile {report.profile}", seeds_of(report), *(f"{n} {v}" for n, v in report.versions.items())]
-    line = visible(", ".join(facts), LONGEST_NAME * len(facts)).replace("\n", " ")
-    return f"{'INCOMPLETE: the run was stopped. ' if report.incomplete else ''}{_text(line)}."
+    line = visible_line(", ".join(facts), LONGEST_NAME * len(facts))
+    return f"{'INCOMPLETE: the run was stopped. ' if report.incomplete else ''}{markdown_line(line)}."
 
 
 def _sentences(report: Report) -> Iterator[str]:
     """Yield the verdict on each implementation."""
     for name in report.by_implementation:
-        yield f"- `{_code(visible_name(name))}`: {_text(visible(sentence_of(report, name)))}"
+        yield f"- `{_code(visible_name(name))}`: {markdown_line(visible(sentence_of(report, name)))}"
 
 
 def _matrix(report: Report) -> Iterator[str]:
@@ -78,12 +78,12 @@ def _counts(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _details(same: Sequence[Verdict]) -> list[str]:
     """Return a block that opens to the message and the case of failures of one cause, or of one clause."""
-    verdict, cause = same[0], visible(cause_of(same))
+    verdict, cause = same[0], visible_line(cause_of(same))
     subjects = ", ".join(dict.fromkeys(map(subject, same)))
     heading = f"{status_of(verdict)} {cause or verdict.clause}, {subjects}"
     heading += "" if cause else f": {CLAUSES[verdict.clause].title}"
-    lines = ["<details>", f"<summary>{html.escape(heading)}</summary>", "", _text(brief_message(verdict)), ""]
-    lines += [f"Usual fix: {_text(visible(verdict.fix))}", ""] if verdict.fix else []
+    lines = ["<details>", f"<summary>{html.escape(heading)}</summary>", "", markdown_line(brief_message(verdict)), ""]
+    lines += [f"Usual fix: {markdown_line(visible(verdict.fix))}", ""] if verdict.fix else []
     if verdict.case:
         lines += [f"Case: `{_code(visible(verdict.case, LONGEST_CASE))}`", ""]
     return [*lines, "</details>", ""]
@@ -92,8 +92,3 @@ def _details(same: Sequence[Verdict]) -> list[str]:
 def _code(text: str) -> str:
     """Return a text that can stand between backticks, also in a table."""
     return text.replace("`", "'").replace("|", "¦").replace("\n", " ")
-
-
-def _text(text: str) -> str:
-    """Return a text with its markup escaped, except code between backticks."""
-    return re.sub(r"([\\*_\[\]#@])", r"\\\1", html.escape(text, quote=False))

@@ -13,10 +13,13 @@ from mha.conformance.reports.entries import Entry, by_section, entries
 from mha.conformance.reports.sentence import sentence
 from mha.conformance.reports.summary import Tally, tally, total_rejections
 from mha.conformance.results import NONCONFORMING, Report, Verdict, by_implementation, status_of
+from mha.conformance.shown import visible as visible  # for those who show reports
+from mha.conformance.shown import visible_line as visible_line
+from mha.conformance.shown import visible_name as visible_name
 from mha.spec.clauses import CLAUSES
 
-# In characters; the JSON has the whole of a longer text.
-LONGEST_TEXT, LONGEST_NAME, LONGEST_SCRIPT, LONGEST_BRIEF = 4000, 80, 100_000, 200
+# In characters.
+LONGEST_SCRIPT, LONGEST_BRIEF = 100_000, 200
 # In columns: of a line, unless the terminal is narrower, and of the labels of a description.
 WIDTH, LABEL_WIDTH = 110, 11
 INDENT = " " * 4
@@ -39,28 +42,11 @@ NOT_RAISED = "no exception was raised, though "
 LISTED = (*NONCONFORMING, "waived", "harness_error")
 
 
-def visible(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Return a text with every character escaped that a terminal or a browser would act on, cut where it is too long.
-
-    >>> visible("\\x1b[2Jcleared")
-    '\\\\x1b[2Jcleared'
-    """
-    escaped = "".join(
-        c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text[:longest]
-    )
-    return escaped if len(text) <= longest else f"{escaped} ... ({len(text):,} characters)"
-
-
-def visible_name(name: str) -> str:
-    """Return a name as it can be shown within a line."""
-    return visible(name.replace("\n", " "), LONGEST_NAME)
-
-
 def describe_changes(torch_changes: Collection[str]) -> str:
     """Return in a line what had been changed in torch before a run, empty if nothing had; see `Report`."""
     if not torch_changes:
         return ""
-    changes = visible(", ".join(torch_changes).replace("\n", " "))
+    changes = visible_line(", ".join(torch_changes))
     return f"torch had been changed before the run: {changes}; the judge computes without that"
 
 
@@ -77,13 +63,18 @@ def seeds_of(report: Report) -> str:
 
 def subject(verdict: Verdict) -> str:
     """Return what a verdict is about: the implementation, the dtype and the device."""
-    return f"{visible_name(verdict.implementation)}, {verdict.dtype} on {verdict.device}"
+    return f"{visible_name(verdict.implementation)}, {where(verdict)}"
+
+
+def where(verdict: Verdict) -> str:
+    """Return the dtype and the device of a verdict."""
+    return f"{visible_name(verdict.dtype)} on {visible_name(verdict.device)}"
 
 
 def brief(verdict: Verdict) -> str:
     """Return the diagnosis, if there is one, and the message in one short line."""
     message = brief_message(verdict)
-    return f"{visible(verdict.diagnosis, LONGEST_BRIEF)}: {message}" if verdict.diagnosis else message
+    return f"{visible_line(verdict.diagnosis, LONGEST_BRIEF)}: {message}" if verdict.diagnosis else message
 
 
 def brief_message(verdict: Verdict) -> str:
@@ -112,16 +103,17 @@ def _without_numbers(message: str) -> str:
 def describe(verdict: Verdict, width: int = WIDTH) -> str:
     """Return everything that a user needs to know about a verdict that is not a pass; width: in columns."""
     clause, blocked = CLAUSES[verdict.clause], verdict.status == "blocked"
-    lines = [wrapped(f"{clause.id} ({LEVELS.get(verdict.level, verdict.level)}): {clause.title}", width, ""), ""]
+    level = visible_name(LEVELS.get(verdict.level, verdict.level))
+    lines = [wrapped(f"{clause.id} ({level}): {clause.title}", width, ""), ""]
     lines += [_row(label, text, width) for label, text in _finding(verdict).items() if text]
     if verdict.case:
-        case = visible(verdict.case).replace("\n", " ")  # not wrapped, so that it can be copied
+        case = visible_line(verdict.case)  # not wrapped, so that it can be copied
         lines.append(f"{'case':<{LABEL_WIDTH}}{case}")
     tried = f"{verdict.examples} case{'s' * (verdict.examples != 1)} tried"
     rows = {
         "sizes": _sizes(verdict.case or ""),
         "last call": visible(verdict.arguments),
-        "blocked by": f"{verdict.blocked_by}, which fails too: start there" if blocked else "",
+        "blocked by": f"{visible_name(verdict.blocked_by or '')}, which fails too: start there" if blocked else "",
         "judged": f"{subject(verdict)}; {tried}",
         "clause": clause.statement,
         "why": clause.why,
@@ -155,9 +147,10 @@ def _sizes(code: str) -> str:
 
     try:
         case = read_case(code)
+        d_model = case.config.d_model
     except ValueError:  # of a report that someone else wrote
         return ""
-    return f"B={case.B}, L={case.L}, S={case.S}, d_model={case.config.d_model}, n_heads={case.n_heads}"
+    return f"B={case.B}, L={case.L}, S={case.S}, d_model={d_model}, n_heads={case.n_heads}"
 
 
 def summarise(
@@ -230,7 +223,7 @@ def entry_lines(entry: Entry, width: int = WIDTH) -> list[str]:
 
 def place(verdict: Verdict) -> str:
     """Return the dtype, and the device if it is not the CPU."""
-    return verdict.dtype if verdict.device == "cpu" else f"{verdict.dtype} on {verdict.device}"
+    return visible_name(verdict.dtype) if verdict.device == "cpu" else where(verdict)
 
 
 def _some(clauses: Sequence[str]) -> str:
@@ -266,7 +259,7 @@ def _blocked(verdicts: Sequence[Verdict]) -> Iterator[str]:
             grouped.setdefault(verdict.blocked_by or "", []).append(verdict.clause)
     for cause, clauses in grouped.items():
         why = f"{CLAUSES[cause].title}, which fails too" if cause in CLAUSES else FAMILY_FAILS
-        yield f"blocked by {cause} ({why}): {', '.join(dict.fromkeys(clauses))}"
+        yield f"blocked by {visible_name(cause)} ({why}): {', '.join(dict.fromkeys(clauses))}"
 
 
 def _unjudged(counted: Tally, width: int) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""Files written in one step: a full disk or the end of the process leaves an earlier file as it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from shutil import copymode
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that the user has named in one step, so that it is there as a whole, or as it was before.
+
+    A link is followed. What is not a file, such as a device, is written to as it is. Raises OSError.
+    """
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
+    write_together({file.resolve(): text})
+
+
+def write_own(file: Path, text: str) -> None:
+    """Write a file in a folder of ours in one step; a link in its place is replaced, and never followed.
+
+    Raises OSError.
+    """
+    write_together({file: text})
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder of ours; raises OSError where that fails, and for a link, since we would write elsewhere."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link; put a folder in its place", str(folder))
+    folder.mkdir(exist_ok=True)
+
+
+def make_ignored_folder(folder: Path) -> None:
+    """Make a folder of ours that git ignores; raises OSError."""
+    make_own_folder(folder)
+    ignore = folder / ".gitignore"
+    if ignore.is_symlink() or not ignore.exists():
+        write_own(ignore, "*\n")
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Write files in one step each; where one cannot be written, as on a full disk, none is.
+
+    A link in the place of a file is replaced, and not followed. Raises OSError, with the name of the file.
+    """
+    parts = {place: place.with_name(f".{token_hex(8)}.part") for place in texts}
+    try:
+        for place, part in parts.items():
+            with _about(place):
+                _write_new(part, texts[place])
+                if place.is_file() and not place.is_symlink():
+                    copymode(place, part)
+        for place, part in parts.items():
+            with _about(place):
+                part.replace(place)
+    finally:
+        for part in parts.values():
+            with suppress(OSError):  # its folder may not be one
+                part.unlink()
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that is not there yet, to the disk."""
+    with file.open("x", encoding="utf-8", errors="backslashreplace") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def _about(place: Path) -> Iterator[None]:
+    """Let errors name a file, and not the part of it that is written first."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(place), None
+        raise
