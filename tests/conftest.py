@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mha.conformance import settings
-from mha.conformance.engine import judge
+from mha.conformance.engine import judge, workers
 from mha.conformance.engine.search import Search
 from mha.conformance.engine.sensitivity import Sensitivity
 
 # The tests use all cores by themselves, and change the judge of their own process.
 os.environ["MHA_JOBS"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tests fork what judges for them, which is fast, and has the judge as a test has changed it.
+
+    Torch has no threads here, which a fork would lack: `OMP_NUM_THREADS` is 1.
+    """
+    if sys.platform == "linux" and torch.get_num_threads() == 1:
+        monkeypatch.setattr(workers, "guard", SimpleNamespace(may_fork=lambda: True))
 
 
 @pytest.fixture

@@ -23,10 +23,12 @@ def main() -> None:
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     from mha.conformance.cli.app import app
+    from mha.conformance.engine.descendants import ending_descendants
 
     status: object = 2
     try:
-        app(prog_name="mha")
+        with ending_descendants():
+            app(prog_name="mha")
     except SystemExit as end:
         status = end.code or 0
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -17,8 +17,8 @@ from rich.text import Text
 
 from mha.conformance.engine.estimate import estimate
 from mha.conformance.engine.judge import not_covered
-from mha.conformance.engine.workers import TimeIsUp, Workers
-from mha.conformance.harness.isolation import heeding_interrupts
+from mha.conformance.engine.workers import Found, TimeIsUp, Workers
+from mha.conformance.harness.isolation import INTERRUPTS, heeding_interrupts
 from mha.conformance.reports.entries import SECTIONS, entries
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
@@ -151,11 +151,11 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     begun = monotonic()
     workers.timeout = settings.call_timeout
     workers.until = begun + options.stop.after if options.stop.after else 0.0
-    found = workers.find(targets)
+    printer, started = Printer(Console(highlight=False, stderr=options.json is not None)), now()
+    found = find(targets, workers, options, printer)
     chosen = found.chosen
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, chosen)
-    printer, started = Printer(Console(highlight=False, stderr=options.json is not None)), now()
     run, interrupted = Run(printer, settings, options, workers, begun), False
     if found.torch_changes:
         printer.folded(f"Note: {describe_changes(found.torch_changes)}.")
@@ -175,6 +175,17 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     )
     report = replace(report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values()))
     return finish(printer, report, options)
+
+
+def find(targets: Sequence[str], workers: Workers, options: CheckOptions, printer: Printer) -> Found:
+    """Return what the targets name, and say at a terminal what takes that long; raises ValueError."""
+    what = Text(f"importing {visible_line(', '.join(targets))}, and trying out how it is called")
+    status = printer.console.status(what) if printer.console.is_terminal else nullcontext()
+    try:
+        with status:
+            return workers.find(targets)
+    except TimeIsUp as end:
+        raise ValueError(f"stopped after {options.stop.after:g} s: {end}") from None
 
 
 def validate_request(targets: Sequence[str], options: CheckOptions) -> None:
@@ -233,6 +244,8 @@ class Run:
                     if not verdict.blocked_by and self.prints_each:
                         self.print(verdict)
                     self.left -= 1
+                    if INTERRUPTS:  # by Ctrl-C, while something swallowed what it raised
+                        raise KeyboardInterrupt
                     if self.left and (reason := self.options.stop.reason(verdict, self.begun)):
                         break
             except TimeIsUp:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from mha.implementations import Resolved
 
 Say = Callable[[dict[str, Any]], None]
+# The streams of the command, which are not used here, as a lock of theirs may be held; they would close with the last
+# reference to them, and so would the descriptors.
+FORMER: list[object] = []
 
 
 def work(channel: socket.socket, times: memoryview[float], last_words: IO[bytes]) -> None:
@@ -58,9 +61,10 @@ def work_by_itself(channel: int, times: int, last_words: int) -> None:
 
 def _prepare(times: memoryview[float], last_words: IO[bytes]) -> None:
     """Set up the process: its standard streams, what signals do, and what is left of it if it crashes."""
-    # What is judged may read, but not from the user; streams of the command, which may hold a lock, are not used.
+    # What is judged may read, but not from the user.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    FORMER.extend((sys.stdin, sys.stdout, sys.stderr))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = (
         open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -19,7 +19,6 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import IO
 
-from mha.conformance.engine.descendants import adopt_orphans, end_orphans
 from mha.conformance.engine.watch import Times, place_in, why
 
 # In seconds: between two looks, and for a process that has given its status, or was asked to say where it is.
@@ -50,7 +49,6 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
     """
     if not may_fork():
         return Outcome(run())
-    adopt_orphans()
     times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  both are for the rest of this process
     reading, writing = os.pipe()
     for stream in (sys.stdout, sys.stderr):
@@ -61,9 +59,7 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
         _run_in_the_fork(run, times, last_words, writing)
     os.close(writing)
     with _Forwarding(child):
-        outcome = _watched(child, reading, times, last_words, timeout)
-    end_orphans()
-    return outcome
+        return _watched(child, reading, times, last_words, timeout)
 
 
 def _run_in_the_fork(run: Callable[[], int], times: Times, last_words: IO[bytes], writing: int) -> None:

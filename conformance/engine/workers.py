@@ -20,8 +20,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mha.conformance.engine.descendants import adopt_orphans, end_orphans
-from mha.conformance.engine.guard import may_fork
+from mha.conformance.engine import guard
 from mha.conformance.engine.watch import why
 from mha.conformance.project import CALL_TIMEOUT
 
@@ -110,26 +109,25 @@ class Workers:
         self.members: list[Worker] = []
         self._targets: tuple[str, ...] = ()
         self._messages: deque[tuple[Worker, Message]] = deque()
-        self._forks, self._failed_starts = may_fork(), 0
+        self._forks, self._failed_starts = guard.may_fork(), 0
 
     def __enter__(self) -> Workers:
         """Start the processes."""
-        adopt_orphans()
         if self._forks:
             _import_the_judge()
         self._start(self.jobs)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the processes, whatever they are doing, and all that they started."""
+        """End the processes, whatever they are doing."""
         for worker in self.members:
             worker.end()
-        end_orphans()
 
     def find(self, targets: Iterable[str]) -> Found:
         """Let the processes import all that is judged, in order; return what the first of them found.
 
-        Raises ValueError for a target that cannot be used, or that ends each process in which it is imported.
+        Raises ValueError for a target that cannot be used, or that ends each process in which it is imported, and
+        TimeIsUp.
         """
         from mha.conformance.engine import subjects
 
@@ -140,8 +138,8 @@ class Workers:
             try:
                 worker, message = self._next()
             except TimeIsUp:
-                which = self.members[0].finding or "what is judged"
-                raise ValueError(f"time is up: {which!r} was still being imported or tried out") from None
+                which = self.members[0].finding or self._targets[0]
+                raise TimeIsUp(f"{which!r} was still being imported or tried out") from None
             if isinstance(message, Ended):
                 self._failed_starts += 1
                 if not self.members:
@@ -159,7 +157,8 @@ class Workers:
         if not self._targets:
             self.find([resolved.target])
         self._forks &= "cuda" not in settings.devices  # a fork of a process that has asked for it cannot use it
-        queue = _Queue(resolved, settings, in_order_of_start(settings.tasks))
+        waiting = in_order_of_start(settings.tasks) if self.jobs > 1 else list(enumerate(settings.tasks))
+        queue = _Queue(resolved, settings, waiting)
         try:
             for number in range(len(settings.tasks)):
                 while number not in queue.found:
