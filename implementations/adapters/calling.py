@@ -300,10 +300,9 @@ class CallByName:
 
 
 def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
-    """Return how often each tensor was changed in place, as far as torch counts it."""
-    if torch.compiler.is_compiling():
-        return []
-    return [x._version for x in tensors if x is not None and not x.is_inference()]
+    """Return how often each tensor was changed in place; 0 where torch does not count it."""
+    counts = not torch.compiler.is_compiling()
+    return [x._version if counts and x is not None and not x.is_inference() else 0 for x in tensors]
 
 
 def _plain(value: Any) -> str:
