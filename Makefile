@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Most tests start processes, which should not each compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem report lint clean
+.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem versions report lint clean
 
 # In the quick profile; OPTIONS='--mha-profile default' tries every boundary case, and rows of up to 4096 keys.
 conformance: $(READY)
@@ -51,6 +51,11 @@ ecosystem:
 	.venv-ecosystem/bin/pip install -q -c constraints.txt -e '.[ecosystem,parallel]'
 	.venv-ecosystem/bin/pytest conformance -q -n auto --mha-profile quick --mha-dtype float32 \
 		--mha-waivers implementations/ecosystem/waivers.toml $(OPTIONS) --mha-impl $(ADAPTERS)
+
+# A few implementations with other versions of Python, torch and the dependencies, each in an environment of its own of
+# up to 7 GB. ENVIRONMENTS=lowest for some; OPTIONS='--torch-index URL' for builds of torch without CUDA.
+versions:
+	$(PYTHON) tests/versions.py $(ENVIRONMENTS) $(OPTIONS)
 
 # The tests of campaigns on a Ray cluster, which is started on this machine; CI does without Ray (355 MB).
 campaign-ray:

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from mha.conformance.cli import app, main
 from mha.conformance.properties.listing import listing
@@ -57,6 +59,14 @@ def test_text_and_usage_errors_need_no_slow_import(arguments: list[str], status:
     assert text in done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("imported:")
     assert "Traceback" not in done.stderr
+
+
+def test_flag_that_is_read_as_text_prints_no_version() -> None:
+    """As typer 0.12 does with click 8.3 and later, for each command: exit status 0, and nothing judged."""
+    print_version: Any = app._print_version
+    with pytest.raises(typer.Exit) as end:
+        print_version("False")
+    assert end.value.exit_code == 2
 
 
 def test_output_that_is_closed_ends_the_command_without_a_word() -> None:

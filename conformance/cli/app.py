@@ -68,6 +68,9 @@ app.add_typer(campaign, name="campaign")
 
 
 def _print_version(given: bool) -> None:
+    if isinstance(given, str):  # "False", which would print the version instead of judging, with exit status 0
+        typer.echo("mha: this version of typer does not read options with this version of click; update both", err=True)
+        raise typer.Exit(2)
     if given:
         from importlib.metadata import version
 

@@ -196,9 +196,10 @@ class CallByName:
         keys, rest = self._split(mask, sizes)
         rest, is_causal = self._causal(rest, is_causal, sizes, query.device)
         masks = self._masks(keys, rest, sizes, query.dtype)
-        versions, options = versions_of(masks.values()), options | masks
-        options |= self._flags(is_causal, need_weights)
-        options |= {name: self._neutral(name, query, sizes) for name in names.others}
+        versions = versions_of(masks.values())
+        options.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
+        options.update(self._flags(is_causal, need_weights))
+        options.update({name: self._neutral(name, query, sizes) for name in names.others})
         returned = target(*inputs, **options)
         if mask is not None and versions_of(masks.values()) != versions:
             increment_version(mask)  # what was changed in place may be its translation
@@ -299,10 +300,9 @@ class CallByName:
 
 
 def versions_of(tensors: Iterable[Tensor | None]) -> list[int]:
-    """Return how often each tensor was changed in place, as far as torch counts it."""
-    if torch.compiler.is_compiling():
-        return []
-    return [x._version for x in tensors if x is not None and not x.is_inference()]
+    """Return how often each tensor was changed in place; 0 where torch does not count it."""
+    counts = not torch.compiler.is_compiling()
+    return [x._version if counts and x is not None and not x.is_inference() else 0 for x in tensors]
 
 
 def _plain(value: Any) -> str:

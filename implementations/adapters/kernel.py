@@ -226,7 +226,7 @@ class KernelAttention(nn.Module):
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
         context, weights = as_output(self.call(kernel, *heads, **options), shape)
-        for x, before, after in zip(inputs, versions, versions_of(heads), strict=False):
+        for x, before, after in zip(inputs, versions, versions_of(heads), strict=True):
             if before != after:
                 increment_version(x)  # since a caller's heads would be changed
         try:

@@ -27,7 +27,7 @@ def as_output(returned: Any, shape: torch.Size | None = None, weights: int | Non
     >>> as_output(returned, torch.Size([2, 3, 8])).weights.shape
     torch.Size([2, 4, 3, 3])
     """
-    if isinstance(returned, Output | Tensor):
+    if isinstance(returned, (Output, Tensor)):  # Dynamo before torch 2.10 cannot trace a union
         return returned if isinstance(returned, Output) else Output(returned)
     held = [*_held(returned)]
     tensors = [value for value in held if isinstance(value, Tensor)]
@@ -47,4 +47,4 @@ def _held(returned: Any) -> Collection[Any]:
         return [getattr(returned, field.name) for field in fields(returned)]
     if isinstance(returned, SimpleNamespace):
         return vars(returned).values()
-    return returned if isinstance(returned, tuple | list) else ()
+    return returned if isinstance(returned, (tuple, list)) else ()
