@@ -1,14 +1,15 @@
-"""The numbers that users give, and the ranges in which they mean something; torch is not imported."""
+"""The numbers that users give, and the ranges in which they make sense; torch is not imported."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be. zero: what 0 stands for, where that is outside of the range; "" where it is nothing.
+    """What a number may be. zero: what 0 stands for, where that is outside of the range, or "".
 
     >>> Range(1, 64, zero="one a core").require("--jobs", 100000)
     Traceback (most recent call last):
@@ -29,13 +30,13 @@ class Range:
         return f"{number} from {_shown(self.least)} to {_shown(self.most)}{unit}{zero}"
 
     def require(self, what: str, value: object) -> None:
-        """Raise ValueError, in one line, unless a value is in the range; what: as the user knows it."""
+        """Raise ValueError, in one line, unless a value is in the range; what: as users know it."""
         if not self.has(value):
             raise ValueError(f"{what} must be {self}, but is {_shown(value)}")
 
     def has(self, value: object) -> bool:
         """Return whether a value is in the range."""
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+        if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
@@ -43,15 +44,13 @@ class Range:
 
 
 def _shown(value: object) -> str:
-    """Return a value as text, a long one by its size: Python writes no integers of thousands of digits."""
+    """Return a value as text, a long integer by its size: Python writes none of thousands of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         digits = int(math.log10(abs(value)))
         return f"about {'-' if value < 0 else ''}1e{digits}"
-    return f"{value:g}" if isinstance(value, float) and not value.is_integer() else f"{_plain(value)!s:.40}"
-
-
-def _plain(value: object) -> object:
-    return int(value) if isinstance(value, float) and math.isfinite(value) and abs(value) < 1e15 else value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
 
 
 # Those of torch's generators that every layer of the judge takes.

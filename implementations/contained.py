@@ -1,4 +1,4 @@
-"""Code of others while it is loaded: it does not end the process, and it does not hang without a word."""
+"""Code of others while it is loaded: it neither ends the process nor hangs without a word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import NoReturn
 
 from mha.implementations.errors import ImplementationError
 
-# In seconds: after the first, what still loads is named on standard error; after the second, it counts as broken.
+# In seconds: after the first, what still loads is named on standard error; after the second, it
+# counts as broken.
 SLOW, PATIENCE = 20.0, 300.0
 
 
@@ -21,8 +22,8 @@ SLOW, PATIENCE = 20.0, 300.0
 def contained(what: str) -> Iterator[None]:
     """Let the block load code of others; what: that code, as users know it.
 
-    Its `os._exit` raises SystemExit. A KeyboardInterrupt that nobody has caused is an ImplementationError, and so is a
-    block that takes too long, in the main thread.
+    Its `os._exit` raises SystemExit. A KeyboardInterrupt that nobody has caused is an
+    ImplementationError, and so is a block that takes too long, in the main thread.
     """
     with _exit_refused(), _said_if_slow(what), _own_interrupts_only():
         yield
@@ -58,7 +59,7 @@ def _said_if_slow(what: str) -> Iterator[None]:
 
 @contextmanager
 def _own_interrupts_only() -> Iterator[None]:
-    """Let through what Ctrl-C raises; raise an ImplementationError for an interrupt of the code, and after PATIENCE."""
+    """Let through what Ctrl-C raises, but no interrupt of the code; end the block after `PATIENCE`."""
     previous = signal.getsignal(signal.SIGINT)
     if previous is not signal.default_int_handler or current_thread() is not main_thread():
         yield
@@ -84,7 +85,8 @@ def _own_interrupts_only() -> Iterator[None]:
     except KeyboardInterrupt:
         if interrupts:
             raise
-        raise ImplementationError("it raised KeyboardInterrupt, as if someone had stopped the run") from None
+        reason = "it raised KeyboardInterrupt, as if someone had stopped the run"
+        raise ImplementationError(reason) from None
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, previous)

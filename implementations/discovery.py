@@ -180,7 +180,8 @@ def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names: one, except for "all".
 
     target: a registered name, "package.module:object", "path/to/file.py:object", one of these under another name,
-        "NAME=target", or "all" for every registered implementation that loads (`find` says which do not). The object is an implementation, a plain
+        "NAME=target", or "all" for every registered implementation that loads (`find` says which do
+        not). The object is an implementation, a plain
         `torch.nn.Module` class, a function that makes a module (its parameters are those of a constructor), a function
         of query, key and value, or a `functools.partial` of one; how to build and call it is then inferred.
 

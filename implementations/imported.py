@@ -1,4 +1,4 @@
-"""What the text of a module imports, wherever it does so, and where that is; nothing is imported for it."""
+"""What the text of a module imports, wherever it does so, and where that is; nothing is imported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _named_in(call: ast.Call, package: str) -> Iterator[str]:
 
 
 def located(name: str, roots: Sequence[str]) -> str:
-    """Return the file of a module, "" for one without a file; roots: folders to look in besides `sys.path`.
+    """Return the file of a module, "" for one without; roots: folders to look in besides `sys.path`.
 
     >>> located("json", []), Path(located("pytest", [])).name
     ('', '__init__.py')

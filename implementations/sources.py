@@ -1,7 +1,8 @@
-"""The code behind an implementation: the files and packages that change what it computes, known by their content.
+"""The code behind an implementation: the files and packages that it loads, known by their content.
 
-Files count by their content and by where they are in their package, so that another checkout of the same code is the
-same; packages that are installed count by their versions. Nothing here imports or runs what it looks at.
+Files count by their content and by where they are in their package, so that another checkout of the
+same code is the same; packages that are installed count by their versions. Nothing here imports or
+runs what it looks at.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def watching_files() -> Iterator[None]:
 
 
 def loaded_sources(file: Path | None = None, before: Collection[str] = ()) -> Sources:
-    """Return what is loaded here, is neither of Python nor of this package, and what that imports later.
+    """Return what is loaded here, but not of Python or of this package, and what that imports later.
 
     file: one that need not be among the modules. before: the names of modules that were loaded for
     something else, whose packages do not count unless the code names them.
@@ -160,7 +161,7 @@ def _installed_modules() -> Iterator[str]:
 
 
 def _follow(places: dict[str, str]) -> set[str]:
-    """Add the user's files that those in `places` import, anywhere in them; return the top names of all imports."""
+    """Add the user's files that those in `places` import; return the top names of all imports."""
     is_foreign, pending = dict[str, bool](), [*places.items()]
     while pending:
         path, name = pending.pop()
@@ -191,17 +192,21 @@ def _root(path: str, name: str) -> Path:
 def _data(places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the native extensions beside modules and in their packages, and the files that were read."""
     roots = sorted({_root(path, name) for path, name in places.items()})
-    packages = {name.partition("/")[0] for name in places.values() if "/" in name}
+    packages = sorted({name.partition("/")[0] for name in places.values() if "/" in name})
     for root in roots:
-        found = [*_native(root.glob("*"))]
-        for package in sorted(packages):
+        found = _native(root.glob("*"))
+        for package in packages:
             found += _native((root / package).rglob("*"))
         yield from ((os.path.realpath(file), file.relative_to(root).as_posix()) for file in found)
     for text in sorted(_OPENED.read - _OPENED.written):
-        file = Path(os.path.realpath(text))
-        root = next((each for each in (*roots, Path.cwd()) if file.is_relative_to(each)), Path())
-        if file.is_relative_to(root) and is_own(str(file)) and not _is_hidden(file.relative_to(root)):
-            yield str(file), file.relative_to(root).as_posix()
+        yield from _read(Path(os.path.realpath(text)), [*roots, Path.cwd()])
+
+
+def _read(file: Path, roots: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Yield a file that was read, with its place in the first folder that has it, if it is the user's."""
+    root = next((each for each in roots if file.is_relative_to(each)), None)
+    if root is not None and is_own(str(file)) and not _is_hidden(file.relative_to(root)):
+        yield str(file), file.relative_to(root).as_posix()
 
 
 def _native(files: Iterable[Path]) -> list[Path]:
@@ -216,7 +221,7 @@ def _is_hidden(place: Path) -> bool:
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file is the user's: not of Python, of this package, or of a package with a version."""
+    """Return whether a file is the user's: not of Python, of this package, or of one with a version."""
     if not os.path.isfile(path) or path.startswith(_ours()):
         return False
     parts = Path(path).parts
@@ -244,7 +249,7 @@ def _standard() -> tuple[str, ...]:
 
 
 def _distributions(top: str) -> list[str]:
-    """Return the installed packages that bring a module; none for what is installed as a link to its sources."""
+    """Return the installed packages that bring a module, by its top name."""
     return [name for name in _packages().get(top, ()) if name != "mha-conformance"]
 
 

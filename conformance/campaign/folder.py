@@ -164,9 +164,7 @@ def placed(sources: Sources) -> dict[str, str]:
     return {place: sources.files[name] for name, place in sources.paths.items()}
 
 
-def changed_files(
-    before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
-) -> list[str]:
+def changed_files(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the files that both have, with different content."""
     changed = []
     for target, files in before.items():

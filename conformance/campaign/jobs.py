@@ -55,6 +55,22 @@ class Outcome:
         return json.dumps(asdict(self)).encode()
 
 
+@dataclass(frozen=True)
+class Said:
+    """A message of the process of a job.
+
+    imported: it has imported torch and the judge. torch_changes: it has loaded what it judges, and begins. stops: why
+    there is no verdict on a clause. lost: it can no longer use its GPU. error: as in `Outcome`.
+    """
+
+    imported: bool = False
+    torch_changes: list[str] | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    stops: dict[str, str] = field(default_factory=dict)
+    lost: bool = False
+    error: str = ""
+
+
 class Refused(Exception):
     """A process said what was not to be said; the message says why, as the reason of a stop."""
 
@@ -101,55 +117,49 @@ class _Run:
 
     def listen(self, limits: Limits, started: Callable[[Process], object]) -> None:
         """Start the process, and take what it says until it ends."""
-        process = Supervised(COMMAND, limits.seconds)
-        lost = False
+        process, task = Supervised(COMMAND, limits.seconds), {"job": asdict(self.job), "memory": limits.memory}
+        is_lost = False
         try:
             started(process.process)
-            for message in process.messages({"job": asdict(self.job), "memory": limits.memory}):
-                lost = self._take(message)
-            self.stop = "" if lost else process.stop
+            for message in process.messages(task):
+                is_lost = self._take(message)
+            self.stop = "" if is_lost else process.stop
         except Refused as error:
             self.stop = str(error)
         finally:
             process.end()
 
-    def _take(self, message: Any) -> bool:
+    def _take(self, message: object) -> bool:
         """Take a message; return whether it says that the GPU is lost. Raises Refused."""
-        if not isinstance(message, dict):
-            raise Refused("its process said what is no message about a clause")
+        try:
+            said: Said = _said().validate_json(json.dumps(message), strict=True)
+        except ValidationError as error:
+            raise Refused(f"its process gave what is not a verdict: {_first(error)}") from None
         self.has_imported = True
-        self.outcome.error = self.outcome.error or str(message.get("error", ""))
-        if "torch_changes" in message:
+        self.outcome.error = self.outcome.error or said.error
+        if said.torch_changes is not None:
             self.is_ready = True
-            self.outcome.torch_changes = [str(each) for each in message["torch_changes"]]
-        for clause, reason in message.get("stops", {}).items():
+            self.outcome.torch_changes = said.torch_changes
+        for clause, reason in said.stops.items():
             self._expect(clause)
-            self.outcome.stops[clause] = str(reason)
-        for verdict in message.get("verdicts", []):
-            self._expect(verdict.get("clause") if isinstance(verdict, dict) else None)
+            self.outcome.stops[clause] = reason
+        for verdict in said.verdicts:
+            self._expect(verdict.clause)
             self._validate(verdict)
-            self.outcome.verdicts.append(verdict)
-        return bool(message.get("lost", False))
+            self.outcome.verdicts.append(asdict(verdict))
+        return said.lost
 
-    def _expect(self, clause: object) -> None:
+    def _expect(self, clause: str) -> None:
         """Raise Refused unless a clause is the next one."""
         if not self.due or clause != self.due[0]:
             due = f"that on {self.due[0]}" if self.due else "none"
             raise Refused(f"its process gave a verdict on {clause!r:.40} where {due} was due")
         self.due.pop(0)
 
-    def _validate(self, data: dict[str, Any]) -> None:
-        """Raise Refused unless this is a verdict on what was asked."""
-        try:
-            (verdict,) = verdicts_of([data])
-        except ValueError as error:
-            raise Refused(f"its process gave what is not a verdict: {error}") from None
-        job = self.job
-        for what, given, due in (
-            ("implementation", verdict.implementation, job.implementation),
-            ("dtype", verdict.dtype, job.dtype),
-            ("device", verdict.device, job.device),
-        ):
+    def _validate(self, verdict: Verdict) -> None:
+        """Raise Refused unless a verdict is on what was asked."""
+        for what in ("implementation", "dtype", "device"):
+            given, due = getattr(verdict, what), getattr(self.job, what)
             if due and given != due:
                 raise Refused(f"its process gave a verdict for the {what} {given!r:.80} instead of {due!r}")
 
@@ -159,14 +169,24 @@ def verdicts_of(data: object) -> list[Verdict]:
     try:
         verdicts: list[Verdict] = _adapter().validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
+        raise ValueError(f"what a job has returned are not verdicts: {_first(error)}") from None
     return verdicts
+
+
+def _first(error: ValidationError) -> str:
+    """Return in a line what was not expected first."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 @cache
 def _adapter() -> Any:
     return TypeAdapter(list[Verdict])
+
+
+@cache
+def _said() -> Any:
+    return TypeAdapter(Said)
 
 
 def memory_shortage(gibibytes: float) -> str:

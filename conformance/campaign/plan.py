@@ -105,10 +105,11 @@ class Limits:
 class Job:
     """What one process judges, and all that its verdicts depend on.
 
-    target: as `resolve` takes it. implementation: its name. sources: digests of the files that it is made of, and the
-    versions of the packages that these import. cases: known to have failed, as clause, property and code. strict, require: as in
-    `Settings`. waivers: of the project for these clauses of the implementation, as tables of TOML.
-    versions: of the judge, torch, Python, the package of the implementation and those that the plan names.
+    target: as `resolve` takes it. implementation: its name. sources: digests of the files that it is
+    made of, and the versions of the packages that these import. cases: known to have failed, as clause,
+    property and code. strict, require: as in `Settings`. waivers: of the project for these clauses of
+    the implementation, as tables of TOML. versions: of the judge, torch, Python, the code of the
+    implementation and the packages that the plan names.
     """
 
     target: str

@@ -166,4 +166,3 @@ def _result(campaign: Campaign, resolved: Resolved, job: Job, text: bytes) -> Re
     common = {name: number for name, number in job.versions.items() if name != "package"}
     changes = tuple(data["torch_changes"])
     return Result(job.key, replace(report, versions=common, torch_changes=changes), data["stops"])
-

@@ -1,9 +1,9 @@
-"""Processes that run the code of others: what they say is known to be ours, and what they start ends with them.
+"""Processes that run the code of others: their messages are ours, and what they start ends with them.
 
-Such a process gets a task through standard input, with a token that its messages must carry, and prints each message as
-a line of JSON. On Linux it is two: one that loads nothing of the user's, to which all that is started there falls when
-its own parent ends, and its child, which does the work. When the work ends, or whoever gave the task is gone, the first
-kills all the rest.
+Such a process gets a task through standard input, with a token that its messages must carry, and
+prints each message as a line of JSON. On Linux it is two: one that loads nothing of the user's, to
+which all that is started there falls when its own parent ends, and its child, which does the work.
+When the work ends, or whoever gave the task is gone, the first kills all the rest.
 Nothing here imports torch.
 """
 
@@ -29,7 +29,8 @@ from typing import IO, Any, NoReturn
 
 Process = subprocess.Popen[bytes]
 # What the allocators of Python, C++ and torch say; the last on GPUs.
-OUT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|can't allocate memory|Cannot allocate memory|out of memory", re.I)
+SHORT_OF_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory", "out of memory")
+OUT_OF_MEMORY = re.compile("|".join(SHORT_OF_MEMORY), re.I)
 # Why a process ended early where the limits, or the memory of the machine, may be to blame.
 TIMEOUT, MEMORY, KILLED = "timeout", "memory", "killed"
 GARBLED = "its process wrote to the pipe of its verdicts what is not one"
@@ -41,14 +42,14 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Supervised:
-    """A process that was started. seconds: after which it is ended, 0 for never. stop: why it ended too early."""
+    """A process that was started. seconds: until it is ended, 0 for never. stop: why it ended too early."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self.errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  closed by `end`
         # Jobs share the cores: threads of torch would only wait for one another.
         environment = {"OMP_NUM_THREADS": "1"} | os.environ
-        options: dict[str, Any] = {"start_new_session": True, "env": environment}
-        self.process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=self.errors, **options)
+        pipes: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, start_new_session=True, env=environment, **pipes)
         self.token = secrets.token_hex(16)
         self.deadline = monotonic() + seconds if seconds else float("inf")
         self.stop = ""
@@ -155,7 +156,7 @@ class Processes:
 
 
 def end_all(processes: Iterable[Process]) -> None:
-    """End processes, and all that they started: each does so where its input ends, or else is killed."""
+    """End processes, and all that they started: each does so as its input ends, or else is killed."""
     processes = list(processes)
     for process in processes:
         if process.stdin:
@@ -191,7 +192,7 @@ def serve(work: Callable[[dict[str, Any]], Iterator[object]]) -> None:
             answers.write(f"{token} {json.dumps(message, ensure_ascii=True)}\n")
             answers.flush()
         except (OSError, ValueError):
-            sys.exit("its output was closed by what it runs")
+            sys.exit(CLOSED)
 
     for message in work(task):
         say(message)
@@ -199,7 +200,7 @@ def serve(work: Callable[[dict[str, Any]], Iterator[object]]) -> None:
 
 
 def limit_memory(gibibytes: float) -> None:
-    """Limit what the process may allocate; address space that is only reserved, as CUDA does, does not count."""
+    """Limit what the process may allocate; address space that is only reserved, as by CUDA, is free."""
     if gibibytes and sys.platform == "linux":
         import resource
 
@@ -214,7 +215,7 @@ def _die_at_end(tasks: IO[bytes]) -> None:
 
 
 def _become_the_child(tasks: IO[bytes], output: int) -> None:
-    """Fork: return in the child; the parent stays until that has ended, or the tasks have, and kills what is left."""
+    """Fork: return in the child; the parent waits until that or the tasks end, and kills what is left."""
     control, parent = ctypes.CDLL(None).prctl, os.getpid()
     control(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     worker = os.fork()
@@ -237,8 +238,8 @@ def _kill_at_end(tasks: IO[bytes], worker: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill all that descends from this process, until nothing is left, but no longer than `GRACE`."""
-    deadline = monotonic() + GRACE / 2
+    """Kill all that descends from this process until nothing is left, for `GRACE` at the longest."""
+    deadline = monotonic() + GRACE
     while monotonic() < deadline:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -1,4 +1,4 @@
-"""The implementations of a plan, found by processes of their own: the campaign itself runs none of their code."""
+"""The implementations of a plan, found by processes of their own: the campaign runs no such code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OURS = "mha."
 
 @dataclass(frozen=True, eq=False)
 class Elsewhere:
-    """An implementation that other processes load; what it says of itself is what one of them said."""
+    """An implementation that other processes load; its name and claims are what one of them said."""
 
     name: str
     claims: Claims
@@ -56,7 +56,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a plan names. sources: by the target. unavailable: what "all" names, and cannot be used."""
+    """What a plan names. sources: by target. unavailable: what "all" names, and cannot be used."""
 
     resolved: list[Resolved]
     sources: Mapping[str, Sources]
@@ -90,9 +90,10 @@ def place_of(target: str) -> str:
 
 
 def find_all(targets: Collection[str], memory: float) -> Targets:
-    """Find what targets name, each that is not of this package in a process of its own, with so many GiB of memory.
+    """Find what targets name, each that is not of this package in a process of its own.
 
-    Raises ValueError, in one line, for one that cannot be used; of what "all" names, that is no error.
+    memory: of each process, in GiB; 0 for no limit. Raises ValueError, in one line, for one that cannot
+    be used; of what "all" names, that is no error.
     """
     named = [(each, target == "all") for target in targets for each in _expanded(target)]
     running = Processes()
@@ -108,7 +109,8 @@ def find_all(targets: Collection[str], memory: float) -> Targets:
             sources[target] = each.sources
         elif is_optional:
             reason = each.error.partition(" cannot be used: ")[2] or each.error
-            unavailable.append(Registered(target, place_of(target), error=reason, broken=each.broken))
+            place = place_of(target)
+            unavailable.append(Registered(target, place, error=reason, broken=each.broken))
         else:
             raise ValueError(each.error)
     return Targets(resolved, sources, tuple(unavailable))
@@ -116,11 +118,13 @@ def find_all(targets: Collection[str], memory: float) -> Targets:
 
 def _expanded(target: str) -> list[str]:
     """Return the registered names for "all"."""
-    return sorted({point.name for point in entry_points(group=GROUP)}) if target == "all" else [target]
+    if target != "all":
+        return [target]
+    return sorted({point.name for point in entry_points(group=GROUP)})
 
 
 def _find_apart(target: str, memory: float, running: Processes) -> Found:
-    """Find what a target names; what is not of this package by a process, which may crash, hang or exit."""
+    """Find what a target names; what is not ours, by a process that may crash, hang or exit."""
     if place_of(target).startswith(OURS):
         return find(target)
     process = Supervised(COMMAND, START)
@@ -157,7 +161,8 @@ def work() -> None:
 
 
 def _found(task: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    # As in the process of a job: what is loaded for the judge does not count as loaded by the target.
+    # As in the process of a job: what is loaded for the judge does not count as loaded by the
+    # target.
     import mha.conformance.engine.judge
     import mha.conformance.harness.isolation  # noqa: F401
 
@@ -188,11 +193,13 @@ def _plain(value: Any) -> Any:
 
 def claims_of(data: Mapping[str, Any]) -> Claims:
     """Return the claims that `plain_claims` has written; raises TypeError and ValueError."""
-    return Claims(**{**data, "sizes": Sizes(**data["sizes"]), "rounding": Rounding(**data["rounding"])})
+    sizes, rounding = Sizes(**data["sizes"]), Rounding(**data["rounding"])
+    return Claims(**{**data, "sizes": sizes, "rounding": rounding})
 
 
 def changed(expected: Mapping[str, str], here: Sources) -> str:
-    """Return which sources are not what they were when the job was planned, "" if all that are known here are."""
+    """Return which sources are not what the job was planned for, "" if all that are known here are."""
     known = {**here.packages, **here.files}
     different = [name for name, text in expected.items() if known.get(name, text) != text]
-    return "; ".join(f"{name} is {known[name]} where the job runs, not {expected[name]}" for name in different)
+    said = [f"{name} is {known[name]} where the job runs, not {expected[name]}" for name in different]
+    return "; ".join(said)
