@@ -18,9 +18,16 @@ from torch.autograd.function import FunctionMeta
 
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.pickled import pickled
-from mha.implementations.contained import contained
 from mha.implementations.errors import ImplementationError, UnavailableError
-from mha.implementations.importing import classes_of, default_warnings, described, load_file, load_module, member_of
+from mha.implementations.importing import (
+    classes_of,
+    contained,
+    default_warnings,
+    described,
+    load_file,
+    load_module,
+    member_of,
+)
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernel_forms import kernel_maker
 from mha.implementations.inference.kernels import infer_kernel

@@ -22,8 +22,8 @@ from mha.conformance.campaign.report import campaign_report
 from mha.conformance.cli.app import app
 from mha.conformance.cli.bench import place_of
 from mha.conformance.settings import Settings
+from mha.conformance.sources import watching_files
 from mha.implementations import resolve
-from mha.implementations.sources import watching_files
 
 MINE = """
 import importlib

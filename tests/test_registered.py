@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mha.conformance import check
-from mha.implementations import ImplementationError, contained, discover, resolve
+from mha.implementations import ImplementationError, discover, importing, resolve
 from mha.implementations.discovery import find
 
 MODULES = {
@@ -111,8 +111,8 @@ def test_one_that_hangs_is_named_and_then_counts_as_broken(
     register(tmp_path, {"my_hanging": "my_hanging:x"})
     (tmp_path / "my_hanging.py").write_text("import time\ntime.sleep(1000)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(contained, "SLOW", 0.2)
-    monkeypatch.setattr(contained, "PATIENCE", 1.0)
+    monkeypatch.setattr(importing, "SLOW", 0.2)
+    monkeypatch.setattr(importing, "PATIENCE", 1.0)
     entry = next(each for each in discover() if each.name == "my_hanging")
     assert entry.broken
     assert "it took longer than 1 s to load" in entry.error

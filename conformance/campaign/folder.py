@@ -13,7 +13,7 @@ from typing import Any
 
 from mha.conformance.campaign.plan import Campaign
 from mha.conformance.results import Report
-from mha.implementations.sources import Sources, digest_of
+from mha.conformance.sources import Sources, digest_of
 
 PLAN, RESULTS = "plan.json", "results"
 # What may change between runs into one folder: it stops jobs, and is no part of them.

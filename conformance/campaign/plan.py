@@ -23,9 +23,9 @@ from mha.conformance.ranges import MEMORY, MOST_JOBS, MOST_SEEDS, MOST_WORDS, SE
 from mha.conformance.reports.files import read
 from mha.conformance.results import versions
 from mha.conformance.settings import Settings, by_name
+from mha.conformance.sources import Sources, judge_digest
 from mha.conformance.waivers import parse_waivers
 from mha.implementations import Resolved
-from mha.implementations.sources import Sources, judge_digest
 from mha.spec import CLAUSES
 
 # In GiB: with so much memory, a process can import torch on any machine.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mha.conformance.campaign.supervised import TIMEOUT, Processes, Supervised, serve
 from mha.conformance.engine.workers import all_cores
+from mha.conformance.sources import Sources, loaded_sources, packages_of, watching_files
 from mha.implementations import Registered, Resolved, UnavailableError, resolve
 from mha.implementations.discovery import GROUP, split_name
 from mha.implementations.loaded import file_of, module_named
-from mha.implementations.sources import Sources, loaded_sources, packages_of, watching_files
 from mha.spec import Claims
 from mha.spec.claims import Rounding, Sizes
 

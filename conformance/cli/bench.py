@@ -33,10 +33,10 @@ from mha.conformance.reports.merge import merge
 from mha.conformance.reports.text import fitted, visible, visible_name, width_of
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
+from mha.conformance.sources import judge_digest, loaded_sources, watching_files
 from mha.conformance.waivers import expiry_notes, validate_judged
 from mha.implementations import Resolved
 from mha.implementations.discovery import find, split_name
-from mha.implementations.sources import judge_digest, loaded_sources, watching_files
 from mha.implementations.torch_state import threads
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES

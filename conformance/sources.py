@@ -18,8 +18,9 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
+import mha.implementations
 import mha.spec
-from mha.implementations.imported import imported_by, located
+from mha.conformance.imported import imported_by, located
 from mha.implementations.loaded import MAINS, every_module, file_of
 
 # What is installed is known by its version.
@@ -235,9 +236,8 @@ def is_own(path: str) -> bool:
 @cache
 def _ours() -> tuple[str, ...]:
     """Return the folders of this package, whose content a version of the judge stands for."""
-    ours = Path(__file__).resolve().parent
-    spec = Path(str(mha.spec.__file__)).resolve().parent
-    return tuple(f"{each}{os.sep}" for each in (spec, ours, ours.with_name("conformance")))
+    initial = [mha.spec.__file__, mha.implementations.__file__, __file__]
+    return tuple(f"{Path(str(file)).resolve().parent}{os.sep}" for file in initial)
 
 
 @cache
