@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from mha.conformance.ranges import SECONDS
 from mha.spec.claims import DEVICES, DTYPES
 from mha.spec.clauses import CLAUSES, FAMILIES, VERSIONS
 
@@ -17,7 +18,7 @@ PROFILE_NAMES = ("quick", "default", "thorough")
 # Read by default from the root of a project, and written by `mha waive`.
 WAIVERS = "mha_waivers.toml"
 # In seconds; a correct call on the largest cases takes a few.
-CALL_TIMEOUT, LONGEST_TIMEOUT = 60.0, 86400.0
+CALL_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +192,8 @@ def _flag(value: object, what: str, folder: Path) -> bool:
 
 
 def _seconds(value: Any, what: str, folder: Path) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= value <= LONGEST_TIMEOUT:  # nan is not
-        return float(value)
-    expected = f"a number of seconds up to {LONGEST_TIMEOUT:g}, or 0 for no limit"
-    raise ValueError(f"{what} must be {expected}, but is {value!r:.80}")
+    SECONDS.require(what, value)
+    return float(value)
 
 
 def _targets(value: object, what: str, folder: Path) -> dict[str, Table]:

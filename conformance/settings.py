@@ -14,6 +14,7 @@ import torch
 from mha.conformance.cases.boundary import NO_LIMIT
 from mha.conformance.project import CALL_TIMEOUT, Project, Table, read_project, shown_path
 from mha.conformance.properties.registry import properties
+from mha.conformance.ranges import SEED
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers, shipped_as
 from mha.implementations import Resolved
 from mha.implementations.discovery import original_of, split_name
@@ -110,6 +111,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise ValueError, in one line, for settings that cannot be followed."""
+        SEED.require("seed", self.seed)
         validate_choice("profile", [self.profile], PROFILES)
         validate_choice("clause", self.clauses, properties())
         for what, given in (("dtype", self.dtypes), ("device", self.devices)):

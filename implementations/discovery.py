@@ -19,7 +19,15 @@ from torch.autograd.function import FunctionMeta
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError
-from mha.implementations.importing import classes_of, default_warnings, described, load_file, load_module, member_of
+from mha.implementations.importing import (
+    classes_of,
+    contained,
+    default_warnings,
+    described,
+    load_file,
+    load_module,
+    member_of,
+)
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernel_forms import kernel_maker
 from mha.implementations.inference.kernels import infer_kernel
@@ -110,6 +118,12 @@ class Registered:
     inference: Inference | None = None
 
     @property
+    def note(self) -> str:
+        """Why it cannot be used, in a line."""
+        state = "cannot be loaded" if self.broken else "is not available"
+        return f"{self.name} ({self.target}) {state}: {self.error}"
+
+    @property
     def is_built_in(self) -> bool:
         """Whether this package ships it."""
         return self.target.startswith("mha.implementations.")
@@ -127,6 +141,42 @@ def discover() -> list[Registered]:
     return [_load_named(name, points) for name in sorted({point.name for point in points})]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What some targets name. unavailable: the registered implementations that "all" names, and that cannot be used."""
+
+    resolved: list[Resolved]
+    unavailable: tuple[Registered, ...] = ()
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Why those that are no mere lack of something optional cannot be used, by name, as in a report."""
+        return {entry.name: entry.error for entry in self.unavailable if entry.broken}
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each that cannot be used."""
+        return [entry.note for entry in self.unavailable]
+
+
+def find(targets: Iterable[str]) -> Found:
+    """Return what targets name, and what "all" would name if it could be used; raises ImplementationError as `resolve`.
+
+    >>> find(["all"]).broken
+    {}
+    """
+    resolved: list[Resolved] = []
+    unavailable: list[Registered] = []
+    for target in targets:
+        if target == "all":
+            entries = discover()
+            resolved += available(entries)
+            unavailable += [entry for entry in entries if entry.implementation is None]
+        else:
+            resolved += resolve(target)
+    return Found(resolved, tuple({entry.name: entry for entry in unavailable}.values()))
+
+
 def available(entries: Iterable[Registered]) -> list[Resolved]:
     """Return the registered implementations that were loaded."""
     loaded = [(entry, entry.implementation) for entry in entries]
@@ -137,7 +187,8 @@ def resolve(target: str) -> list[Resolved]:
     """Return the implementations that `target` names: one, except for "all".
 
     target: a registered name, "package.module:object", "path/to/file.py:object", one of these under another name,
-        "NAME=target", or "all" for every registered implementation that loads. The object is an implementation, a plain
+        "NAME=target", or "all" for every registered implementation that loads (`find` says which do
+        not). The object is an implementation, a plain
         `torch.nn.Module` class, a function that makes a module (its parameters are those of a constructor), a function
         of query, key and value, or a `functools.partial` of one; how to build and call it is then inferred.
 
@@ -176,7 +227,8 @@ def resolve(target: str) -> list[Resolved]:
         )
     entry = _load_entry(_entry_point(target, list(entry_points(group=GROUP))))
     if entry.implementation is None:
-        raise ImplementationError(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
+        kind = ImplementationError if entry.broken else UnavailableError
+        raise kind(f"the implementation {target!r} ({entry.target}) cannot be used: {entry.error}")
     return [Resolved(entry.implementation, target, entry.inference)]
 
 
@@ -277,15 +329,16 @@ def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
 
 def _load_entry(point: EntryPoint) -> Registered:
     try:
-        with default_warnings():
-            value = point.load()
-        implementation, inference = _implementation(point.value, value)
+        with default_warnings(), contained(f"the registered implementation {point.name} ({point.value})"):
+            implementation, inference = _implementation(point.value, point.load())
         return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
     except UnavailableError as error:
         return Registered(point.name, point.value, error=str(error))
     except ImplementationError as error:
         return Registered(point.name, point.value, error=str(error), broken=True)
-    except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything while it is imported
         return Registered(point.name, point.value, error=described(error), broken=True)
 
 
@@ -300,9 +353,14 @@ def original_of(implementation: Implementation) -> Implementation:
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
     """Return a declared implementation as it is, and a plain class or function as it is inferred."""
-    if isinstance(value, Implementation) and not isinstance(value, type):
-        preflight(value)
-        return value, None
+    try:
+        if isinstance(value, Implementation) and not isinstance(value, type):
+            preflight(value)
+            return value, None
+    except (ImplementationError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of its name or claims, which may be properties
+        raise ImplementationError(f"{target!r} cannot be used: {described(error)}") from error
     made = value.func if isinstance(value, partial) else value
     framework = framework_of(made)
     if framework:

@@ -93,7 +93,7 @@ def verdict_on(job: Job, clause: str, **changes: Any) -> Verdict:
     failed = clause == "SHP-5" and job.seed == 2
     what: dict[str, Any] = {"status": "fail", "case": "Case(L=2)", "message": "wrong"} if failed else {"status": "pass"}
     where = {"implementation": job.target, "clause": clause, "dtype": job.dtype, "device": job.device}
-    return Verdict(**where, level="MUST", examples=10 + job.seed, **what | changes)
+    return Verdict(**{**where, "level": "MUST", "examples": 10 + job.seed, **what, **changes})
 
 
 def judged(job: Job, *_: object) -> bytes:

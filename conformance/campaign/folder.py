@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from mha.conformance.campaign.plan import Campaign
 from mha.conformance.reports.writing import make_own_folder, write_own
 from mha.conformance.results import Report
+from mha.conformance.sources import Sources, digest_of
 
 PLAN, RESULTS = "plan.json", "results"
 # What may change between runs into one folder: it stops jobs, and is no part of them.
@@ -55,18 +56,26 @@ class Result:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a folder is for. keys: of all jobs, in the order of the plan."""
+    """What a folder is for. keys: of all jobs, in the order of the plan.
+
+    sources: for each target, the files that it is made of, with their digests, by the places where they were.
+    broken: as in `Report`. Other machines may have these elsewhere.
+    """
 
     plan: Mapping[str, Any]
     versions: Mapping[str, str]
     keys: tuple[str, ...]
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
+    broken: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of(campaign: Campaign) -> Stamp:
         """Return that of a campaign, as JSON gives it back."""
         plan = {name: value for name, value in asdict(campaign.plan).items() if name not in LIMITS}
         plan = json.loads(json.dumps(plan))
-        return Stamp(plan, dict(campaign.versions), tuple(job.key for job in campaign.jobs()))
+        keys = tuple(job.key for job in campaign.jobs())
+        sources = {target: placed(own) for target, own in campaign.sources.items()}
+        return Stamp(plan, dict(campaign.versions), keys, sources, dict(campaign.broken))
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class Folder:
         """Make it the folder of a campaign; raises ValueError, in one line, if it is that of another one."""
         if (self.path / PLAN).exists():
             theirs = self.stamp()
+            self._require_sources(theirs, stamp)
             for what in ("plan", "versions"):
                 old, new = getattr(theirs, what), getattr(stamp, what)
                 for name in sorted({*old, *new}):
@@ -100,6 +110,22 @@ class Folder:
                 write_own(self.path / PLAN, json.dumps(asdict(stamp), indent=1))
             except OSError as error:
                 raise ValueError(f"{str(self.path)!r} cannot be written: {error.strerror}") from None
+
+    def _require_sources(self, theirs: Stamp, stamp: Stamp) -> None:
+        """Raise ValueError, in one line, if results are of other files than those that there are now."""
+        changed = changed_files(theirs.sources, stamp.sources)
+        keys = frozenset(stamp.keys)
+        count = sum(key not in keys for key in self.result_keys())
+        if changed and count and dict(theirs.plan) == dict(stamp.plan):
+            raise ValueError(
+                f"{str(self.path)!r} is the folder of another campaign: {results_in_words(count)} of an earlier "
+                f"version of {named(changed)}; name another folder"
+            )
+
+    def result_keys(self) -> Iterator[str]:
+        """Yield the keys of the results that are there, whatever they are of."""
+        for file in sorted((self.path / RESULTS).glob("??/*.json")):
+            yield file.stem
 
     def stamp(self) -> Stamp:
         """Return what the folder is for; raises ValueError, in one line, if it is not that of a campaign."""
@@ -166,6 +192,52 @@ def _stamps() -> Any:
 @cache
 def _contents() -> Any:
     return TypeAdapter(Content)
+
+
+def placed(sources: Sources) -> dict[str, str]:
+    """Return the digests of files by where they are here."""
+    return {place: sources.files[name] for name, place in sources.paths.items()}
+
+
+def changed_files(before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the files that both have, with different content."""
+    changed = []
+    for target, files in before.items():
+        now = after.get(target, {})
+        changed += [place for place, digest in files.items() if now.get(place, digest) != digest]
+    return list(dict.fromkeys(changed))
+
+
+def changed_since(stamp: Stamp) -> dict[str, list[str]]:
+    """Return by the target the files that are there, and are not what they were."""
+    found = {}
+    for target, files in stamp.sources.items():
+        changed = [place for place, digest in files.items() if _digest_of(place) not in ("", digest)]
+        if changed:
+            found[target] = changed
+    return found
+
+
+def _digest_of(place: str) -> str:
+    """Return the digest of a file; "" where it is not there, as on another machine."""
+    try:
+        return digest_of(Path(place))
+    except OSError:
+        return ""
+
+
+def named(files: Sequence[str]) -> str:
+    """Return the names of files, as a user knows them."""
+    return ", ".join(dict.fromkeys(Path(file).name for file in files))
+
+
+def results_in_words(count: int) -> str:
+    """Return how many results there are, with the verb.
+
+    >>> results_in_words(1), results_in_words(3)
+    ('1 result is', '3 results are')
+    """
+    return "1 result is" if count == 1 else f"{count} results are"
 
 
 def _digest(content: str) -> str:

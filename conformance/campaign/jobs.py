@@ -1,8 +1,7 @@
-"""One job: judged by a process of its own, in its own process group, within limits of time and memory.
+"""One job: judged by processes of its own, within limits of time and memory.
 
-The process gets the job through standard input and prints a verdict on each clause as a line of JSON. Where it ends
-early, the clause that it was judging gets no verdict but the reason, and another process judges the clauses after it.
-So does one after a clause that ended the use of the GPU.
+A process prints a verdict on each clause. Where it ends early, the clause that it was judging gets no verdict but the
+reason, and another process judges the clauses after it. So does one after a clause that ended the use of the GPU.
 Nothing here imports torch except the process itself, so that many jobs can be looked after at once.
 """
 
@@ -10,29 +9,28 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from subprocess import PIPE
-from tempfile import TemporaryFile
-from threading import Thread, Timer
-from typing import IO, TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from mha.conformance.campaign.supervised import KILLED, MEMORY, OUT_OF_MEMORY, TIMEOUT, Process, Supervised, serve
+from mha.conformance.results import Verdict
 
 if TYPE_CHECKING:
     from mha.conformance.campaign.plan import Job, Limits
-    from mha.conformance.results import Verdict
     from mha.implementations import Resolved
 
-Process = subprocess.Popen[bytes]
 COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.campaign.jobs import work; work()")
-# What the allocators of Python, C++ and torch say; the last on GPUs.
-OUT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|can't allocate memory|Cannot allocate memory|out of memory", re.I)
-# Why a process ended early where the limits, or the memory of the machine, may be to blame.
-TIMEOUT, MEMORY, KILLED = "timeout", "memory", "killed"
+# What the reason begins with where a process ended after it had imported torch, and before it judged anything.
+BEFORE = "before it judged anything, "
+# A process imports this before it sees any code to be judged, and prints how much memory that takes.
+IMPORTS = "import mha.conformance.engine.judge"
+SIZE = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmData')))"
 
 
 @dataclass
@@ -57,147 +55,185 @@ class Outcome:
         return json.dumps(asdict(self)).encode()
 
 
+@dataclass(frozen=True)
+class Said:
+    """A message of the process of a job.
+
+    imported: it has imported torch and the judge. torch_changes: it has loaded what it judges, and begins. stops: why
+    there is no verdict on a clause. lost: it can no longer use its GPU. error: as in `Outcome`.
+    """
+
+    imported: bool = False
+    torch_changes: list[str] | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    stops: dict[str, str] = field(default_factory=dict)
+    lost: bool = False
+    error: str = ""
+
+
+class Refused(Exception):
+    """A process said what was not to be said; the message says why, as the reason of a stop."""
+
+
 def run_job(job: Job, limits: Limits, started: Callable[[Process], object] = id) -> bytes:
     """Run a job, and return its `Outcome` as JSON; started: is given each process."""
     outcome = Outcome()
-    while left := tuple(clause for clause in job.clauses if clause not in outcome.known):
-        is_ready, stop = _run_process(replace(job, clauses=left), limits, outcome, started)
-        if outcome.error:
-            break
+    while (left := [clause for clause in job.clauses if clause not in outcome.known]) and not outcome.error:
+        run = _Run(replace(job, clauses=tuple(left)), outcome)
+        run.listen(limits, started)
         missing = [clause for clause in left if clause not in outcome.known]
-        if stop:
-            outcome.stops |= dict.fromkeys(missing[:1] if is_ready else missing, stop)
+        if run.stop and not outcome.error:
+            _note(run, missing, limits, outcome)
+        elif len(missing) == len(left):
+            outcome.stops[left[0]] = "its process gave no verdict"
     return outcome.to_json()
 
 
-def _run_process(job: Job, limits: Limits, outcome: Outcome, started: Callable[[Process], object]) -> tuple[bool, str]:
-    """Add what a process prints; return whether it came as far as judging, and why it ended if that was too early.
+def _note(run: _Run, missing: Sequence[str], limits: Limits, outcome: Outcome) -> None:
+    """Note why a process ended too early."""
+    if run.is_ready:
+        outcome.stops |= dict.fromkeys(missing[:1], run.stop)
+    elif run.stop in (TIMEOUT, KILLED) or (run.has_imported and run.stop == MEMORY):
+        outcome.stops |= dict.fromkeys(missing, run.stop)
+    elif run.has_imported:
+        outcome.stops |= dict.fromkeys(missing, BEFORE + run.stop)
+    else:
+        shortage = memory_shortage(limits.memory)
+        outcome.error = shortage or f"its process cannot import torch and the judge: {run.stop}"
 
-    The reason is empty where it has a verdict, but no GPU any more.
+
+class _Run:
+    """What one process says about the clauses of a job.
+
+    has_imported: whether it has imported torch and the judge. is_ready: whether it came as far as judging.
+    stop: why it ended, if that was too early; "" also where it has a verdict, but no GPU any more.
     """
-    is_ready, lost, late = False, False, []
-    with TemporaryFile() as errors:
-        # Jobs share the cores: threads of torch would only wait for one another.
-        environment = {"OMP_NUM_THREADS": "1"} | os.environ
-        process = subprocess.Popen(
-            COMMAND, stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True, env=environment
-        )
 
-        def expire() -> None:
-            late.append(True)
-            kill_group(process)
+    def __init__(self, job: Job, outcome: Outcome) -> None:
+        self.job, self.outcome = job, outcome
+        self.due = list(job.clauses)
+        self.has_imported = self.is_ready = False
+        self.stop = ""
 
-        timer = Timer(limits.seconds, expire)
-        if limits.seconds:
-            timer.start()
+    def listen(self, limits: Limits, started: Callable[[Process], object]) -> None:
+        """Start the process, and take what it says until it ends."""
+        process, task = Supervised(COMMAND, limits.seconds), {"job": asdict(self.job), "memory": limits.memory}
+        is_lost = False
         try:
-            started(process)
-            for message in _messages(process, {"job": asdict(job), "memory": limits.memory}):
-                is_ready, lost = True, message.get("lost", False)
-                outcome.error = outcome.error or message.get("error", "")
-                outcome.torch_changes = message.get("torch_changes", outcome.torch_changes)
-                outcome.stops |= message.get("stops", {})
-                outcome.verdicts += message.get("verdicts", [])
+            started(process.process)
+            for message in process.messages(task):
+                is_lost = self._take(message)
+            self.stop = "" if is_lost else process.stop
+        except Refused as error:
+            self.stop = str(error)
         finally:
-            timer.cancel()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0 if late else 2)
-            kill_group(process)
-            process.wait()
-        if lost:
-            return is_ready, ""
-        return is_ready, TIMEOUT if late else _reason(process.returncode, errors)
+            process.end()
+
+    def _take(self, message: object) -> bool:
+        """Take a message; return whether it says that the GPU is lost. Raises Refused."""
+        try:
+            said: Said = _said().validate_json(json.dumps(message), strict=True)
+        except ValidationError as error:
+            raise Refused(f"its process gave what is not a verdict: {_first(error)}") from None
+        self.has_imported = True
+        self.outcome.error = self.outcome.error or said.error
+        if said.torch_changes is not None:
+            self.is_ready = True
+            self.outcome.torch_changes = said.torch_changes
+        for clause, reason in said.stops.items():
+            self._expect(clause)
+            self.outcome.stops[clause] = reason
+        for verdict in said.verdicts:
+            self._expect(verdict.clause)
+            self._validate(verdict)
+            self.outcome.verdicts.append(asdict(verdict))
+        return said.lost
+
+    def _expect(self, clause: str) -> None:
+        """Raise Refused unless a clause is the next one."""
+        if not self.due or clause != self.due[0]:
+            due = f"that on {self.due[0]}" if self.due else "none"
+            raise Refused(f"its process gave a verdict on {clause!r:.40} where {due} was due")
+        self.due.pop(0)
+
+    def _validate(self, verdict: Verdict) -> None:
+        """Raise Refused unless a verdict is on what was asked."""
+        for what in ("implementation", "dtype", "device"):
+            given, due = getattr(verdict, what), getattr(self.job, what)
+            if due and given != due:
+                raise Refused(f"its process gave a verdict for the {what} {given!r:.80} instead of {due!r}")
 
 
-def _messages(process: Process, task: object) -> Iterator[dict[str, Any]]:
-    """Send a task to a process, and yield what it prints until it says that it is done, or dies."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(OSError):
-        process.stdin.write(json.dumps(task).encode() + b"\n")
-        process.stdin.flush()
-    with process.stdout:
-        for line in process.stdout:
-            if not line.endswith(b"\n"):
-                break
-            message = json.loads(line)
-            if message == "done":
-                break
-            yield message
-    with suppress(OSError):
-        process.stdin.close()
+def verdicts_of(data: object) -> list[Verdict]:
+    """Return verdicts for their fields, as JSON has them; raises ValueError, in one line, for anything else."""
+    try:
+        verdicts: list[Verdict] = _adapter().validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        raise ValueError(f"what a job has returned are not verdicts: {_first(error)}") from None
+    return verdicts
 
 
-def kill_group(process: Process) -> None:
-    """Kill a process and all that it started."""
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _first(error: ValidationError) -> str:
+    """Return in a line what was not expected first."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def _reason(status: int, errors: IO[bytes]) -> str:
-    """Return why a process ended early; its last words say more where it exited by itself."""
-    if status < 0:
-        with suppress(ValueError):  # a number without a name
-            name = signal.Signals(-status).name
-            return KILLED if name == "SIGKILL" else f"its process was ended by {name}"
-        return f"its process was ended by signal {-status}"
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
-    last = (errors.read().decode(errors="replace").strip() or " ").splitlines()[-1]
-    if OUT_OF_MEMORY.search(last):
-        return MEMORY
-    return f"its process exited with status {status}: {last:.300}".rstrip(": ")
+@cache
+def _adapter() -> Any:
+    return TypeAdapter(list[Verdict])
+
+
+@cache
+def _said() -> Any:
+    return TypeAdapter(Said)
+
+
+def memory_shortage(gibibytes: float) -> str:
+    """Return why a process with so much memory cannot start; "" if it can, or where that cannot be known."""
+    if not gibibytes or sys.platform != "linux":
+        return ""
+    needed = _memory_of_imports()
+    if gibibytes >= needed:
+        return ""
+    return f"memory = {gibibytes:g} GiB is too small to import torch, which takes about {needed:.2f} GiB"
+
+
+@cache
+def _memory_of_imports() -> float:
+    """Return how much memory the imports of a job take, in GiB, as the limit counts it; 0 where they fail."""
+    command = [sys.executable, "-P", "-c", f"{IMPORTS}; {SIZE}"]
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return int(ended.stdout) / 2**20 if ended.returncode == 0 and ended.stdout.strip().isdecimal() else 0.0
 
 
 def work() -> None:
     """Be the process of a job."""
-    tasks, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    task = json.loads(tasks.readline())
-    Thread(target=_die_at_end, args=(tasks,), daemon=True).start()
-    _limit_memory(task["memory"])
-
-    def say(message: object) -> None:
-        answers.write(json.dumps(message, ensure_ascii=True) + "\n")
-        answers.flush()
-
-    for message in _judged(task["job"]):
-        say(message)
-    say("done")
-
-
-def _die_at_end(tasks: IO[bytes]) -> None:
-    """End the process, and all that it started, when whoever gave it its task is gone."""
-    tasks.read()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _limit_memory(gibibytes: float) -> None:
-    """Limit what the process may allocate; address space that is only reserved, as CUDA does, does not count."""
-    if gibibytes and sys.platform == "linux":
-        import resource
-
-        size = int(gibibytes * 2**30)
-        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    serve(lambda task: _judged(task["job"]))
 
 
 def _judged(data: dict[str, Any]) -> Iterator[dict[str, object]]:
     """Yield, for each clause of a job, its verdict or why there is none."""
     from mha.conformance.campaign.plan import Job
+    from mha.conformance.campaign.targets import changed, find
     from mha.conformance.engine.judge import judge
     from mha.conformance.harness.isolation import gpu_is_lost
-    from mha.implementations import resolve
     from mha.implementations.pristine import torch_changes
 
     tuples = {name: tuple(data[name]) for name in ("clauses", "require", "waivers")}
     job = Job(**data | tuples | {"cases": tuple(map(tuple, data["cases"]))})
+    yield {"imported": True}
     if difference := _difference(job):
         yield {"error": difference}
         return
-    try:
-        (resolved,) = resolve(job.target)
-    except ValueError as error:
-        yield {"error": str(error)}
+    found = find(job.target)
+    if found.resolved is None:
+        yield {"error": found.error}
+        return
+    resolved = found.resolved
+    if difference := changed(job.sources, found.sources):
+        yield {"error": difference}
         return
     yield {"torch_changes": list(torch_changes())}
     for clause in job.clauses:
@@ -231,11 +267,11 @@ def tried_again(resolved: Resolved, job: Job, verdict: Verdict) -> Verdict:
 
 def _difference(job: Job) -> str:
     """Return which version is not that of the job, as on another node; empty if all are."""
-    from mha.conformance.campaign.plan import judge_versions, target_version
+    from mha.conformance.campaign.plan import judge_versions
     from mha.conformance.results import versions
 
     packages = set(job.versions) - {*versions(), "contract", "package"}
-    own = target_version(job.target)
-    here = judge_versions(job.versions["contract"], packages) | ({"package": own} if own else {})
-    different = [name for name, number in job.versions.items() if here.get(name) != number]
+    here = judge_versions(job.versions["contract"], packages)
+    known = {name: number for name, number in job.versions.items() if name != "package"}
+    different = [name for name, number in known.items() if here.get(name) != number]
     return "; ".join(f"{name} is {here.get(name)} where the job runs, not {job.versions[name]}" for name in different)

@@ -5,36 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
-from threading import Lock
 
-from mha.conformance.campaign.jobs import Process, kill_group, run_job
+from mha.conformance.campaign.jobs import run_job
 from mha.conformance.campaign.plan import Job, Limits
+from mha.conformance.campaign.supervised import Processes
 from mha.conformance.engine.workers import all_cores
-
-
-class Cancelled(Exception):
-    """A job is not run to its end, since the run is over."""
-
-
-class Processes:
-    """Those that run, until they are all killed."""
-
-    def __init__(self) -> None:
-        self.lock, self.running, self.closed = Lock(), list[Process](), False
-
-    def add(self, process: Process) -> None:
-        """Note a process that has started; raises Cancelled if it came too late."""
-        with self.lock:
-            self.running = [*(each for each in self.running if each.poll() is None), process]
-            if self.closed:
-                raise Cancelled
-
-    def kill(self) -> None:
-        """Kill all of them, and those that start from now on."""
-        with self.lock:
-            self.closed = True
-            for process in self.running:
-                kill_group(process)
 
 
 def run_jobs(jobs: Iterable[Job], limits: Limits, workers: int) -> Generator[tuple[Job, bytes]]:

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-import mha.conformance
-import mha.implementations
-import mha.spec
+from mha.conformance.campaign.jobs import memory_shortage
+from mha.conformance.campaign.targets import Targets, find_all, place_of
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.replay import failures
+from mha.conformance.ranges import MEMORY, MOST_JOBS, MOST_SEEDS, MOST_WORDS, SEED, TIMEOUT, Range
 from mha.conformance.reports.files import read
 from mha.conformance.results import versions
 from mha.conformance.settings import Settings, by_name
+from mha.conformance.sources import Sources, judge_digest
 from mha.conformance.waivers import parse_waivers
-from mha.implementations import Resolved, resolve
-from mha.implementations.discovery import GROUP, split_name
-from mha.implementations.loaded import file_of, module_named
+from mha.implementations import Resolved
 from mha.spec import CLAUSES
+
+# In GiB: with so much memory, a process can import torch on any machine.
+AMPLE = 2.0
+LISTS = ("implementations", "dtypes", "devices", "seeds", "clauses", "packages", "known")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +60,38 @@ class Plan:
     memory: float = 8.0
 
     @property
-    def all_seeds(self) -> tuple[int, ...]:
+    def all_seeds(self) -> Sequence[int]:
         """The seeds, each once."""
-        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(dict.fromkeys(self.seeds))
+        return range(self.seeds) if isinstance(self.seeds, int) else tuple(dict.fromkeys(self.seeds))
 
     @property
     def limits(self) -> Limits:
         """What stops a process."""
         return Limits(self.timeout, self.memory)
+
+    def validate(self) -> None:
+        """Raise ValueError, in one line, for numbers that make no sense and for lists that are empty or endless."""
+        for name in LISTS:
+            given = getattr(self, name)
+            if given == () and name in ("implementations", "dtypes", "devices"):
+                raise ValueError(f"{name} is empty")
+            if isinstance(given, tuple) and len(given) > MOST_WORDS:
+                raise ValueError(f"{name} must have at most {MOST_WORDS} entries, but has {len(given)}")
+        self._validate_seeds()
+        if min(self.timeout, self.memory) < 0:
+            raise ValueError("timeout and memory must not be negative; 0 is no limit")
+        TIMEOUT.require("timeout", self.timeout)
+        MEMORY.require("memory", self.memory)
+
+    def _validate_seeds(self) -> None:
+        expected = "seeds must be how many there are, or a list of numbers from 0 on"
+        if not isinstance(self.seeds, int):
+            if not self.seeds:
+                raise ValueError(expected)
+            for seed in self.seeds:
+                SEED.require("each of seeds", seed)
+        elif not Range(1, MOST_SEEDS).has(self.seeds):
+            Range(1, MOST_SEEDS).require(f"{expected}; seeds", self.seeds)
 
 
 @dataclass(frozen=True)
@@ -80,9 +106,11 @@ class Limits:
 class Job:
     """What one process judges, and all that its verdicts depend on.
 
-    target: as `resolve` takes it. cases: known to have failed, as clause, property and code. strict, require: as in
-    `Settings`. waivers: of the project for these clauses of the implementation, as tables of TOML.
-    versions: of the judge, torch, Python, the package of the implementation and those that the plan names.
+    target: as `resolve` takes it. implementation: its name. sources: digests of the files that it is
+    made of, and the versions of the packages that these import. cases: known to have failed, as clause,
+    property and code. strict, require: as in `Settings`. waivers: of the project for these clauses of
+    the implementation, as tables of TOML. versions: of the judge, torch, Python, the code of the
+    implementation and the packages that the plan names.
     """
 
     target: str
@@ -96,6 +124,8 @@ class Job:
     require: tuple[str, ...] = ()
     waivers: tuple[str, ...] = ()
     versions: dict[str, str]
+    implementation: str = ""
+    sources: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -125,10 +155,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Campaign:
-    """A plan whose words are known and whose implementations are loaded. versions: of all that its jobs depend on.
+    """A plan whose words are known and whose implementations are found. versions: of all that its jobs depend on.
 
-    settings: those of the whole, with the first seed.
+    settings: those of the whole, with the first seed. sources: of each target.
     known: cases that failed before, as a `Job` has them, by implementation, device and dtype.
+    broken, missing: of what "all" names, what cannot be used, and why: by a failure, or for want of something optional.
     """
 
     plan: Plan
@@ -136,16 +167,44 @@ class Campaign:
     resolved: Mapping[str, Resolved]
     versions: Mapping[str, str]
     known: Mapping[tuple[str, str, str], Collection[tuple[str, str, str]]]
+    sources: Mapping[str, Sources] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: Plan) -> Campaign:
-        """Load the implementations; raises ValueError, in one line, for a word, target or package that is unknown."""
+        """Find the implementations.
+
+        Raises ValueError, in one line, for a word, target or package that is unknown, for a number that makes no sense,
+        and for more jobs than can be kept.
+        """
+        plan.validate()
         settings = Settings.of(plan.profile, plan.all_seeds[0], plan.clauses, plan.dtypes, plan.devices)
-        resolved = by_name(each for target in plan.implementations for each in resolve(target))
+        if plan.memory < AMPLE and (shortage := memory_shortage(plan.memory)):
+            raise ValueError(shortage)
         common = judge_versions(settings.contract, plan.packages)
-        own = {each.target: target_version(each.target) for each in resolved.values()}
+        found = find_all(plan.implementations, plan.memory)
+        own = {each.target: summary_of(found, each.target) for each in found.resolved}
         own = {f"{target} from": text for target, text in own.items() if text}
-        return Campaign(plan, settings, resolved, common | own, _known_cases(plan.known))
+        campaign = Campaign(
+            plan,
+            settings,
+            by_name(found.resolved),
+            common | own,
+            _known_cases(plan.known),
+            found.sources,
+            {each.name: each.error for each in found.unavailable if each.broken},
+            {each.name: each.error for each in found.unavailable if not each.broken},
+        )
+        campaign.validate_size()
+        return campaign
+
+    def validate_size(self) -> None:
+        """Raise ValueError if there are more jobs than a folder and this process can hold."""
+        groups = {each.target: len(self._groups(self.settings.of_target(each))) for each in self.resolved.values()}
+        jobs = sum(groups[resolved.target] for resolved, *_ in self.places) * len(self.plan.all_seeds)
+        if jobs > MOST_JOBS:
+            raise ValueError(f"the plan makes {jobs} jobs, but a campaign has at most {MOST_JOBS}; divide it")
 
     @property
     def places(self) -> list[tuple[Resolved, str, str]]:
@@ -176,6 +235,7 @@ class Campaign:
             name, settings = resolved.implementation.name, self.settings.of_target(resolved)
             own = self.versions.get(f"{resolved.target} from", "")
             versions = common | ({"package": own} if own else {})
+            sources = self.sources.get(resolved.target, Sources())
             known = self.known.get((name, device, dtype), ())
             for clauses, seed in product(self._groups(settings), self.plan.all_seeds):
                 waivers = [waiver for waiver in settings.waivers if waiver.concerns(name, clauses)]
@@ -191,6 +251,8 @@ class Campaign:
                     require=tuple(clause for clause in clauses if clause in settings.require),
                     waivers=tuple(waiver.to_toml() for waiver in waivers),
                     versions=versions,
+                    implementation=name,
+                    sources=sources.packages | sources.files,
                 )
 
     def _groups(self, settings: Settings) -> list[tuple[str, ...]]:
@@ -234,18 +296,11 @@ def read_plan(file: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{file}: {first['loc'][0]}: {first['msg'].lower()}") from None
-    _validate(file, plan)
+    try:
+        plan.validate()
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     return plan
-
-
-def _validate(file: Path, plan: Plan) -> None:
-    for name in ("implementations", "dtypes", "devices"):
-        if getattr(plan, name) == ():
-            raise ValueError(f"{file}: {name} is empty")
-    if not plan.all_seeds or min(plan.all_seeds) < 0:
-        raise ValueError(f"{file}: seeds must be how many there are, or a list of numbers from 0 on")
-    if min(plan.timeout, plan.memory) < 0:
-        raise ValueError(f"{file}: timeout and memory must not be negative; 0 is no limit")
 
 
 def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, str]:
@@ -257,42 +312,19 @@ def judge_versions(contract: str, packages: Collection[str] = ()) -> dict[str, s
         except PackageNotFoundError:
             raise ValueError(f"packages: {package!r} is not installed here") from None
     own = versions()
-    judge = {"mha-conformance": f"{own['mha-conformance']}+{_judge_digest()}"}
+    judge = {"mha-conformance": f"{own['mha-conformance']}+{judge_digest()}"}
     return own | named | judge | {"contract": contract}
 
 
-@cache
-def _judge_digest() -> str:
-    digest = sha256()
-    for package in (mha.spec, mha.implementations, mha.conformance):
-        for file in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@cache
-def target_version(target: str) -> str:
-    """Return the package that a target comes from, with its version, or a hash of its file if it is not installed.
-
-    It is empty for what this package brings.
-    """
-    _, plain = split_name(target)
-    if ":" not in plain:
-        plain = next((point.value for point in entry_points(group=GROUP, name=plain)), plain)
-    place = plain.rpartition(":")[0]
+def summary_of(found: Targets, target: str) -> str:
+    """Return what a target comes from, with one digest of all its sources; "" for what this package brings."""
+    place, sources = place_of(target), found.sources[target]
     if place.startswith("mha."):
         return ""
-    top = place.partition(".")[0]
-    file = Path(place) if place.endswith(".py") else _file_of(place)
-    if "site-packages" in file.parts:
-        return " and ".join(f"{name} {version(name)}" for name in packages_distributions().get(top, [top]))
-    return f"{file.name} {sha256(file.read_bytes()).hexdigest()[:12]}"
-
-
-def _file_of(module: str) -> Path:
-    """Return the file of a module, which `resolve` has imported."""
-    found = file_of(module_named(module)) or getattr(find_spec(module), "origin", None)
-    return Path(str(found))
+    if not sources.files:
+        return " and ".join(f"{name} {number}" for name, number in sources.packages.items())
+    name = Path(place).name if place.endswith(".py") else place
+    return f"{name} {sources.digest}"
 
 
 @cache

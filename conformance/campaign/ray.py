@@ -8,8 +8,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from mha.conformance.campaign.jobs import KILLED, Outcome, run_job
+from mha.conformance.campaign.jobs import Outcome, run_job
 from mha.conformance.campaign.plan import Job, Limits
+from mha.conformance.campaign.supervised import KILLED
 
 # How often a job is run again whose node or Ray worker is lost.
 RETRIES = 3

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from mha.conformance.campaign.folder import CorruptError, Folder, Result, Stamp
+from mha.conformance.campaign.folder import (
+    CorruptError,
+    Folder,
+    Result,
+    Stamp,
+    changed_since,
+    named,
+    results_in_words,
+)
 from mha.conformance.engine.replay import failures
 from mha.conformance.reports.files import render, write
 from mha.conformance.reports.html import Section, to_html
@@ -30,7 +38,8 @@ COLUMNS = ("clause", "status", "diagnosis or message", "implementations", "dtype
 class Jobs:
     """What came of the jobs. stops, retried: jobs that ended early, and that did so at first, by the reason.
 
-    corrupt: results that could not be read. flaky: jobs that two runs judged differently.
+    corrupt: results that could not be read. flaky: jobs that two runs judged differently. outdated: what is said of
+    results that are not of this campaign, or not of the files that are there now. by_target: the jobs that are done.
     """
 
     total: int = 0
@@ -39,6 +48,8 @@ class Jobs:
     retried: Counter[str] = field(default_factory=Counter)
     corrupt: list[str] = field(default_factory=list)
     flaky: list[str] = field(default_factory=list)
+    outdated: list[str] = field(default_factory=list)
+    by_target: Counter[str] = field(default_factory=Counter)
 
     def lines(self, report: Report) -> Iterator[str]:
         """Yield what is said of them, in lines."""
@@ -50,6 +61,7 @@ class Jobs:
         yield from (f"{again}: {count}: {visible_line(why)}" for why, count in self.retried.items())
         yield from (f"corrupt, to be run again: {visible_line(place)}" for place in self.corrupt)
         yield from (f"not repeatable: {visible_line(what)}" for what in self.flaky)
+        yield from map(visible_line, self.outdated)
 
 
 def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
@@ -68,7 +80,28 @@ def campaign_report(folders: Sequence[Folder]) -> tuple[Report, Jobs]:
     if first is None:
         raise ValueError(f"{str(folders[0].path)!r} has no results yet")
     report = merge(chain([first], reports), across_seeds=True)
-    return replace(report, versions=dict(stamp.versions), incomplete=jobs.done < jobs.total), jobs
+    jobs.outdated = [*_outdated(stamp, jobs), *_left_out(stamp, folders)]
+    incomplete = jobs.done < jobs.total
+    report = replace(report, versions=dict(stamp.versions), incomplete=incomplete, broken=dict(stamp.broken))
+    return report, jobs
+
+
+def _outdated(stamp: Stamp, jobs: Jobs) -> Iterator[str]:
+    """Yield how many results are of files that have changed since, for each target."""
+    for target, files in changed_since(stamp).items():
+        count = jobs.by_target[target]
+        if count:
+            yield f"{results_in_words(count)} of an earlier version of {named(files)} ({target})"
+
+
+def _left_out(stamp: Stamp, folders: Sequence[Folder]) -> Iterator[str]:
+    """Yield how many results belong to no job of the campaign, as where they were copied from another one."""
+    keys = frozenset(stamp.keys)
+    for folder in folders:
+        count = sum(key not in keys for key in folder.result_keys())
+        if count:
+            where = str(folder.path)
+            yield f"{results_in_words(count)} of an earlier version or of another plan, and left out: {where!r}"
 
 
 def _reports(stamp: Stamp, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Report]:
@@ -79,6 +112,7 @@ def _reports(stamp: Stamp, folders: Sequence[Folder], jobs: Jobs) -> Iterator[Re
             continue
         jobs.done += 1
         result = min(found, key=lambda each: len(each.stops))
+        jobs.by_target.update(result.report.targets.values())
         jobs.stops.update(result.stops.values())
         jobs.retried.update(result.retried.values())
         others = [each for each in found if not each.stops and each is not result]

@@ -7,18 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from mha.conformance.campaign import local
 from mha.conformance.campaign import ray as cluster
 from mha.conformance.campaign.folder import CorruptError, Folder, Result, Stamp
-from mha.conformance.campaign.jobs import KILLED, MEMORY, TIMEOUT
+from mha.conformance.campaign.jobs import BEFORE, verdicts_of
 from mha.conformance.campaign.plan import Campaign, Job
+from mha.conformance.campaign.supervised import KILLED, MEMORY, TIMEOUT
 from mha.conformance.engine.judge import stopped
-from mha.conformance.results import Report, Status, Verdict, now
+from mha.conformance.ranges import SHARDS, WORKERS
+from mha.conformance.results import Report, Status, now
 from mha.conformance.settings import Task
 from mha.implementations import Resolved
 
@@ -41,8 +39,13 @@ class Shard:
     def parse(text: str) -> Shard:
         """Return the shard that "2/3" names; raises ValueError for one that does not exist."""
         number, _, of = text.partition("/")
-        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-            raise ValueError(f"--shard takes I/N with I from 1 to N, such as 1/3, but was given {text!r}")
+        is_short = len(text) <= 2 * len(str(SHARDS.most)) + 1
+        is_shard = is_short and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)
+        if not (is_shard and SHARDS.has(int(of))):
+            raise ValueError(
+                f"--shard takes I/N with I from 1 to N, such as 1/3, and N up to {SHARDS.most}, but was given "
+                f"{text!r:.80}"
+            )
         return Shard(int(number), int(of))
 
     def __contains__(self, key: object) -> bool:
@@ -63,6 +66,10 @@ class RunOptions:
     workers: int = 0
     resume: bool = False
     retry: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for more processes than a machine can start."""
+        WORKERS.require("--jobs", self.workers)
 
 
 @dataclass
@@ -147,19 +154,15 @@ def _result(campaign: Campaign, resolved: Resolved, job: Job, text: bytes) -> Re
     data = json.loads(text)
     if data["error"]:
         raise ValueError(f"{job}: {data['error']}")
-    verdicts: list[Verdict] = _adapter().validate_json(json.dumps(data["verdicts"]), strict=True)
+    verdicts = verdicts_of(data["verdicts"])
     plan = asdict(campaign.plan)
     for clause, stop in data["stops"].items():
         reason = UNFINISHED.get(stop, stop).format(**plan)
-        status: Status = "harness_error" if stop in UNFINISHED else "fail"
+        is_blameless = stop in UNFINISHED or stop.startswith(BEFORE)
+        status: Status = "harness_error" if is_blameless else "fail"
         verdicts.append(stopped(resolved, Task(clause, job.dtype, job.device), job.settings, reason, status=status))
     targets = {resolved.implementation.name: job.target}
     report = Report.of_run(job.settings, verdicts, targets=targets, started=now())
     common = {name: number for name, number in job.versions.items() if name != "package"}
     changes = tuple(data["torch_changes"])
     return Result(job.key, replace(report, versions=common, torch_changes=changes), data["stops"])
-
-
-@cache
-def _adapter() -> Any:
-    return TypeAdapter(list[Verdict])

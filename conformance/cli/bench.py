@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,19 @@ from mha.conformance.cli.check import advance, progress_bar
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.errors import GpuLost
 from mha.conformance.harness.isolation import gpu_is_lost
+from mha.conformance.ranges import ROUNDS, THREADS
 from mha.conformance.reports.files import suffixes
 from mha.conformance.reports.html import to_html
-from mha.conformance.reports.kept import keep, place_of, read_kept
+from mha.conformance.reports.kept import FOLDER, keep, read_kept
 from mha.conformance.reports.merge import merge
 from mha.conformance.reports.text import fitted, visible, visible_line, visible_name, width_of
 from mha.conformance.reports.writing import write_text
 from mha.conformance.results import Report, Verdict, now
 from mha.conformance.settings import Settings, by_name, validate_choice, validate_devices
+from mha.conformance.sources import judge_digest, loaded_sources, watching_files
 from mha.conformance.waivers import expiry_notes, validate_judged
-from mha.implementations import Resolved, resolve
+from mha.implementations import Resolved
+from mha.implementations.discovery import find, split_name
 from mha.implementations.torch_state import threads
 from mha.spec import Implementation
 from mha.spec.claims import DTYPES
@@ -69,7 +73,9 @@ class BenchOptions:
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown word, a device that is not available and a file that cannot be written."""
+        """Raise ValueError for an unknown word, a number out of range, and a device or file that cannot be used."""
+        ROUNDS.require("--rounds", self.rounds)
+        THREADS.require("--threads", self.threads)
         validate_choice("shape", self.shapes, SHAPES)
         validate_choice("dtype", [self.dtype] if self.dtype is not None else [], DTYPES)
         validate_devices([self.device] if self.device is not None else [])
@@ -117,11 +123,15 @@ class BenchResults:
 def run_benchmarks(options: BenchOptions) -> int:
     """Judge the implementations, time those that conform, print the results as they come, and write the files.
 
-    Return the exit status: 1 if an implementation does not conform or a timing is in error, else 0. Raises ValueError
-    for a target that cannot be resolved, and for a file that cannot be written.
+    Return the exit status: 2 if a registered implementation is broken, else 1 if one does not conform or a timing is
+    in error, else 0. Raises ValueError for a target that cannot be resolved, and for a file that cannot be written.
     """
     settings = options.settings()
-    chosen = by_name(resolved for target in options.targets for resolved in resolve(target))
+    with watching_files():
+        found = find(options.targets)
+    for note in found.notes:
+        echo(f"Note: {visible(note)}")
+    chosen = by_name(found.resolved)
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, chosen)
     reports = judge_all_quickly(chosen.values(), settings)
@@ -133,6 +143,8 @@ def run_benchmarks(options: BenchOptions) -> int:
         raise ValueError(f"{lost.message}, and this process can no longer use the GPU") from None
     for file in options.files:
         write(BenchResults(list(reports.values()), timings, options.sweep), file)
+    if found.broken:
+        return 2
     return int(len(conforming) < len(chosen) or any(timing.incorrect or timing.is_impossible for timing in timings))
 
 
@@ -173,6 +185,17 @@ def judge_quickly(resolved: Resolved, given: Settings) -> Report:
     report = Report.of_run(settings, verdicts, targets={name: resolved.target}, started=started)
     keep(report, place)
     return report
+
+
+def place_of(target: str, settings: Settings) -> Path:
+    """Return where the report on a target is kept: its name holds the settings, all versions, and the sources in use.
+
+    The sources are those of all that is loaded, since a module may change what another one computes.
+    """
+    place = split_name(target)[1].rpartition(":")[0]
+    sources = loaded_sources(Path(place) if place.endswith(".py") else None)
+    digest = sha256(repr((target, settings, sys.version, judge_digest(), sources.digest)).encode())
+    return FOLDER / f"{digest.hexdigest()[:32]}.json"
 
 
 def time_all(implementations: Sequence[Implementation], workloads: Iterable[Workload], rounds: int) -> list[Timing]:

@@ -36,7 +36,8 @@ def run(  # noqa: PLR0913  the options of the command
 ) -> None:
     """Run the jobs of a plan that have no result yet.
 
-    The exit status is 0 once every job has a result, whatever the verdicts are, and 2 otherwise.
+    The exit status is 0 once every job has a result, whatever the verdicts are, and 2 otherwise, and where a registered
+    implementation cannot be loaded.
     """
     with errors_in_one_line():
         from mha.conformance.campaign.run import RunOptions, Shard

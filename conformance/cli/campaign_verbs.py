@@ -26,11 +26,11 @@ from mha.conformance.results import Report, Verdict, status_of
 def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     """Run a plan, with a line for each failure that is found, for the first seed only; return the exit status.
 
+    That is 2 where the run was stopped, and where a registered implementation that "all" names is broken.
     Raises ValueError, in one line, for a plan, a folder or options that cannot be used.
     """
     campaign = Campaign.of(read_plan(file))
-    for name in campaign.without_jobs:
-        print_folded(f"{visible_name(name)} claims none of these dtypes and devices: nothing of it is judged")
+    print_unjudged(campaign)
     state, begun, interrupted = RunState(), monotonic(), False
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
     console, known = Console(highlight=False), set[tuple[str, str]]()
@@ -52,7 +52,17 @@ def run_plan(file: Path, out: Path, options: RunOptions) -> int:
     print_folded(_outcome(state, monotonic() - begun, options))
     if interrupted:
         print_folded("INCOMPLETE: the run was stopped; what is done is kept: go on with --resume.")
-    return 2 if interrupted else 0
+    return 2 if interrupted or campaign.broken else 0
+
+
+def print_unjudged(campaign: Campaign) -> None:
+    """Print what nothing is judged of, and why."""
+    for name in campaign.without_jobs:
+        print_folded(f"{visible_name(name)} claims none of these dtypes and devices: nothing of it is judged")
+    for name, error in campaign.broken.items():
+        print_folded(f"{visible_name(name)} cannot be loaded, so not everything is judged: {visible_line(error)}")
+    for name, error in campaign.missing.items():
+        print_folded(f"{visible_name(name)} is not available: {visible_line(error)}")
 
 
 def _finding(verdict: Verdict) -> str:

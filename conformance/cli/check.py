@@ -157,6 +157,8 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
     if options.waivers:
         validate_judged(settings.waivers, options.waivers, chosen)
     run, interrupted = Run(printer, settings, options, workers, begun), False
+    for note in found.notes:
+        printer.folded(f"Note: {visible_line(note)}")
     if found.torch_changes:
         printer.folded(f"Note: {describe_changes(found.torch_changes)}.")
     try:
@@ -172,6 +174,7 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
         targets={name: resolved.target for name, resolved in chosen.items()},
         started=started,
         incomplete=interrupted,
+        broken=found.broken,
     )
     report = replace(report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values()))
     return finish(printer, report, options)

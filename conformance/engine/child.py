@@ -127,20 +127,24 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
     """
     from mha.conformance.engine import subjects
     from mha.conformance.settings import by_name
-    from mha.implementations import resolve
+    from mha.implementations.discovery import find
     from mha.implementations.pristine import torch_changes
 
-    resolved = list[Any]()
+    resolved, broken, notes = list[Any](), dict[str, str](), list[str]()
     with nullcontext() if is_heard else _muted():
         try:
             for target in targets:
                 say({"finding": target})
-                resolved += resolve(target)
+                found = find([target])
+                resolved += found.resolved
+                broken |= found.broken
+                notes += found.notes
             chosen = by_name(resolved)
         except ValueError as error:
             say({"error": str(error)})
             return None
-    say({"found": subjects.written(list(chosen.values())), "torch_changes": torch_changes()})
+    known = {"found": subjects.written(list(chosen.values())), "broken": broken, "notes": notes}
+    say(known | {"torch_changes": torch_changes()})
     return {each.target: each for each in resolved}
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -58,11 +58,23 @@ def all_cores() -> int:
 class Found:
     """What the targets name, as `mha.conformance.engine.subjects` has it, by name.
 
-    torch_changes: as of `mha.conformance.results.Report`.
+    torch_changes, broken: as of `mha.conformance.results.Report`. notes: a line for each registered implementation that
+    "all" names, and that cannot be used.
     """
 
     chosen: dict[str, Resolved]
     torch_changes: tuple[str, ...]
+    broken: dict[str, str]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> Found:
+        """Return what a process has found; raises ValueError for what none says."""
+        from mha.conformance.engine import subjects
+
+        chosen = {each.implementation.name: each for each in subjects.read(message["found"])}
+        broken = {str(name): str(error) for name, error in dict(message["broken"]).items()}
+        return cls(chosen, tuple(map(str, message["torch_changes"])), broken, tuple(map(str, message["notes"])))
 
 
 class TimeIsUp(Exception):
@@ -129,8 +141,6 @@ class Workers:
         Raises ValueError for a target that cannot be used, or that ends each process in which it is imported, and
         TimeIsUp.
         """
-        from mha.conformance.engine import subjects
-
         self._targets = tuple(targets)
         for number, worker in enumerate(self.members):
             worker.send((self._targets, number == 0))
@@ -149,8 +159,7 @@ class Workers:
                 raise ValueError(str(message["error"]))
             elif "found" in message:
                 worker.is_ready = True
-                chosen = {each.implementation.name: each for each in subjects.read(message["found"])}
-                return Found(chosen, tuple(map(str, message["torch_changes"])))
+                return Found.of(message)
 
     def judge_all(self, resolved: Resolved, settings: Settings) -> Generator[Verdict]:
         """Yield the verdicts on one of the targets, in the order of the tasks; raises TimeIsUp."""

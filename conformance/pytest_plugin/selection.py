@@ -12,6 +12,7 @@ import pytest
 
 from mha.conformance.engine.estimate import estimate
 from mha.conformance.pytest_plugin.stash import SELECTION, is_benchmark_run
+from mha.conformance.ranges import SEED
 from mha.conformance.reports.files import validate_file
 from mha.conformance.reports.text import describe_changes
 from mha.conformance.results import now, versions
@@ -38,6 +39,11 @@ class Selection:
     unavailable: tuple[Registered, ...]
     torch_changes: tuple[str, ...]
     started: str
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Why registered implementations could not be loaded, other than for want of something optional."""
+        return {entry.name: entry.error for entry in self.unavailable if entry.broken}
 
     def header(self) -> list[str]:
         """Return the lines that name what is judged, and how."""
@@ -106,6 +112,8 @@ def _settings(config: pytest.Config) -> Settings:
     option, quick = config.option, is_benchmark_run(config)
     if not str(option.mha_seed).isdecimal():
         raise ValueError(f"--mha-seed must be a whole number, 0 or more, but is {option.mha_seed!r}")
+    if len(option.mha_seed) > len(str(SEED.most)):
+        raise ValueError(f"--mha-seed must be {SEED}, but has {len(option.mha_seed)} digits")
     settings = Settings.of(
         option.mha_profile or ("quick" if quick else None),
         int(option.mha_seed),

@@ -46,7 +46,8 @@ def finish(session: pytest.Session, reporter: Any) -> None:
     reasons = [*errors, *_reasons(report)]
     if reasons:
         session.config.stash[REASONS] = reasons
-        session.exitstatus = 2 if errors else max(2, session.exitstatus)
+        is_empty = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+        session.exitstatus = 2 if errors or is_empty else max(2, session.exitstatus)
 
 
 def _reasons(report: Report) -> Iterator[str]:
@@ -70,7 +71,7 @@ def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict])
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
         started=chosen.started,
         incomplete=bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE,
-        broken={entry.name: entry.error for entry in chosen.unavailable if entry.broken},
+        broken=chosen.broken,
     )
     options = not_covered(chosen.implementations.values())
     return replace(report, torch_changes=chosen.torch_changes, not_covered=options)
