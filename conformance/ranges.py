@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,11 @@ class Range:
 
     def has(self, value: object) -> bool:
         """Return whether a value is in the range."""
-        if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
+        if isinstance(value, bool) or not isinstance(value, int | float) or (self.whole and isinstance(value, float)):
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        return self.least <= float(value) <= self.most or (bool(self.zero) and value == 0)
+        return self.least <= value <= self.most or (bool(self.zero) and value == 0)
 
 
 def _shown(value: object) -> str:
