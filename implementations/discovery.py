@@ -19,7 +19,15 @@ from torch.autograd.function import FunctionMeta
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError
-from mha.implementations.importing import classes_of, default_warnings, described, load_file, load_module, member_of
+from mha.implementations.importing import (
+    classes_of,
+    default_warnings,
+    described,
+    judge_left_alone,
+    load_file,
+    load_module,
+    member_of,
+)
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernel_forms import kernel_maker
 from mha.implementations.inference.kernels import infer_kernel
@@ -277,7 +285,7 @@ def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
 
 def _load_entry(point: EntryPoint) -> Registered:
     try:
-        with default_warnings():
+        with judge_left_alone(), default_warnings():
             value = point.load()
         implementation, inference = _implementation(point.value, value)
         return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
@@ -300,6 +308,11 @@ def original_of(implementation: Implementation) -> Implementation:
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
     """Return a declared implementation as it is, and a plain class or function as it is inferred."""
+    with judge_left_alone():
+        return _understood(target, value)
+
+
+def _understood(target: str, value: object) -> tuple[Implementation, Inference | None]:
     if isinstance(value, Implementation) and not isinstance(value, type):
         preflight(value)
         return value, None
