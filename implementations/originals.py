@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 OWN = "mha"
@@ -154,6 +154,17 @@ class Watched:
         for name, member in zip(names, values, strict=True):
             self._add_value(f"{label}.{name}", member, module)
 
+    def codes(self) -> dict[int, str]:
+        """Return the module of each code object of this package by its identity, those within others too."""
+        found: dict[int, str] = {}
+        for (label, function), code in zip(self.functions.values(), self.parts[0], strict=True):
+            pending = [code] if label.partition(".")[0] == OWN else []
+            while pending:
+                each = pending.pop()
+                found[id(each)] = str(function.__module__)
+                pending += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        return found
+
     def resize(self) -> None:
         """Note what stands under the names that are not watched."""
         for number, each in enumerate(self.names):
@@ -197,9 +208,13 @@ def own_cache(value: object) -> bool:
 
 
 def _made() -> tuple[
-    Callable[[], dict[str, Change]], Callable[[Changes], dict[str, Change]], Callable[[str, dict[Any, Any]], None]
+    Callable[[], dict[str, Change]],
+    Callable[[Changes], dict[str, Change]],
+    Callable[[str, dict[Any, Any]], None],
+    Callable[[], dict[int, str]],
 ]:
-    """Return what reads the changes, what reads those since an earlier look, and what watches a dictionary.
+    """Return what reads the changes, what reads those since an earlier look, what watches a dictionary, and what
+    returns the modules of this package's code objects by their identity.
 
     What they use is theirs alone: judged code that replaces the names of this module, or `all`, does not change them.
     """
@@ -233,7 +248,16 @@ def _made() -> tuple[
         now = read()
         return {name: each for name, each in now.items() if name not in before or before[name].now is not each.now}
 
-    return read, read_new, watched.add
+    known: list[dict[int, str]] = []
+
+    def codes() -> dict[int, str]:
+        before = size(watched.functions)
+        watched.extend()
+        if not known or size(watched.functions) != before:
+            known[:] = [watched.codes()]
+        return known[0]
+
+    return read, read_new, watched.add, codes
 
 
-changes, new_changes, watch = _made()
+changes, new_changes, watch, codes = _made()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, TextIO, cast
 
 from mha.implementations.surroundings import Surroundings
@@ -38,7 +39,7 @@ class _Process:
 
     replaced: what code that ran `as_found` replaced, since the last look; changed: what else it did, in words. inside:
     whether a block of `pristine` is entered. outside: whether, in it, the process is as it was found. running: whether
-    a block of `as_found` is entered, so that judged code may be running.
+    a block of `as_found` is entered, so that judged code may be running. thread: that which entered `pristine`, else 0.
     """
 
     functions: Replacements = field(default_factory=dict)
@@ -48,6 +49,7 @@ class _Process:
     inside: bool = False
     outside: bool = False
     running: bool = False
+    thread: int = 0
 
 
 _process = _Process()
@@ -62,7 +64,7 @@ def pristine() -> Iterator[None]:
     found, own = replacements(), settings()
     _process.functions = found
     _process.settings = {name: own[name] for name in OWN if name not in OF_CALLS and own[name] != OWN[name]}
-    _process.inside = True
+    _process.inside, _process.thread = True, get_ident()
     with preserved():
         replace_by({})
         set_to(OWN)
@@ -72,7 +74,7 @@ def pristine() -> Iterator[None]:
             replace_by(found)
             _process.replaced.clear()
             _process.changed.clear()
-            _process.inside = False
+            _process.inside, _process.thread = False, 0
 
 
 @contextmanager
@@ -91,9 +93,9 @@ def as_found() -> Iterator[None]:
             _process.changed |= set(before.put_back())
 
 
-def judged_code_is_running() -> bool:
-    """Return whether code of an implementation may be running, in this thread or another."""
-    return _process.running
+def may_answer() -> bool:
+    """Return whether no code of an implementation is running, and this is the thread that judges, if one does."""
+    return not _process.running and _process.thread in (0, get_ident())
 
 
 @contextmanager

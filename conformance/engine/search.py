@@ -30,7 +30,7 @@ from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging, require_untouched
-from mha.conformance.harness.isolation import gpu_is_lost
+from mha.conformance.harness.isolation import gpu_is_lost, of_property
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections
@@ -264,8 +264,9 @@ class Search:
 
     def attempt(self, case: Case) -> None:
         """Try one case; a violation is kept with its session and raised, unless it is allowed or waived."""
+        session: Session | None = None
         try:
-            with preserved():
+            with preserved(), of_property(self.prop.function):
                 session = Session(self.implementation, case)
                 self.prop.function(session, case)
         except Discard as reason:
@@ -275,6 +276,8 @@ class Search:
             lost.case = case
             raise
         except Violation as violation:
+            if session is None:
+                raise RuntimeError(violation.message) from violation
             if refusal := allowed_refusal(session, self.prop, violation):
                 self.discard_reason = refusal
                 return
