@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter, is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ ADDED = {"__annotations__", "__annotations_cache__", "__slotnames__", "__non_cal
 UNREAD = {"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl", "__module__", *ADDED}
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 ABSENT = object()
+# The type of a function with a cache.
+CACHED = type(cache(lambda: None))
 # The flag of a class that is made in Python.
 CHANGEABLE = 1 << 9
 
@@ -52,8 +54,8 @@ Changes = Mapping[str, Change]
 class Names(NamedTuple):
     """Names of a module, of a class or of a dictionary, with what stood there first.
 
-    held: the dictionary that has them. closed: whether a name that is added hides another one. size, every: how many names
-    it had at the last look, and all values then, which are compared first.
+    held: the dictionary that has them. closed: whether a name that is added hides another one. size, every: how many
+    names it had at the last look, and all values then, which are compared first.
     """
 
     label: str
@@ -108,7 +110,8 @@ class Watched:
         self.modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
             is_watched = name in MODULES or name.partition(".")[0] in PACKAGES
-            if is_watched and not name.startswith(JUDGED) and isinstance(module, ModuleType) and id(module) not in self.seen:
+            is_new = isinstance(module, ModuleType) and id(module) not in self.seen
+            if is_watched and is_new and not name.startswith(JUDGED):
                 self.seen[id(module)] = module
                 self._add_module(name, module)
 
@@ -198,13 +201,8 @@ def _functions(value: object) -> Iterable[object]:
     if isinstance(value, cached_property):
         return [value.func]
     function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-    inner = getattr(function, "__wrapped__", None) if isinstance(function, FunctionType) or own_cache(function) else None
-    return [function, inner]
-
-
-def own_cache(value: object) -> bool:
-    """Return whether a value is a function with a cache."""
-    return type(value).__name__ == "_lru_cache_wrapper"
+    wraps = isinstance(function, FunctionType) or type(function) is CACHED
+    return [function, getattr(function, "__wrapped__", None) if wraps else None]
 
 
 def _made() -> tuple[
