@@ -24,6 +24,7 @@ from mha.implementations.importing import (
     contained,
     default_warnings,
     described,
+    judge_left_alone,
     load_file,
     load_module,
     member_of,
@@ -329,7 +330,11 @@ def _load_named(name: str, points: Sequence[EntryPoint]) -> Registered:
 
 def _load_entry(point: EntryPoint) -> Registered:
     try:
-        with default_warnings(), contained(f"the registered implementation {point.name} ({point.value})"):
+        with (
+            judge_left_alone(),
+            default_warnings(),
+            contained(f"the registered implementation {point.name} ({point.value})"),
+        ):
             implementation, inference = _implementation(point.value, point.load())
         return Registered(point.name, point.value, _named(implementation, point.name), inference=inference)
     except UnavailableError as error:
@@ -353,6 +358,11 @@ def original_of(implementation: Implementation) -> Implementation:
 
 def _implementation(target: str, value: object) -> tuple[Implementation, Inference | None]:
     """Return a declared implementation as it is, and a plain class or function as it is inferred."""
+    with judge_left_alone():
+        return _understood(target, value)
+
+
+def _understood(target: str, value: object) -> tuple[Implementation, Inference | None]:
     try:
         if isinstance(value, Implementation) and not isinstance(value, type):
             preflight(value)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,7 +21,36 @@ from torch import nn
 from mha.implementations.clock import CLOCK
 from mha.implementations.errors import ImplementationError
 from mha.implementations.loaded import variables_of
+from mha.implementations.originals import OWN, changes, new_changes
 from mha.implementations.raised import Raised
+from mha.implementations.surroundings import OF_IMPORTS, Surroundings
+
+# What loads the modules that judge, before any code that is judged is imported, and could change them as they load.
+LOADERS: list[Callable[[], object]] = []
+
+
+@contextmanager
+def judge_left_alone() -> Iterator[None]:
+    """Undo what imported code, or a trial of it, replaces of this package, of Python, and of the packages that it uses.
+
+    Raises ImplementationError, at the end of the block, where that is a part of this package. Packages replace
+    functions of others when they are imported, and what is theirs works without; for torch, see `pristine`.
+    """
+    for load in LOADERS:
+        load()
+    look, found, around = new_changes, changes(), Surroundings(OF_IMPORTS, of_many=True)
+    try:
+        yield
+    finally:
+        replaced = look(found)
+        for change in replaced.values():
+            change.undo()
+        others = around.put_back()
+    own = [name for name in replaced if name.partition(".")[0] == OWN]
+    own += [each for each in others if f"sys.modules['{OWN}." in each]
+    if own:
+        raise ImplementationError(f"it replaces {', '.join(sorted(own)[:3])}, for everybody, so nothing can be judged")
+
 
 # In seconds: after the first, what still loads is named on standard error; after the second, it
 # counts as broken.
@@ -50,7 +79,7 @@ def importable(folder: Path) -> Iterator[None]:
 def load_module(name: str) -> ModuleType:
     """Import a module; raises ImplementationError for one that cannot be imported."""
     try:
-        with default_warnings(), importable(Path.cwd()):
+        with judge_left_alone(), default_warnings(), importable(Path.cwd()):
             return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
@@ -70,7 +99,7 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         sys.modules.setdefault(path.stem, module)
-        with default_warnings(), importable(path.resolve().parent):
+        with judge_left_alone(), default_warnings(), importable(path.resolve().parent):
             spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, TextIO, cast
 
 from mha.implementations.clock import CLOCK
+from mha.implementations.surroundings import Surroundings
 from mha.implementations.torch_state import (
     MISSING,
     SETTINGS,
@@ -36,15 +38,19 @@ SHOWN = ("IPython", "bdb", "cmd", "ipdb", "pdb", "prompt_toolkit", "pudb", "rich
 class _Process:
     """What was found before the block of `pristine` that is entered, if one is.
 
-    replaced: what code that ran `as_found` replaced, since the last look. inside: whether a block of `pristine` is
-    entered. outside: whether, in it, the process is as it was found.
+    replaced: what code that ran `as_found` replaced, since the last look; changed: what else it did, in words. inside:
+    whether a block of `pristine` is entered. outside: whether, in it, the process is as it was found. running: whether
+    a block of `as_found` is entered, so that judged code may be running. thread: that which entered `pristine`, else 0.
     """
 
     functions: Replacements = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     replaced: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
     inside: bool = False
     outside: bool = False
+    running: bool = False
+    thread: int = 0
 
 
 _process = _Process()
@@ -59,7 +65,7 @@ def pristine() -> Iterator[None]:
     found, own = replacements(), settings()
     _process.functions = found
     _process.settings = {name: own[name] for name in OWN if name not in OF_CALLS and own[name] != OWN[name]}
-    _process.inside = True
+    _process.inside, _process.thread = True, get_ident()
     with preserved():
         replace_by({})
         set_to(OWN)
@@ -68,14 +74,29 @@ def pristine() -> Iterator[None]:
         finally:
             replace_by(found)
             _process.replaced.clear()
-            _process.inside = False
+            _process.changed.clear()
+            _process.inside, _process.thread = False, 0
 
 
 @contextmanager
 def as_found() -> Iterator[None]:
     """Let code of an implementation run in the process as it was found, and print nothing."""
+    if _process.running:
+        with silenced(), _as_found():
+            yield
+        return
     with CLOCK.running(), silenced(), _as_found():
-        yield
+        before, _process.running = Surroundings(), True
+        try:
+            yield
+        finally:
+            _process.running = False
+            _process.changed |= set(before.put_back())
+
+
+def may_answer() -> bool:
+    """Return whether no code of an implementation is running, and this is the thread that judges, if one does."""
+    return not _process.running and _process.thread in (0, get_ident())
 
 
 @contextmanager
@@ -128,18 +149,22 @@ def silenced() -> Iterator[None]:
 @contextmanager
 def as_our_own() -> Iterator[None]:
     """Let code that stands in for an implementation run like our own."""
-    before, _process.outside = _process.outside, True
+    before = _process.outside, _process.running
+    _process.outside, _process.running = True, False
     try:
         yield
     finally:
-        _process.outside = before
+        _process.outside, _process.running = before
 
 
 def put_back() -> str:
-    """Undo what code that ran as found has replaced; return the names, "" if none."""
+    """Undo what code that ran as found has replaced; return in words what it did, "" if nothing."""
     names = _process.replaced | set(replace_by({}))
+    replaced = [f"replaced {', '.join(sorted(names))}"] if names else []
+    changed = sorted(_process.changed)
     _process.replaced.clear()
-    return ", ".join(sorted(names))
+    _process.changed.clear()
+    return " and ".join([*replaced, *changed])
 
 
 def torch_changes() -> tuple[str, ...]:

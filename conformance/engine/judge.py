@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
@@ -16,7 +15,7 @@ from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised, GpuLost
-from mha.conformance.harness.isolation import gpu_is_lost, heeding_interrupts
+from mha.conformance.harness.isolation import contained, gpu_is_lost, heeding_interrupts
 from mha.conformance.harness.known_bad.advice import fix_of
 from mha.conformance.properties.registry import Property, needs_ranks, properties
 from mha.conformance.results import Rejections, Report, Status, Verdict, now
@@ -186,11 +185,11 @@ def _explained(verdict: Verdict, result: PropertyResult) -> Verdict:
     """Return a failure with its last call, and the defect that explains it, or else its first wrong step."""
     assert result.failure is not None
     session, violation = result.failure
-    with suppress(Exception, GpuLost):  # the verdict stands without it
+    with contained():  # the verdict stands without it
         verdict = replace(verdict, arguments=arguments_of(session))
     if isinstance(violation, CallRaised):
         return verdict
-    with suppress(Exception, GpuLost):
+    with contained():
         diagnosis = diagnose(result.prop, session)
         steps = "" if diagnosis else first_wrong_step(result.prop, session)
         verdict = replace(verdict, diagnosis=diagnosis, fix=fix_of(diagnosis), steps=steps)

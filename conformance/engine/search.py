@@ -29,8 +29,8 @@ from mha.conformance.engine.preconditions import (
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
-from mha.conformance.harness.integrity import judging
-from mha.conformance.harness.isolation import gpu_is_lost
+from mha.conformance.harness.integrity import judging, require_untouched
+from mha.conformance.harness.isolation import gpu_is_lost, of_property
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections
@@ -137,6 +137,7 @@ def _searched(
             search = Search(implementation, prop, dense, budget, seed=settings.seed, waivers=waivers)
             search.note, search.waived = CONTIGUOUS_ONLY, waived
             search.run()
+    search.fail_if_tampered()
     return search
 
 
@@ -249,10 +250,23 @@ class Search:
             self.note = FLAKY if self.failure is first else self.note
             self._find_block()
 
+    def fail_if_tampered(self) -> None:
+        """Fail where what was tried has changed the judge itself, so that no comparison can be trusted."""
+        if self.failure:
+            return
+        try:
+            require_untouched(self.implementation)
+        except Violation as violation:
+            space = self.space
+            case = self.cases[-1] if self.cases else plain_cases(space.claims, space.dtype, space.device)[0]
+            self.failure, self.waived = (Session(self.implementation, case), violation), {}
+            self.cases_to_failure = len(self.cases)
+
     def attempt(self, case: Case) -> None:
         """Try one case; a violation is kept with its session and raised, unless it is allowed or waived."""
+        session: Session | None = None
         try:
-            with preserved():
+            with preserved(), of_property(self.prop.function):
                 session = Session(self.implementation, case)
                 self.prop.function(session, case)
         except Discard as reason:
@@ -262,6 +276,8 @@ class Search:
             lost.case = case
             raise
         except Violation as violation:
+            if session is None:
+                raise RuntimeError(violation.message) from violation
             if refusal := allowed_refusal(session, self.prop, violation):
                 self.discard_reason = refusal
                 return

@@ -93,6 +93,7 @@ class WatchedFilters(list[Any]):
 def changes_of_call(session: Session, problem: Problem) -> list[str]:
     """Call the attention of a problem once; return what it changed, which is put back. Raises CallRaised."""
     called = session.built(problem).attention  # a construction may draw random numbers
+    problem = session.given.problem(problem)
     with preserved():
         torch.set_flush_denormal(False)
         # Warnings decide nothing. A plain "ignore" filter would hide that the call adds the same.

@@ -1,4 +1,4 @@
-"""Tampering: functions of torch that an implementation replaces, on which the judge's own arithmetic relies."""
+"""Tampering: what an implementation changes for everybody, on which the judge's own arithmetic and verdicts rely."""
 
 from __future__ import annotations
 
@@ -6,34 +6,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mha.conformance.harness.errors import Violation
+from mha.implementations.originals import Changes, changes, new_changes
 from mha.implementations.pristine import pristine, put_back
+from mha.implementations.surroundings import Surroundings
 
-# What an implementation has replaced, by identity; it is kept alive so that its id is not used again.
-_replaced: dict[int, tuple[object, str]] = {}
+# What an implementation has changed, in words, by identity; it is kept alive so that its id is not used again.
+_changed: dict[int, tuple[object, str]] = {}
+# The most names of functions in a message.
+MOST = 3
 
 
 @contextmanager
 def judging(implementation: object) -> Iterator[None]:
-    """Judge an implementation in the block, with torch as it was at first; see `pristine`."""
+    """Judge an implementation in the block, with torch as it was at first; see `pristine`.
+
+    What it does to the judge itself is undone at the end, and noted for `require_untouched`. What is used at the end is
+    taken before, so that it cannot be replaced in between.
+    """
+    look, code, note = new_changes, new_changes.__code__, _note
     with pristine():
+        found, around = changes(), Surroundings(of_many=True)
         try:
             yield
         finally:
-            _note(implementation)
+            look.__code__ = code
+            note(implementation, look(found), around.put_back())
 
 
 def require_untouched(implementation: object) -> None:
-    """Raise a Violation if this implementation replaces functions of torch, now or in an earlier call.
+    """Raise a Violation if this implementation changes for everybody what the judge relies on, or did so earlier.
 
-    Once it has, nothing that it returns can be trusted. What was replaced before the judge started does not count.
+    Once it has, nothing that it returns can be trusted. What was changed before the judge started does not count.
     """
-    _note(implementation)
-    if id(implementation) in _replaced:
-        _, names = _replaced[id(implementation)]
-        raise Violation(f"the call replaced {names}, for everybody", family="STA")
+    _note(implementation, {}, [])
+    if id(implementation) in _changed:
+        _, what = _changed[id(implementation)]
+        raise Violation(f"the call {what}, for everybody", family="STA")
 
 
-def _note(implementation: object) -> None:
-    """Undo what the implementation has replaced since the last look, and remember it."""
-    if names := put_back():
-        _replaced[id(implementation)] = implementation, names
+def _note(implementation: object, replaced: Changes, others: list[str]) -> None:
+    """Undo what the implementation has replaced, and remember it with what else it did since the last look."""
+    for change in replaced.values():
+        change.undo()
+    names = [f"replaced {', '.join(sorted(replaced)[:MOST])}"] if replaced else []
+    what = " and ".join(filter(None, [put_back(), *names, *others]))
+    if what:
+        _changed.setdefault(id(implementation), (implementation, what))

@@ -6,25 +6,31 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
+from hypothesis.control import _current_build_context
+from hypothesis.errors import HypothesisException
 from torch import Tensor
 from torch.cuda import is_initialized, synchronize
 
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
+from mha.conformance.harness.plain import all_plain, clean
+from mha.conformance.harness.provenance import RAISERS, is_of_judge, passed_judged_code
 from mha.implementations.errors import ImplementationError
 from mha.implementations.pristine import as_found
 from mha.implementations.raised import place_of
 from mha.spec import Weights
 
-# Exceptions that stop a run and never come from the implementation: Ctrl-C; the pytest plugin adds pytest's own.
-STOPS: list[type[BaseException]] = [KeyboardInterrupt]
+# What stops a run beside Ctrl-C, and is no exception of the implementation; the pytest plugin adds its time limit.
+STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
+# What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
+STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
 
 @contextmanager
@@ -36,20 +42,61 @@ def attributed(what: str) -> Iterator[None]:
     what: the step that raises it. What a call within the block has already raised stays as it is.
     """
     try:
-        with as_found():
+        with as_found(), outside_of_hypothesis():
             yield
         _wait_for_gpu()
-    except ImplementationError as error:
-        first_line = next(iter(str(error).splitlines()), "")
-        raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
     except BaseException as error:
-        if isinstance(error, (*STOPS, Violation, AdapterError, Discard, GpuLost)):
+        if _stops(error):
             raise
+        kind = type(error)
+        if issubclass(kind, STEERING) and is_of_judge(error, RAISERS):
+            if not issubclass(kind, ImplementationError):
+                raise
+            first_line = next(iter(str(error).splitlines()), "")
+            raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
         if gpu_is_lost():
             raise GpuLost(f"{what} raised {_first_line(error)}") from error
-        place = place_of(error, most=2, code=False)
-        shown = f" ({place})" if place else ""
-        raise CallRaised(f"{what} raised {_first_line(error)}{shown}", error, what) from error
+        raise CallRaised(f"{what} raised {_described(error)}", error, what) from error
+    finally:
+        clean()
+
+
+@contextmanager
+def of_property(function: Callable[..., object]) -> Iterator[None]:
+    """Turn what judged code raises outside of its calls, as where an attribute of it is read, into a `CallRaised`.
+
+    Only what would steer the judge is turned; anything else is a harness error. function: that of the property, whose
+    own exceptions are left as they are.
+    """
+    file = function.__code__.co_filename
+    try:
+        yield
+    except BaseException as error:
+        kind = type(error)
+        steers = issubclass(kind, (*STEERING, HypothesisException)) or not issubclass(kind, Exception)
+        if not steers or _stops(error) or not passed_judged_code(error, beside=file):
+            raise
+        raise CallRaised(f"the implementation raised {_described(error)}", error) from error
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Drop whatever the block raises, but what stops the run."""
+    try:
+        yield
+    except BaseException as error:
+        if _stops(error):
+            raise
+
+
+def _stops(error: BaseException) -> bool:
+    """Return whether an exception stops the run: Ctrl-C, and no KeyboardInterrupt that an implementation raises."""
+    if any(stops(error) for stops in STOPS):
+        return True
+    if not issubclass(type(error), KeyboardInterrupt):
+        return False
+    noted = signal.getsignal(signal.SIGINT) in (_interrupted, signal.SIG_IGN, signal.SIG_DFL)
+    return bool(INTERRUPTS) or not noted
 
 
 @contextmanager
@@ -57,6 +104,13 @@ def guarded(what: str) -> Iterator[None]:
     """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def outside_of_hypothesis() -> Iterator[None]:
+    """Let the block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
+    with _current_build_context.with_value(None):
         yield
 
 
@@ -122,12 +176,27 @@ def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights)
     """Raise a Violation unless there is a gradient for each of the weights, of its shape."""
     for name, tensor in weights.named():
         gradient, shape = gradients.get(name), tuple(tensor.shape)
-        if not isinstance(gradient, Tensor) or gradient.shape != shape:
+        if not all_plain([gradient]) or gradient.shape != shape:
             assertion = f"assert {code}[{name!r}].shape == {shape}"
             raise Violation(f"{code} has no {name!r} of shape {shape}", (assertion,), family="GRD")
 
 
 def _first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message, without addresses: reports must repeat."""
-    lines = str(error).strip().splitlines() or [""]
+    lines = _text(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {re.sub('0x[0-9a-f]{6,}', '0x...', lines[0][:300])}"
+
+
+def _text(error: BaseException) -> str:
+    """Return the message of an exception; "" if it has none that can be made."""
+    with contained():
+        return str(error)
+    return ""
+
+
+def _described(error: BaseException) -> str:
+    """Return the type of an exception, the first line of its message, and where it arose."""
+    place = ""
+    with contained():
+        place = place_of(error, most=2, code=False)
+    return _first_line(error) + (f" ({place})" if place else "")

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mha.conformance.harness.plain import untouched, viewed
+from mha.implementations.pristine import may_answer
 from mha.spec import Claims, Expected, Problem, gradients, oracle, sum_shared
 from mha.spec.bounds import Ball
 from mha.spec.problem import INPUTS
@@ -28,7 +30,9 @@ Answer = TypeVar("Answer")
 
 
 def expected(problem: Problem, claims: Claims) -> Expected:
-    """Return what `oracle` does, on the device of the problem."""
+    """Return what `oracle` does, on the device of the problem; raises RuntimeError as `require_no_call` does."""
+    require_no_call()
+    problem = untouched(problem)
     answer: Expected = moved(_expected(problem.cpu(), claims), problem.query.device)
     return answer
 
@@ -40,7 +44,9 @@ def _expected(problem: Problem, claims: Claims) -> Expected:
 
 def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> dict[str, Ball]:
     """Return what `gradients` does, on the device of the problem, with those of inputs that are one tensor added up."""
-    on_cpu, upstream = problem.cpu(), upstream.cpu()
+    require_no_call()
+    problem = untouched(problem)
+    on_cpu, upstream = problem.cpu(), viewed(upstream.detach()).cpu()
 
     def differentiate() -> dict[str, Ball]:
         return sum_shared(on_cpu, gradients(on_cpu, claims, upstream, _expected(on_cpu, claims)))
@@ -49,6 +55,15 @@ def expected_gradients(problem: Problem, claims: Claims, upstream: Tensor) -> di
     found: dict[str, Ball] = kept.answer(on_cpu, ("gradients", claims), size, differentiate, upstream)
     answer: dict[str, Ball] = moved(found, problem.query.device)
     return answer
+
+
+def require_no_call() -> None:
+    """Raise RuntimeError while judged code may be running, and in a thread that it has started.
+
+    What it computes by `mha.spec.oracle` from its own inputs is a correct answer, and is not refused.
+    """
+    if not may_answer():
+        raise RuntimeError("no expected result is given while the attention is called, nor to a thread of it")
 
 
 def moved(answer: Any, device: torch.device) -> Any:

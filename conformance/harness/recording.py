@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mha.conformance.harness.plain import copied
 from mha.spec import Config, Problem, Weights
 from mha.spec.problem import INPUTS
 
@@ -17,13 +18,15 @@ class RecordedTensor:
     """A tensor that the implementation returned, with the expression that names it in a script.
 
     note_margin: called with the largest error/bound of each comparison with a bound. index: of the part of `name` that
-    the tensor is; empty for the whole.
+    the tensor is; empty for the whole. returned: what the implementation returned, with its own memory; for comparisons
+    there is a copy, which no later call changes.
     """
 
     tensor: Tensor
     name: str
     note_margin: Callable[[float], None]
     index: tuple[Any, ...] = ()
+    returned: Tensor | None = None
 
     @property
     def code(self) -> str:
@@ -40,8 +43,8 @@ class RecordedTensor:
         return RecordedTensor(self.tensor[index], self.code, self.note_margin, part)
 
     def detached(self) -> RecordedTensor:
-        """Return the same tensor without its history, for comparisons."""
-        return replace(self, tensor=self.tensor.detach())
+        """Return a copy of the same tensor without its history, for comparisons."""
+        return replace(self, tensor=copied(self.tensor), returned=self.tensor)
 
     def map(self, change: Callable[[Tensor], Tensor], code: str) -> RecordedTensor:
         """Return the tensor changed; `code` is the change, with {} for the tensor."""

@@ -20,6 +20,7 @@ from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
 from mha.conformance.harness.mixed_rows import may_mix_rows
+from mha.conformance.harness.plain import Given, copied, viewed, weights_given
 from mha.conformance.harness.recording import (
     BuildStep,
     CallStep,
@@ -29,8 +30,10 @@ from mha.conformance.harness.recording import (
     Step,
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
+from mha.implementations import torch_state
 from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import built_for_calls
+from mha.implementations.loaded import attribute
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
@@ -50,6 +53,7 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "get_default_dtype": torch.set_default_dtype,
     "is_grad_enabled": torch.set_grad_enabled,
     "get_num_threads": torch.set_num_threads,
+    "get_default_device": torch_state.SETTINGS["the default device"].write,
 }
 # How the gradient of an output may lie in memory.
 UPSTREAM_LAYOUTS = ("contiguous", "transposed", "column_major", "sliced")
@@ -71,7 +75,7 @@ class Session:
     depend on what was judged before.
 
     latest: the attention that was built last. margin: the largest error/bound of all comparisons with a bound so far.
-    scripted: whether a script that repeats the steps shows what the property checks.
+    scripted: whether a script that repeats the steps shows what the property checks. given: what judged code gets.
     """
 
     def __init__(self, implementation: Implementation, case: Case) -> None:
@@ -84,6 +88,7 @@ class Session:
         self.latest: Instance
         self._longest, self._most_items = max(case.L, case.S), case.B
         self.margin, self.scripted = 0.0, True
+        self.given = Given()
         torch.default_generator.manual_seed(case.seed)  # `torch.manual_seed` looks for other devices first
         if case.device != "cpu":
             torch.cuda.manual_seed(case.seed)  # as above; the only other device is CUDA
@@ -99,7 +104,8 @@ class Session:
         with self._step(step), guarded(f"build({config})"):
             implementation = on_ranks(self.implementation, self.case.ranks)
             with built_for_calls(self._longest, self._most_items):
-                built = implementation.build(config, weights, dtype=dtype, device=self.case.device)
+                given = replace(config), weights_given(weights)
+                built = implementation.build(*given, dtype=dtype, device=self.case.device)
             self.latest = Instance(step.number, built)
             return self.latest
 
@@ -204,7 +210,7 @@ class Session:
 
     def record(self, tensor: Tensor, code: str) -> RecordedTensor:
         """Return a tensor to be compared; `code` names it in the script."""
-        return RecordedTensor(tensor, code, self._note_margin)
+        return RecordedTensor(copied(tensor), code, self._note_margin)
 
     def unscripted(self, tensor: Tensor, name: str) -> RecordedTensor:
         """Return a tensor to be compared that no step of the session gives, so that no script shows it."""
@@ -274,13 +280,14 @@ class Session:
         self._require_claimed_sizes(step.problem)
         if may_mix_rows(step.problem, self.claims, step.mode):
             raise Discard("torch's own products carry NaN from row to row on this CPU")
-        given = _tensors(step.problem)
+        problem = self.given.problem(step.problem)
+        given = _tensors(problem)
         versions = {name: tensor._version for name, tensor in given.items()}
         with as_found():
             settings = {name: getattr(torch, name)() for name in SETTINGS}
-            returned = self._returned(step, instance)
+            returned = self._returned(step, instance, problem)
             changed = {name: value for name, value in settings.items() if getattr(torch, name)() != value}
-            for name, value in settings.items():
+            for name, value in changed.items():
                 SETTINGS[name](value)
         require_untouched(self.implementation)
         for name, value in changed.items():
@@ -298,46 +305,51 @@ class Session:
         if refused := self.claims.sizes.refused(n_heads=config.n_heads, head_dim=config.head_dim, lengths=lengths):
             raise Discard(refused)
 
-    def _returned(self, step: CallStep, instance: Instance) -> Any:
-        """Call the attention in its mode, and return what it returns."""
-        problem, training = step.problem, MODES[step.mode].training
+    def _returned(self, step: CallStep, instance: Instance, problem: Problem) -> tuple[Any, Any, str]:
+        """Call the attention in its mode; return the output, the weights, and in words what it returned instead.
+
+        problem: that of the step, in the objects that judged code is given.
+        """
+        training = MODES[step.mode].training
         # Not if it is in that mode already: what it keeps until the mode changes must hold until then.
-        kept = (
-            self._modes.get(instance.number) is training and getattr(instance.attention, "training", None) is training
-        )
+        kept = self._modes.get(instance.number) is training
+        kept = kept and attribute(instance.attention, "training") is training
         step = replace(step, switches=not kept)
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
 
-        def call() -> Any:
+        def call() -> tuple[Any, Any, str]:
             if step.seed is not None:
                 torch.manual_seed(step.seed)
             if step.switches:
                 _ = instance.attention.train() if training else instance.attention.eval()
                 self._modes[instance.number] = training
             options = {"is_causal": problem.is_causal, "need_weights": step.need_weights}
-            return instance.attention(problem.query, problem.key, problem.value, mask=problem.mask, **options)
+            returned = instance.attention(problem.query, problem.key, problem.value, mask=problem.mask, **options)
+            output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
+            return output, weights, f"{returned!r:.200}" if output is None else ""
 
         with self._step(step), guarded(CALL), randomness:
             return compiled_again(call)
 
-    def _recorded(self, step: CallStep, returned: Any, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+    def _recorded(
+        self, step: CallStep, returned: tuple[Any, Any, str], dtypes: tuple[torch.dtype, ...]
+    ) -> RecordedOutput:
         """Return what a call returned, once its shapes, dtypes and devices are as the contract describes them."""
-        problem, number = step.problem, step.number
-        output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
+        problem, number, (output, weights, instead) = step.problem, step.number, returned
         if output is None:
             assertion = f"assert isinstance(output_{number}, torch.Tensor)"
-            message = f"the call returned {returned!r:.200}, but should return Output(output, weights)"
+            message = f"the call returned {instead}, but should return Output(output, weights)"
             raise Violation(message, (assertion,), family="SHP")
         require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
-        recorded = self.record(output, f"output_{number}")
-        if not step.need_weights or weights is None:
+        recorded = RecordedTensor(viewed(output), f"output_{number}", self._note_margin)
+        if not step.need_weights or not issubclass(type(weights), Tensor):
             return RecordedOutput(recorded, None)
         if self.claims.returns_weights:
             shape = (*problem.shape[:3], problem.shape[3] + problem.config.extra_keys)
             # A softmax in float32 may return its weights as they are, beside an output that is cast back.
             wider = (torch.float32,) if traits_of(dtypes[0]).half else ()
             require_plain(f"weights_{number}", weights, (*dtypes, *wider), problem.query.device, shape)
-        return RecordedOutput(recorded, self.record(weights, f"weights_{number}"))
+        return RecordedOutput(recorded, RecordedTensor(viewed(weights), f"weights_{number}", self._note_margin))
 
     @contextmanager
     def _step(self, step: Step) -> Iterator[None]:

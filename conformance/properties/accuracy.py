@@ -177,8 +177,9 @@ def double_precision_is_double_throughout(session: Session, case: Case) -> None:
     """In float64 no constant and no intermediate is rounded to float32."""
     assume(not session.claims.rounding.narrows, "a step is declared to be in a narrower dtype")
     problem = case.problem()
+    actual = session(problem).output
     expected = session.expected(problem).output
-    expect_close(session(problem).output, expected, because="the oracle's value; a float32 step would show here")
+    expect_close(actual, expected, because="the oracle's value; a float32 step would show here")
 
 
 @property_of("NUM-3", replace(MANY_ELEMENTS_IN_HALF, masks=("none", *FEW), causal=BOTH), must_reject=("noise", "zeros"))

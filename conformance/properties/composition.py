@@ -27,10 +27,18 @@ from mha.conformance.cases.modes import MODES
 from mha.conformance.cases.transforms import with_dropout
 from mha.conformance.harness.assertions import assume, expect_agree, expect_close
 from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.plain import viewed
 from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import as_causal, expect_backward, expect_finite, expect_result, refuses
+from mha.conformance.properties.shared import (
+    as_causal,
+    expect_backward,
+    expect_finite,
+    expect_result,
+    has_empty_row,
+    refuses,
+)
 from mha.spec import Problem, Weights, oracle
 from mha.spec.claims import DTYPES
 
@@ -184,7 +192,8 @@ def _expect_exported(session: Session, case: Case) -> None:
     problem = case.problem()
     B, L, S = (torch.export.Dim(name, min=1, max=1 << 12) for name in ("B", "L", "S"))
     sizes: Any = ({0: B, 1: L}, {0: B, 1: S}, {0: B, 1: S}, None if problem.mask is None else {0: B, 2: L, 3: S})
-    inputs = problem.query, problem.key, problem.value, problem.mask
+    given = session.given.problem(problem)
+    inputs = given.query, given.key, given.value, given.mask
     with _quiet():
         wrapped = session.derive(
             session.built(problem),
@@ -197,7 +206,8 @@ def _expect_exported(session: Session, case: Case) -> None:
     longer = replace(case, B=case.B + 1, L=case.L + 2, S=case.S + 3).problem().change(weights=problem.weights)
     for each in (problem, longer):
         with guarded("the exported program"):
-            result = program.module()(each.query, each.key, each.value, each.mask)
+            given = session.given.problem(each)
+            result = program.module()(given.query, given.key, given.value, given.mask)
         output = session.unscripted(result, "exported")
         because = f"the oracle's value, by the exported program for (B, L, S) = {each.shape[0], *each.shape[2:]}"
         expect_close(output, session.expected(each).output, because=because)
@@ -257,20 +267,21 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
     second = session.built(other).attention
     assert isinstance(second, nn.Module)
     own, new = ({name: p.detach() for name, p in each.named_parameters()} for each in (module.eval(), second))
-    options = {"mask": problem.mask, "is_causal": problem.is_causal}
+    given = session.given.problem(problem)
+    options = {"mask": given.mask, "is_causal": given.is_causal}
 
     def call(parameters: dict[str, Tensor], query: Tensor) -> Tensor:
-        key, value = (query if x is problem.query else x for x in (problem.key, problem.value))
+        key, value = (query if x is given.query else x for x in (given.key, given.value))
         result = torch.func.functional_call(module, parameters, (query, key, value), options)
         output: Tensor = result.output
         return output
 
     upstream = session.upstream(problem)
     with guarded("torch.func"):
-        replaced = call(new, problem.query)
+        replaced = call(new, given.query)
         both = {name: torch.stack([own[name], new[name]]) for name in own}
-        many = torch.func.vmap(call, in_dims=(0, None))(both, problem.query)
-        gradient = torch.func.grad(lambda query: (call(new, query) * upstream).sum())(problem.query)
+        many = torch.func.vmap(call, in_dims=(0, None))(both, given.query)
+        gradient = torch.func.grad(lambda query: (call(new, query) * viewed(upstream)).sum())(given.query)
     expected = session.expected(problem).output, session.expected(other).output
     because = "the oracle's value for other weights, passed by functional_call"
     expect_close(session.unscripted(replaced, "functional"), expected[1], because=because)
@@ -293,18 +304,18 @@ def autocast_is_within_the_low_precision_bound(session: Session, case: Case) -> 
     """Under autocast the result is within the bound of low precision, and every gradient is finite."""
     problem = case.problem()
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    expected = oracle(problem, session.claims, autocast=AUTOCAST_DTYPE)
     need_weights = case.need_weights and case.mask not in EMPTY  # MSK-8 tests whether empty rows depend on them
     dtypes = AUTOCAST_DTYPE, problem.query.dtype
     result = session(problem, mode="autocast", need_weights=need_weights, dtypes=dtypes)
-    expect_result(result, expected, "the oracle's value, with each product in bfloat16")
-    if session.claims.gradients and not bool(expected.empty.any()):
+    because = "the oracle's value, with each product in bfloat16"
+    expect_result(result, oracle(problem, session.claims, autocast=AUTOCAST_DTYPE), because)
+    if session.claims.gradients and not has_empty_row(session, problem):
         _expect_finite_gradients_under_autocast(session, problem)
 
 
 def _expect_finite_gradients_under_autocast(session: Session, problem: Problem) -> None:
     """The output of a call under autocast can be differentiated, and every gradient is finite."""
-    leaves, instance = problem.map_inputs(leaf_of), session.built(problem)
+    leaves, instance = session.given.problem(problem.map_inputs(leaf_of)), session.built(problem)
     called, session.scripted = instance.attention, False
     with guarded("backward() of a call under autocast"):
         with MODES["autocast"].enter(session.case.device):

@@ -136,9 +136,8 @@ def every_divisor_is_right_or_refused(session: Session, case: Case) -> None:
             session.built(problem)
         except CallRaised:
             continue
-        config, expected = problem.config, session.expected(problem).output
-        because = f"{config.n_heads} heads divide d_model = {config.d_model}"
-        expect_close(session(problem).output, expected, because=because)
+        because = f"{problem.config.n_heads} heads divide d_model = {problem.config.d_model}"
+        expect_close(session(problem).output, session.expected(problem).output, because=because)
 
 
 @property_of("CFG-4", CONSTRUCTION, level="SHOULD", must_reject=(), number=2)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mha.conformance.harness.assertions import expect, expect_close
 from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.plain import copied, viewed
 from mha.conformance.harness.session import Instance, Session
 from mha.spec import Problem
 
@@ -34,12 +35,14 @@ class DecodedSequence:
 
         active: boolean (B,), the items that have a position; all by default.
         """
-        named = {} if active is None else {"active": active}
+        named = {} if active is None else {"active": viewed(active)}
+        shape = tuple(inputs[0].shape)
         with torch.no_grad(), guarded("decode"):
             output, self.cache = self.decoder.decode(*inputs, self.cache, **named)
-        shape = tuple(inputs[0].shape)
-        fits = isinstance(output, Tensor) and tuple(output.shape) == shape
-        actual = f"{getattr(output, 'shape', output)!r:.80}"
+            is_tensor = issubclass(type(output), Tensor)
+            actual = f"{output.shape if is_tensor else output!r:.80}"
+            output = copied(output) if is_tensor else None
+        fits = output is not None and tuple(output.shape) == shape
         expect(fits, f"decode returned {actual}, but should return a tensor of shape {shape}")
         return output  # type: ignore[no-any-return]  # it is a tensor
 

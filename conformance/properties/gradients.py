@@ -285,16 +285,17 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     problem = case.problem()
     assume(isinstance(session.built(problem).attention, nn.Module), "the attention is not a torch.nn.Module")
     upstream = session.upstream(problem)
-    expected = session.expected_gradients(problem, upstream)
     # Also of only some inputs, as in the tuning of a prompt that is key and value.
     some = _subset(INPUTS, case.seed % 7 + 1)
     wanted = {"cross": some, "memory": INPUTS[case.seed % 2 :]}.get(case.inputs, INPUTS)
     if "mask" in _differentiable(problem):  # a learned bias, alone or beside the inputs
         wanted = ("mask", *wanted) if case.seed % 2 else ("mask",)
-    for name, gradient in session.gradients(problem, upstream, wanted, frozen=True).items():
-        expect_close(gradient, expected[name], because="the gradient, with weights that require none")
+    gradients = session.gradients(problem, upstream, wanted, frozen=True)
     frozen = session.frozen(session.built(problem))
     output, because = session(problem, via=frozen).output, "the oracle's value, where nothing requires a gradient"
+    expected = session.expected_gradients(problem, upstream)
+    for name, gradient in gradients.items():
+        expect_close(gradient, expected[name], because="the gradient, with weights that require none")
     expect_close(output, session.expected(problem).output, because=because)
 
 
@@ -331,10 +332,13 @@ def half_gradients_are_there_for_any_subset(session: Session, case: Case) -> Non
     """In half precision, whatever requires a gradient has one within the bound, with weights that do and do not."""
     problem = case.problem()
     upstream = session.upstream(problem)
-    expected, names = session.expected_gradients(problem, upstream), _differentiable(problem)
+    names = _differentiable(problem)
     subset = _subset(names, case.seed % (2 ** len(names) - 1) + 1)
-    for frozen in (False, True)[: 1 + isinstance(session.built(problem).attention, nn.Module)]:
-        for name, gradient in session.gradients(problem, upstream, subset, frozen=frozen).items():
+    ways = (False, True)[: 1 + isinstance(session.built(problem).attention, nn.Module)]
+    found = [session.gradients(problem, upstream, subset, frozen=frozen) for frozen in ways]
+    expected = session.expected_gradients(problem, upstream)
+    for gradients in found:
+        for name, gradient in gradients.items():
             expect_close(gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}")
 
 

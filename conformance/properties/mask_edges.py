@@ -14,7 +14,7 @@ from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
 from mha.conformance.cases.transforms import as_claimed, passing_heads, with_dropout
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close, expect_raises
 from mha.conformance.harness.errors import CallRaised
-from mha.conformance.harness.recording import RecordedTensor
+from mha.conformance.harness.recording import RecordedOutput, RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import EVERYDAY_SIZES
 from mha.conformance.properties.registry import property_of
@@ -35,22 +35,23 @@ FEW_OF_WIDE_HEADS = {"n_heads": (2, 3), "head_dim": (128, 64, 20), "B": (2, 1), 
 def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
     """A row without an allowed key follows the declared policy in every mode, with and without weights."""
     problem = case.problem()
-    policy, expected = session.claims.empty_row, session.expected(problem)
+    policy, results = session.claims.empty_row, list[tuple[RecordedOutput, str]]()
     for mode in ALL_MODES:
         for need_weights in (False, True) if session.claims.returns_weights else (False,):
             call = partial(session, problem, mode=mode, need_weights=need_weights)
             if policy == "error":
                 expect_raises(call, because="a row has no allowed key, and the declared policy is 'error'")
                 continue
-            result = call()
             because = (
                 f"the policy {policy!r} for a row without an allowed key, in the mode {mode!r} "
                 f"with need_weights={need_weights}"
             )
-            rows = expected.empty.any(1).unsqueeze(-1)
-            _expect_rows(rows, result.output, expected.output, because)
-            if result.weights is not None:
-                _expect_rows(expected.empty.unsqueeze(-1), result.weights, expected.weights, because)
+            results.append((call(), because))
+    for result, because in results:
+        expected = session.expected(problem)
+        _expect_rows(expected.empty.any(1).unsqueeze(-1), result.output, expected.output, because)
+        if result.weights is not None:
+            _expect_rows(expected.empty.unsqueeze(-1), result.weights, expected.weights, because)
 
 
 @property_of(
@@ -65,7 +66,7 @@ def empty_rows_follow_the_declared_policy(session: Session, case: Case) -> None:
 def empty_rows_of_wide_heads_follow_the_declared_policy(session: Session, case: Case) -> None:
     """A row without an allowed key follows the declared policy for heads of the widths of everyday models."""
     problem = case.problem()
-    expected, output = session.expected(problem), session(problem).output
+    output, expected = session(problem).output, session.expected(problem)
     because = f"the policy {session.claims.empty_row!r} for a row without an allowed key, with d_k = {case.head_dim}"
     _expect_rows(expected.empty.any(1).unsqueeze(-1), output, expected.output, because)
 
@@ -131,7 +132,7 @@ def empty_rows_of_many_keys_follow_the_declared_policy(session: Session, case: C
 def dropout_leaves_empty_rows_as_they_are(session: Session, case: Case) -> None:
     """A row without an allowed key follows the declared policy under dropout too, and all other rows stay finite."""
     problem, policy = case.problem(), session.claims.empty_row
-    expected, output = session.expected(problem), session(with_dropout(problem, 0.5), seed=case.seed).output
+    output, expected = session(with_dropout(problem, 0.5), seed=case.seed).output, session.expected(problem)
     empty_in_a_head, empty_in_all = expected.empty.any(1).unsqueeze(-1), expected.empty.all(1).unsqueeze(-1)
     because = f"the policy {policy!r} for a row without an allowed key, with dropout of probability 0.5"
     _expect_rows(empty_in_all, output, expected.output, because)
@@ -161,16 +162,16 @@ def empty_rows_leave_other_rows_alone(session: Session, case: Case) -> None:
     assume(bool(with_keys.any()), "every row is empty")
     filled = _filled(problem, session.claims)
     if filled is None:
-        expected, because = session.expected(problem).output, "other rows have no allowed key, but these have one"
-        _expect_rows(with_keys.unsqueeze(-1), session(problem).output, expected, because)
+        output, because = session(problem).output, "other rows have no allowed key, but these have one"
+        _expect_rows(with_keys.unsqueeze(-1), output, session.expected(problem).output, because)
         return
     _expect_rows_of_filled(session, problem, filled, with_keys)
 
 
 def _expect_rows_of_filled(session: Session, problem: Problem, filled: Problem, with_keys: Tensor) -> None:
     """Expect the same results in some rows, boolean (B, L), where the others may attend to every key."""
-    expected = session.expected(filled), session.expected(problem)
     base, result = session(filled), session(problem)
+    expected = session.expected(filled), session.expected(problem)
     because = f"the result where the empty rows may attend to every key ({base.output.code})"
     reach = expected[0].output.rad + expected[1].output.rad
     _expect_rows(with_keys.unsqueeze(-1), result.output, Ball(base.output.tensor.double(), reach), because)
@@ -191,8 +192,8 @@ def _expect_rows_of_filled(session: Session, problem: Problem, filled: Problem, 
 def empty_rows_leave_other_gradients_alone(session: Session, case: Case) -> None:
     """A row without an allowed key does not change the gradients of other rows."""
     problem = case.problem()
-    expected, output = session.expected(problem).output, session(problem).output.tensor
-    if session.claims.empty_row == "zeros" and bool(((output - expected.mid).abs() <= expected.rad).all()):
+    is_right = _is_within(session(problem).output.tensor, session.expected(problem).output)
+    if session.claims.empty_row == "zeros" and is_right:
         expect_gradients(session, problem, None, "to which rows without an allowed key add nothing")
         return
     with_keys = problem.allowed(session.claims.causal).any(-1).all(1)
@@ -231,6 +232,10 @@ def _filled(problem: Problem, claims: Claims) -> Problem | None:
     return problem.change(mask=mask | empty if mask.dtype == torch.bool else torch.where(empty, 0.0, mask))
 
 
+def _is_within(output: Tensor, expected: Ball) -> bool:
+    return bool(((output - expected.mid).abs() <= expected.rad).all())
+
+
 def _is_shared(mask: Tensor, axis: int) -> bool:
     """Return whether a mask does not differ along an axis."""
     return torch.equal(mask, mask.narrow(axis, 0, 1).expand_as(mask))
@@ -262,8 +267,9 @@ def additive_and_boolean_masks_agree(session: Session, case: Case) -> None:
 def additive_mask_is_a_bias_on_the_scores(session: Session, case: Case) -> None:
     """The finite entries of an additive mask are added to the scores."""
     problem = case.problem()
+    actual = session(problem).output
     expected = session.expected(problem).output
-    expect_close(session(problem).output, expected, because="the entries of the mask are added to the scores")
+    expect_close(actual, expected, because="the entries of the mask are added to the scores")
 
 
 @property_of(
@@ -288,8 +294,8 @@ def the_lowest_number_is_not_infinity(session: Session, case: Case) -> None:
         mask[..., 0] = 0.0
     else:
         mask[:, :, case.seed % rows] = lowest
+    output = session(problem.change(mask=mask)).output
     # Whatever the scores are, a row of weights sums to 1, rounded as without the mask.
     expected = session.expected(problem).output
-    output = session(problem.change(mask=mask)).output
     because = f"each row of weights sums to 1, also where the mask is {lowest:.3g} everywhere"
     expect_close(output, expected, because=because)

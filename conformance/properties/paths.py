@@ -188,13 +188,18 @@ def other_layouts_have_gradients(session: Session, case: Case) -> None:
     """With the length first, and without a batch, the gradients match the oracle."""
     for extra in sorted({"length_first", "unbatched"} & set(session.claims.extras)):
         problem = with_extra(case.problem(), case, extra)
-        upstream, called = session.upstream(problem), _as_called(problem, (extra,))
-        gradients = session.gradients(called, _laid_out(upstream, (extra,)))
-        for name, expected in session.expected_gradients(problem, upstream).items():
-            if name in gradients:
-                actual = _batch_first(gradients[name], (extra,)) if name in INPUTS else gradients[name]
-                own = expected[(0,) * (4 - actual.tensor.ndim)] if name == "mask" else expected
-                expect_close(actual, own, because=f"the gradient, with the extra {extra!r}")
+        _expect_gradients(session, problem, extra)
+
+
+def _expect_gradients(session: Session, problem: Problem, extra: str) -> None:
+    """Expect the oracle's gradients where the call has another layout."""
+    upstream, called = session.upstream(problem), _as_called(problem, (extra,))
+    gradients = session.gradients(called, _laid_out(upstream, (extra,)))
+    for name, expected in session.expected_gradients(problem, upstream).items():
+        if name in gradients:
+            actual = _batch_first(gradients[name], (extra,)) if name in INPUTS else gradients[name]
+            own = expected[(0,) * (4 - actual.tensor.ndim)] if name == "mask" else expected
+            expect_close(actual, own, because=f"the gradient, with the extra {extra!r}")
 
 
 def _expect_extras(session: Session, case: Case) -> None:
@@ -210,12 +215,13 @@ def _expect_extras(session: Session, case: Case) -> None:
         if refuses(session, problem):
             continue
         any_called = True
-        expected, because = session.expected(problem), f"the oracle's value with {' and '.join(extras)}"
-        expect_close(call_with_extras(session, problem, extras), expected.output, because=because)
+        because = f"the oracle's value with {' and '.join(extras)}"
+        output = call_with_extras(session, problem, extras)
+        expect_close(output, session.expected(problem).output, because=because)
         if problem.config.extra_keys and not problem.config.length_first and session.claims.returns_weights:
             result = session(problem, need_weights=True)
             weights_of(result)
-            expect_result(result, expected, because)
+            expect_result(result, session.expected(problem), because)
     assume(any_called, ALWAYS_RAISES)
 
 

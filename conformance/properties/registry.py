@@ -13,6 +13,8 @@ from mha.conformance.cases.boundary import NO_LIMIT
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import Domain
 from mha.conformance.harness.session import Session
+from mha.implementations.importing import LOADERS
+from mha.implementations.originals import watch
 from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]
@@ -142,4 +144,11 @@ def properties() -> dict[str, tuple[Property, ...]]:
         importlib.import_module(f"mha.conformance.properties.{module.name}")
     ordered = [_registered[key] for key in sorted(_registered)]
     by_clause = {clause: tuple(prop for prop in ordered if prop.clause == clause) for clause in CLAUSES}
-    return {clause: members for clause, members in by_clause.items() if members}
+    judged = {clause: members for clause, members in by_clause.items() if members}
+    watch("mha.conformance.properties", judged)
+    for prop in ordered:
+        watch(f"the property {prop.name}", vars(prop))
+    return judged
+
+
+LOADERS.append(properties)

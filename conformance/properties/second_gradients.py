@@ -15,6 +15,7 @@ from mha.conformance.cases.masks import COMMON
 from mha.conformance.cases.transforms import zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_close
 from mha.conformance.harness.isolation import guarded
+from mha.conformance.harness.plain import viewed
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import assume_finite, expect_backward
@@ -97,7 +98,7 @@ def _expect_derivative(session: Session, leaves: Problem, upstream: Tensor) -> N
         return
     direction = torch.randn(value.shape, generator=session.case.generator, dtype=torch.float64).to(value)
     with guarded("a backward pass through the gradient of the value"):
-        (derivative,) = torch.autograd.grad(gradient, upstream, direction)
+        (derivative,) = torch.autograd.grad(gradient, upstream, viewed(direction))
     if value is leaves.query or value is leaves.key:
         return
     along = zeroed(leaves.change(value=direction), "b_v", "b_o")

@@ -68,7 +68,7 @@ def divisible(case: Case) -> Case:
 def expect_output(session: Session, problem: Problem, because: str) -> None:
     """The output, and each copy of it that a rank has, is the oracle's."""
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
-    expected, output = session.expected(problem).output, session(problem).output
+    output, expected = session(problem).output, session.expected(problem).output
     expect_close(output, expected, because=because)
     _expect_copies(session, lambda: {"output": expected}, because)
 
@@ -278,10 +278,10 @@ def numbers_of_ranks_do_not_matter(session: Session, case: Case) -> None:
     problem = divisible(case).problem()
     plain = session.built(problem)
     instance = session.derive(plain, in_larger_group, "{}.in_larger_group()")
-    expected, leaves = session.expected(problem).output, problem.map_inputs(lambda x: x.clone().requires_grad_())
+    leaves = problem.map_inputs(lambda x: x.clone().requires_grad_())
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     because = f"on {case.ranks} ranks of a group of {case.ranks + 1}"
-    expect_close(session(problem, via=instance).output, expected, because=because)
+    expect_close(session(problem, via=instance).output, session.expected(problem).output, because=because)
     if session.claims.gradients:
         expect_backward(session, leaves, session.forward(leaves, instance), because, of=instance)
 

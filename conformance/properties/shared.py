@@ -208,7 +208,7 @@ def expect_no_worse_than_plain(session: Session, case: Case) -> None:
     """The root mean square error of the output is at most twice that of the plain formula in the same dtype."""
     assume_unquantised(session)
     problem = case.problem()
-    expected, output = session.expected(problem), session(problem).output
+    output, expected = session(problem).output, session.expected(problem)
     filled = (~expected.empty).all(1)
     plain = plain_formula(problem, problem.allowed(session.claims.causal), session.claims.scale)
     expect_no_worse(output.code, output.tensor[filled], plain[filled], expected.output.mid[filled])

@@ -29,7 +29,7 @@ SHOWN_WEIGHTS = Domain(masks=NO_EMPTY_ROWS, causal=BOTH, values=MODERATE, max_le
 def weights_are_probabilities(session: Session, case: Case) -> None:
     """Every weight is in [0, 1], up to rounding, and every row with an allowed key sums to 1."""
     problem = case.problem()
-    expected, weights = session.expected(problem), weights_of(session(problem))
+    weights, expected = weights_of(session(problem)), session.expected(problem)
     tensor = weights.tensor.double()
     outside = ((tensor < 0) | (tensor > 1 + expected.weights.rad)) & ~expected.empty.unsqueeze(-1)
     if bool(outside.any()):
@@ -52,8 +52,9 @@ def weights_are_probabilities(session: Session, case: Case) -> None:
 def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
     """The softmax runs over the keys: the weights match the oracle's, row by row."""
     problem = case.problem()
+    actual = weights_of(session(problem))
     expected = session.expected(problem).weights
-    expect_close(weights_of(session(problem)), expected, because="the softmax of the scores over the keys")
+    expect_close(actual, expected, because="the softmax of the scores over the keys")
 
 
 @property_of(
@@ -66,7 +67,7 @@ def weights_are_the_softmax_over_keys(session: Session, case: Case) -> None:
 def weights_that_the_context_shows_are_probabilities(session: Session, case: Case) -> None:
     """Where no weights are returned, contexts of one-hot values show them: each row sums to 1, each is in [0, 1]."""
     problem = with_weights_as_output(case, session.claims)
-    expected, output = session.expected(problem), session(problem).output
+    output, expected = session(problem).output, session.expected(problem)
     weights, reach = (weights_in(x, problem) for x in (output.tensor.double(), expected.output.rad))
     outside = ((weights < 0) | (weights > 1 + reach)) & ~expected.empty.unsqueeze(-1)
     if bool(outside.any()):
@@ -92,8 +93,9 @@ def weights_that_the_context_shows_are_probabilities(session: Session, case: Cas
 def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case) -> None:
     """Where no weights are returned, contexts of one-hot values show them: they match the oracle's, row by row."""
     problem = with_weights_as_output(case, session.claims)
+    actual = session(problem).output
     expected = session.expected(problem).output
-    expect_close(session(problem).output, expected, because="the weights, as each value is one-hot")
+    expect_close(actual, expected, because="the weights, as each value is one-hot")
 
 
 @property_of("SMX-3", Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE))
@@ -142,7 +144,7 @@ def large_scores_do_not_overflow(session: Session, case: Case) -> None:
 def context_is_among_the_values(session: Session, case: Case) -> None:
     """Each head's context is in the convex hull of the allowed values, coordinate by coordinate."""
     problem = passing_heads(case.problem())
-    expected, output = session.expected(problem), session(problem).output
+    output, expected = session(problem).output, session.expected(problem)
     allowed = problem.allowed(session.claims.causal).unsqueeze(-1)
     values = expected.value.mid.unsqueeze(2)
     infinity = float("inf")

@@ -135,12 +135,12 @@ def outputs_are_linear_in_the_values(session: Session, case: Case) -> None:
 def zero_queries_give_the_mean(session: Session, case: Case) -> None:
     """A query projection of zero gives the mean of the allowed values."""
     problem = zeroed(passing_heads(case.problem()), "w_q", "b_q")
-    expected = session.expected(problem)
+    output, expected = session(problem).output, session.expected(problem)
     allowed = problem.allowed(session.claims.causal).double()
     mean = (allowed @ expected.value.mid).transpose(1, 2).flatten(2)
     count = allowed.sum(-1).transpose(1, 2).repeat_interleave(case.head_dim, -1)
     centre = (mean / count).where(count > 0, expected.output.mid)
-    expect_close(session(problem).output, Ball(centre, expected.output.rad), because="the mean of the allowed values")
+    expect_close(output, Ball(centre, expected.output.rad), because="the mean of the allowed values")
 
 
 @property_of(
@@ -163,10 +163,10 @@ def the_only_key_gives_its_value(session: Session, case: Case) -> None:
 
 def _expect_value_of_the_one_key(session: Session, problem: Problem) -> None:
     """Each query may attend to one key, and gets its projected value."""
-    expected = session.expected(problem)
+    output, expected = session(problem).output, session.expected(problem)
     chosen = problem.allowed(session.claims.causal).double()
     value = (chosen @ expected.value.mid).transpose(1, 2).flatten(2)
-    expect_close(session(problem).output, Ball(value, expected.output.rad), because="the value of the one allowed key")
+    expect_close(output, Ball(value, expected.output.rad), because="the value of the one allowed key")
 
 
 @property_of("EQV-7", Domain(masks=COMMON, inputs=CROSS))
@@ -226,8 +226,9 @@ def each_input_has_its_own_projection(session: Session, case: Case) -> None:
             one, other = pairs[1]
         matrices = {name: getattr(problem.weights, f"w_{name[0]}") for name in (one, other)}
         swapped = problem.change(**{f"w_{one[0]}": matrices[other], f"w_{other[0]}": matrices[one]})
+    actual = session(swapped).output
     expected = session.expected(swapped).output
-    expect_close(session(swapped).output, expected, because=f"the result with {one} and {other} swapped")
+    expect_close(actual, expected, because=f"the result with {one} and {other} swapped")
 
 
 def _with_identity(problem: Problem, *roles: str) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from mha.conformance.engine.judge import judge
 from mha.conformance.harness import isolation
+from mha.conformance.harness.provenance import frames_of
 from mha.conformance.properties.registry import properties
 from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.pytest_plugin.stash import VERDICT, is_benchmark_run
@@ -27,7 +29,16 @@ JUNIT_FIELDS = (
     *("implementation", "clause", "level", "dtype", "device", "status", "examples", "cases_to_failure", "margin"),
     *("case", "violated", "diagnosis", "message", "arguments", "blocked_by", "seconds"),
 )
-isolation.STOPS += [pytest.fail.Exception, pytest.exit.Exception]
+
+
+def _is_of_timeout(error: BaseException) -> bool:
+    """Return whether pytest-timeout ends a test, by its own frame: judged code may raise what pytest raises."""
+    limit = getattr(sys.modules.get("pytest_timeout"), "timeout_sigalrm", None)
+    own = getattr(limit, "__code__", None)
+    return issubclass(type(error), pytest.fail.Exception) and any(f.f_code is own for f in frames_of(error))
+
+
+isolation.STOPS.append(_is_of_timeout)
 
 
 class ContractFile(pytest.File):

@@ -1,0 +1,86 @@
+"""Tensors at the border: what judged code returns is copied, and what it is given are not the judge's own objects.
+
+An attribute of an instance hides a method: a tensor whose `detach` returns another one would be compared as that one.
+What is used here was taken before any judged code was imported, and looks at no attribute of an instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from mha.spec import Problem, Weights
+from mha.spec.problem import INPUTS
+
+_detach, _clone, _view_as = torch._C.TensorBase.detach, torch._C.TensorBase.clone, torch._C.TensorBase.view_as
+_requires_grad = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]  # a property of C
+_variables, _as_plain = object.__getattribute__, torch._C.DisableTorchFunctionSubclass
+# The judge's own leaves that judged code has been given in this session, by identity.
+_leaves: dict[int, Tensor] = {}
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a copy without a history, which later changes of the tensor do not reach."""
+    with _as_plain():
+        return _clone(_detach(tensor))
+
+
+def viewed(tensor: Tensor) -> Tensor:
+    """Return another object for a tensor, with its memory and its history."""
+    with _as_plain():
+        return _view_as(tensor, tensor) if _requires_grad(tensor) else _detach(tensor)
+
+
+class Given:
+    """What judged code is given instead of the judge's own tensors, in one session.
+
+    That is another object for each tensor, always the same one, so that what it keeps by the object is found again. A
+    tensor that requires a gradient is given itself, since nothing else is a leaf; see `clean`.
+    """
+
+    def __init__(self) -> None:
+        self._others: dict[int, tuple[Tensor, Tensor]] = {}
+        _leaves.clear()
+
+    def other(self, tensor: Tensor) -> Tensor:
+        """Return the object that stands for a tensor."""
+        if _requires_grad(tensor):
+            _leaves[id(tensor)] = tensor
+            return tensor
+        if id(tensor) not in self._others:
+            self._others[id(tensor)] = tensor, _detach(tensor)
+        return self._others[id(tensor)][1]
+
+    def problem(self, problem: Problem) -> Problem:
+        """Return a problem whose inputs and mask are these objects."""
+        mask = None if problem.mask is None else self.other(problem.mask)
+        return problem.map_inputs(self.other).change(mask=mask)
+
+
+def clean() -> None:
+    """Take off what judged code has left on the judge's own leaves: attributes, and another class."""
+    for tensor in _leaves.values():
+        if type(tensor) is not Tensor:
+            object.__setattr__(tensor, "__class__", Tensor)
+        _variables(tensor, "__dict__").clear()
+
+
+def weights_given(weights: Weights) -> Weights:
+    """Return weights whose tensors are other objects, with the memory of these."""
+    return Weights(**{name: _detach(tensor) for name, tensor in weights.named()})
+
+
+def untouched(problem: Problem) -> Problem:
+    """Return the problem with other objects for its tensors, so that nothing that was left on one is looked at."""
+    given = [getattr(problem, name) for name in INPUTS]
+    others = {id(tensor): _detach(tensor) for tensor in given}
+    inputs = {name: others[id(tensor)] for name, tensor in zip(INPUTS, given, strict=True)}
+    mask = None if problem.mask is None else _detach(problem.mask)
+    return problem.change(weights=weights_given(problem.weights), mask=mask, **inputs)
+
+
+def all_plain(tensors: Iterable[object]) -> bool:
+    """Return whether these are tensors of torch itself, or its parameters."""
+    return all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)

@@ -1,0 +1,261 @@
+"""The functions, classes and constants that the judge runs on: what stands under their names, by identity.
+
+Watched are this package, Hypothesis, pytest, NumPy's and some of Python's own modules. What was replaced before judged
+code ran, as by a test or a debugger, stays: only a difference between two looks counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, cached_property, partial
+from operator import attrgetter, is_
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+OWN = "mha"
+PACKAGES = (OWN, "hypothesis", "_pytest", "pytest", "pluggy")
+# What is judged itself, and may keep what it likes.
+JUDGED = "mha.conformance.faults"
+MODULES = (
+    *("builtins", "collections.abc", "contextlib", "copy", "dataclasses", "enum", "functools", "gc", "inspect", "io"),
+    *("itertools", "json", "json.encoder", "math", "numpy", "operator", "os", "pathlib", "random", "re", "signal"),
+    *("sys", "threading", "time", "traceback", "types", "typing", "unittest.case", "warnings", "zlib"),
+)
+# What Python, its debuggers, and what records warnings replace by themselves.
+UNWATCHED = {
+    "builtins": {"_", "input"},
+    "sys": {"breakpointhook", "displayhook", "excepthook", "unraisablehook"},
+    "threading": {"excepthook", "_excepthook"},
+    "warnings": {"formatwarning", "showwarning", "_showwarning_orig", "_showwarnmsg", "_showwarnmsg_impl"},
+}
+# Names that Python adds to a class when it is first used.
+ADDED = {"__annotations__", "__annotations_cache__", "__slotnames__", "__non_callable_proto_members__"}
+UNREAD = {"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl", "__module__", *ADDED}
+FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+ABSENT = object()
+# The type of a function with a cache.
+CACHED = type(cache(lambda: None))
+# The flag of a class that is made in Python.
+CHANGEABLE = 1 << 9
+
+
+class Change(NamedTuple):
+    """Something else than at first: what now stands there, and what puts the first one back."""
+
+    now: object
+    undo: Callable[[], object]
+
+
+# By the name of what is replaced.
+Changes = Mapping[str, Change]
+
+
+class Names(NamedTuple):
+    """Names of a module, of a class or of a dictionary, with what stood there first.
+
+    held: the dictionary that has them. closed: whether a name that is added hides another one. size, every: how many
+    names it had at the last look, and all values then, which are compared first.
+    """
+
+    label: str
+    owner: Any
+    held: Mapping[Any, Any]
+    names: tuple[Any, ...]
+    values: tuple[Any, ...]
+    closed: bool
+    size: int
+    every: tuple[Any, ...]
+
+    def changes(self) -> Iterator[tuple[str, Change]]:
+        """Yield what has changed."""
+        for name, value in zip(self.names, self.values, strict=True):
+            now = self.held.get(name, ABSENT)
+            if now is not value:
+                yield f"{self.label}.{name}", Change(now, partial(self.put, name, value))
+        for name in {*self.held}.difference(self.names) if self.closed else ():
+            if not self.may_be_added(name):
+                yield f"{self.label}.{name}", Change(self.held[name], partial(self.put, name, ABSENT))
+
+    def may_be_added(self, name: Any) -> bool:
+        """Return whether a name hides nothing: Python's own, and a module of a package, once it is loaded."""
+        if not isinstance(self.owner, ModuleType):
+            return name in UNREAD
+        return str(name).startswith("__") or sys.modules.get(f"{self.label}.{name}", ABSENT) is self.held[name]
+
+    def put(self, name: Any, value: object) -> None:
+        """Put a value under a name."""
+        if isinstance(self.owner, type):
+            _ = type.__delattr__(self.owner, name) if value is ABSENT else type.__setattr__(self.owner, name, value)
+        elif value is ABSENT:
+            del self.held[name]  # type: ignore[attr-defined]  # of a module, or a dictionary
+        else:
+            self.held[name] = value  # type: ignore[index]
+
+
+class Watched:
+    """Everything that is watched; it grows as modules are loaded."""
+
+    def __init__(self) -> None:
+        self.names: list[Names] = []
+        self.functions: dict[int, tuple[str, FunctionType]] = {}
+        self.parts: list[list[Any]] = [[] for _ in FUNCTION_PARTS]
+        self.seen: dict[int, object] = {}
+        self.modules = 0
+
+    def extend(self) -> None:
+        """Watch the modules that were loaded since the last look."""
+        if len(sys.modules) == self.modules:
+            return
+        self.modules = len(sys.modules)
+        for name, module in list(sys.modules.items()):
+            is_watched = name in MODULES or name.partition(".")[0] in PACKAGES
+            is_new = isinstance(module, ModuleType) and id(module) not in self.seen
+            if is_watched and is_new and not name.startswith(JUDGED):
+                self.seen[id(module)] = module
+                self._add_module(name, module)
+
+    def add(self, label: str, held: dict[Any, Any]) -> None:
+        """Watch a dictionary, to which nothing may be added."""
+        if id(held) not in self.seen:
+            self.seen[id(held)] = held
+            self._add_names(label, held, held, [*held], closed=True)
+
+    def _add_names(self, label: str, owner: Any, held: Mapping[Any, Any], names: list[Any], *, closed: bool) -> None:
+        every = tuple(held.values())
+        values = tuple(held[name] for name in names)
+        self.names.append(Names(label, owner, held, tuple(names), values, closed, len(every), every))
+
+    def _add_module(self, label: str, module: ModuleType) -> None:
+        held, is_own = vars(module), label.partition(".")[0] == OWN
+        unwatched = UNWATCHED.get(label, set())
+        names = [name for name, value in held.items() if name not in unwatched and _counts(name, value, own=is_own)]
+        values = [held[name] for name in names]
+        self._add_names(label, module, held, names, closed=is_own)
+        for name, value in zip(names, values, strict=True):
+            if is_own and name.isupper() and type(value) is dict:
+                self.add(f"{label}.{name}", value)
+            self._add_value(f"{label}.{name}", value, label)
+
+    def _add_value(self, label: str, value: object, module: str) -> None:
+        """Watch the parts of a function, and the members of a class, if the module defines it."""
+        for each in _functions(value):
+            if id(each) not in self.functions and isinstance(each, FunctionType):
+                self.functions[id(each)] = label, each
+                for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
+                    parts.append(getattr(each, name))
+        if not isinstance(value, type) or value.__module__ != module or id(value) in self.seen:
+            return
+        if not value.__flags__ & CHANGEABLE:
+            return
+        self.seen[id(value)] = value
+        held = vars(value)
+        names = [name for name in held if name not in UNREAD]
+        values = [held[name] for name in names]
+        closed = module.partition(".")[0] == OWN
+        self._add_names(label, value, held, names, closed=closed)
+        for name, member in zip(names, values, strict=True):
+            self._add_value(f"{label}.{name}", member, module)
+
+    def codes(self) -> dict[int, str]:
+        """Return the module of each code object of this package by its identity, those within others too."""
+        found: dict[int, str] = {}
+        for (label, function), code in zip(self.functions.values(), self.parts[0], strict=True):
+            pending = [code] if label.partition(".")[0] == OWN else []
+            while pending:
+                each = pending.pop()
+                found[id(each)] = str(function.__module__)
+                pending += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        return found
+
+    def resize(self) -> None:
+        """Note what stands under the names that are not watched."""
+        for number, each in enumerate(self.names):
+            if each.size != len(each.held) or not all(map(is_, each.held.values(), each.every)):
+                self.names[number] = each._replace(size=len(each.held), every=tuple(each.held.values()))
+
+    def changes(self) -> dict[str, Change]:
+        """Return what has changed; slow."""
+        found: dict[str, Change] = {}
+        for each in self.names:
+            found |= dict(each.changes())
+        for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
+            for (label, function), value in zip(self.functions.values(), parts, strict=True):
+                if getattr(function, name) is not value:
+                    undo = partial(setattr, function, name, value)
+                    found[f"{label}.{name}"] = Change(getattr(function, name), undo)
+        return found
+
+
+def _counts(name: str, value: object, *, own: bool) -> bool:
+    """Return whether a name of a module is watched: in another package than ours, of a function or a class alone."""
+    if name.startswith("__"):
+        return own and name in ("__getattr__", "__dir__")
+    return own or isinstance(value, type | FunctionType | BuiltinFunctionType)
+
+
+def _functions(value: object) -> Iterable[object]:
+    """Return the functions that a member of a module or a class consists of."""
+    if isinstance(value, property):
+        return [value.fget, value.fset]
+    if isinstance(value, cached_property):
+        return [value.func]
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    wraps = isinstance(function, FunctionType) or type(function) is CACHED
+    return [function, getattr(function, "__wrapped__", None) if wraps else None]
+
+
+def _made() -> tuple[
+    Callable[[], dict[str, Change]],
+    Callable[[Changes], dict[str, Change]],
+    Callable[[str, dict[Any, Any]], None],
+    Callable[[], dict[int, str]],
+]:
+    """Return what reads the changes, what reads those since an earlier look, what watches a dictionary, and what
+    returns the modules of this package's code objects by their identity.
+
+    What they use is theirs alone: judged code that replaces the names of this module, or `all`, does not change them.
+    """
+    watched, every, each, same, size = Watched(), all, map, is_, len
+    getters = [attrgetter(name) for name in FUNCTION_PARTS]
+    functions, moved = list[FunctionType](), list[str]()
+
+    def untouched() -> bool:
+        for held in watched.names:
+            if size(held.held) == held.size and every(each(same, held.held.values(), held.every)):
+                continue
+            moved.append(held.label)
+            if held.closed or not every(each(same, each(held.held.get, held.names), held.values)):
+                return False
+        if size(functions) != size(watched.functions):
+            functions[:] = [function for _, function in watched.functions.values()]
+        return every(
+            every(each(same, each(getter, functions), parts))
+            for getter, parts in zip(getters, watched.parts, strict=True)
+        )
+
+    def read() -> dict[str, Change]:
+        watched.extend()
+        moved.clear()
+        found = {} if untouched() else watched.changes()
+        if moved and not found:
+            watched.resize()
+        return found
+
+    def read_new(before: Changes) -> dict[str, Change]:
+        now = read()
+        return {name: each for name, each in now.items() if name not in before or before[name].now is not each.now}
+
+    known: list[dict[int, str]] = []
+
+    def codes() -> dict[int, str]:
+        before = size(watched.functions)
+        watched.extend()
+        if not known or size(watched.functions) != before:
+            known[:] = [watched.codes()]
+        return known[0]
+
+    return read, read_new, watched.add, codes
+
+
+changes, new_changes, watch, codes = _made()

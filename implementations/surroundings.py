@@ -1,0 +1,244 @@
+"""The process around a call: what a call may set for everybody beside torch, read before it and put back after it.
+
+What no ordinary call sets is named, for STA-5. The rest is put back without a word: packages set variables of the
+environment, and add folders to `sys.path`, where they are imported for the first time.
+"""
+
+from __future__ import annotations
+
+import gc
+import locale
+import os
+import signal
+import sys
+import threading
+from _signal import getsignal  # that of `signal` makes an enumeration of it, which takes longer than all the rest
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
+
+# Those that decide how a run is stopped.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
+STREAMS = (0, 1, 2)
+# What no call may replace in `sys.modules`: the modules of these packages, and these, which each call is asked about.
+OWN_PACKAGES = ("mha", "hypothesis", "pytest", "_pytest")
+MAIN_MODULES = ("builtins", "math", "numpy", "os", "random", "sys", "torch", "torch.nn", "torch.nn.functional")
+_is_main = threading.main_thread().ident
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the process: how it is read, how it is set; name: in a message, "" for what is put back silently."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    name: str = ""
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return None
+
+
+def _enter_folder(folder: str | None) -> None:
+    if folder is not None:
+        os.chdir(folder)
+
+
+def _handlers() -> tuple[Any, ...]:
+    return tuple(map(getsignal, SIGNALS))
+
+
+def _set_handlers(handlers: tuple[Any, ...]) -> None:
+    if threading.get_ident() != _is_main:
+        return
+    for number, handler in zip(SIGNALS, handlers, strict=True):
+        if handler is not None and getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+def _traced() -> tuple[Any, ...]:
+    return sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()
+
+
+def _set_traced(functions: tuple[Any, ...]) -> None:
+    setters = sys.settrace, sys.setprofile, threading.settrace, threading.setprofile
+    for set_function, function in zip(setters, functions, strict=True):
+        set_function(function)
+
+
+def _set_environment(variables: dict[Any, Any]) -> None:
+    for name in {*os.environ._data, *variables}:  # type: ignore[attr-defined]  # of CPython
+        decoded = os.environ.decodekey(name)  # type: ignore[attr-defined]
+        if name in variables:
+            os.environ[decoded] = os.environ.decodevalue(variables[name])  # type: ignore[attr-defined]
+        else:
+            del os.environ[decoded]
+
+
+def _environment() -> dict[Any, Any]:
+    """Return the variables as they are kept: encoding each of them takes as long as a small call."""
+    return os.environ._data.copy()  # type: ignore[attr-defined,no-any-return]
+
+
+def _set_modules(modules: list[Any]) -> None:
+    for name, module in zip(MAIN_MODULES, modules, strict=True):
+        if module is not None:
+            sys.modules[name] = module
+
+
+def _set_path(folders: list[str]) -> None:
+    sys.path[:] = folders
+
+
+def _set_hooks(hooks: tuple[Any, ...]) -> None:
+    sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stderr, sys.stdin = hooks
+
+
+def _collect(is_on: bool) -> None:
+    _ = gc.enable() if is_on else gc.disable()
+
+
+PARTS = (
+    Part(lambda: [*map(sys.modules.get, MAIN_MODULES)], _set_modules, "what is in sys.modules"),
+    Part(_handlers, _set_handlers, "the handler of a signal"),
+    Part(_traced, _set_traced, "the function that traces or profiles"),
+    Part(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name), "the locale"),
+    Part(sys.getrecursionlimit, sys.setrecursionlimit, "the recursion limit"),
+    Part(gc.isenabled, _collect, "the garbage collection"),
+    Part(_environment, _set_environment),
+    Part(sys.path.copy, _set_path),
+    Part(
+        lambda: (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stderr, sys.stdin),
+        _set_hooks,
+    ),
+)
+# What no import may change for the judge.
+OF_IMPORTS = PARTS[1:3]
+FOLDER = Part(_folder, _enter_folder, "the working directory")
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return which file a descriptor is of; None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class _Streams:
+    """Copies of the descriptors of standard input, output and error, for where a call closes them."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, int] = {}
+        self.files: dict[int, tuple[int, int] | None] = {}
+
+    def read(self) -> None:
+        """Copy those that are other files than at the last look."""
+        for descriptor in STREAMS:
+            file = _file_of(descriptor)
+            if self.files.get(descriptor, ()) == file:
+                continue
+            self.files[descriptor] = file
+            if descriptor in self.copies:
+                os.close(self.copies.pop(descriptor))
+            if file is not None:
+                self.copies[descriptor] = os.dup(descriptor)
+
+    def put_back(self) -> bool:
+        """Open again what was closed or replaced; return whether something was."""
+        changed = [each for each in STREAMS if _file_of(each) != self.files[each]]
+        for descriptor in changed:
+            if descriptor in self.copies:
+                os.dup2(self.copies[descriptor], descriptor)
+            else:  # it was closed before
+                os.close(descriptor)
+        return bool(changed)
+
+
+_streams = _Streams()
+
+
+class _Modules:
+    """The modules that the judge computes with, by their names; more are added as they are loaded."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {}
+        self.count = 0
+
+    def read(self) -> None:
+        """Note what was loaded since the last look."""
+        if len(sys.modules) == self.count:
+            return
+        self.count = len(sys.modules)
+        for name, module in list(sys.modules.items()):
+            if name in MAIN_MODULES or name.partition(".")[0] in OWN_PACKAGES:
+                self.known.setdefault(name, module)
+
+    def put_back(self) -> str:
+        """Put back what was replaced or removed; return its names, "" if nothing was."""
+        if all(map(is_, map(sys.modules.get, self.known), self.known.values())):
+            return ""
+        changed = [name for name, module in self.known.items() if sys.modules.get(name) is not module]
+        sys.modules.update({name: self.known[name] for name in changed})
+        return ", ".join(f"sys.modules[{name!r}]" for name in sorted(changed)[:3])
+
+
+_modules = _Modules()
+
+
+class Surroundings:
+    """What was found in the process before a call, or before many: then with what takes a system call to read.
+
+    parts: those that are read, if not all; an import may change some for good.
+    """
+
+    def __init__(self, parts: tuple[Part, ...] = PARTS, *, of_many: bool = False) -> None:
+        self.parts = (*parts, FOLDER) if of_many else parts
+        self.values = [part.read() for part in self.parts]
+        self.modes, self.of_many = _modes(), of_many
+        if of_many:
+            _streams.read()
+            _modules.read()
+
+    def put_back(self) -> list[str]:
+        """Put everything back; return in words what no ordinary call changes."""
+        changed = _leave_modes(self.modes)
+        for part, before in zip(self.parts, self.values, strict=True):
+            if part.read() == before:
+                continue
+            with suppress(OSError, ValueError, TypeError):
+                part.write(before)
+            changed += [f"changed {part.name}"] * bool(part.name)
+        if self.of_many and _streams.put_back():
+            changed.append("closed or replaced a standard stream")
+        if self.of_many and (names := _modules.put_back()):
+            changed.append(f"replaced {names}")
+        return changed
+
+
+def _modes() -> tuple[int, int]:
+    """Return how many modes of torch are entered, of functions and of dispatch."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+
+
+def _leave_modes(before: tuple[int, int]) -> list[str]:
+    """Leave the modes that were entered since; the one of the default device is a setting (`torch_state`)."""
+    functions, dispatches = before
+    left, kept = [], []
+    while torch._C._len_torch_function_stack() > functions:
+        mode = torch._C._pop_torch_function_stack()
+        is_default = mode is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        (kept if is_default else left).append(mode)
+    for mode in reversed(kept):
+        torch._C._push_on_torch_function_stack(mode)
+    while torch._C._len_torch_dispatch_stack() > dispatches:
+        left.append(torch._C._pop_torch_dispatch_stack(None))
+    return [f"left the mode {type(mode).__name__} entered" for mode in left]
