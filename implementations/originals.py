@@ -6,6 +6,7 @@ code ran, as by a test or a debugger, stays: only a difference between two looks
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
@@ -78,10 +79,10 @@ class Names(NamedTuple):
                 yield f"{self.label}.{name}", Change(self.held[name], partial(self.put, name, ABSENT))
 
     def may_be_added(self, name: Any) -> bool:
-        """Return whether a name hides nothing: Python's own, and a module of a package, once it is loaded."""
+        """Return whether a name hides nothing; of a module, it hides a builtin. Compilers add names of their own."""
         if not isinstance(self.owner, ModuleType):
             return name in UNREAD
-        return str(name).startswith("__") or sys.modules.get(f"{self.label}.{name}", ABSENT) is self.held[name]
+        return str(name).startswith("__") or name not in vars(builtins)
 
     def put(self, name: Any, value: object) -> None:
         """Put a value under a name."""
@@ -144,10 +145,12 @@ class Watched:
                 self.functions[id(each)] = label, each
                 for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
                     parts.append(getattr(each, name))
-        if not isinstance(value, type) or value.__module__ != module or id(value) in self.seen:
+        if not isinstance(value, type) or value.__module__ != module:
             return
-        if not value.__flags__ & CHANGEABLE:
-            return
+        if id(value) not in self.seen and value.__flags__ & CHANGEABLE:
+            self._add_class(label, value, module)
+
+    def _add_class(self, label: str, value: type, module: str) -> None:
         self.seen[id(value)] = value
         held = vars(value)
         names = [name for name in held if name not in UNREAD]

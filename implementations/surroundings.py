@@ -7,12 +7,12 @@ environment, and add folders to `sys.path`, where they are imported for the firs
 from __future__ import annotations
 
 import gc
+import importlib
 import locale
 import os
 import signal
 import sys
 import threading
-from _signal import getsignal  # that of `signal` makes an enumeration of it, which takes longer than all the rest
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+# That of `signal` makes an enumeration of it, which takes longer than all the rest.
+getsignal: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 # Those that decide how a run is stopped.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
 STREAMS = (0, 1, 2)
@@ -75,9 +77,9 @@ def _set_traced(functions: tuple[Any, ...]) -> None:
 
 def _set_environment(variables: dict[Any, Any]) -> None:
     for name in {*os.environ._data, *variables}:  # type: ignore[attr-defined]  # of CPython
-        decoded = os.environ.decodekey(name)  # type: ignore[attr-defined]
+        decoded = os.environ.decodekey(name)
         if name in variables:
-            os.environ[decoded] = os.environ.decodevalue(variables[name])  # type: ignore[attr-defined]
+            os.environ[decoded] = os.environ.decodevalue(variables[name])
         else:
             del os.environ[decoded]
 
@@ -102,7 +104,10 @@ def _set_hooks(hooks: tuple[Any, ...]) -> None:
 
 
 def _collect(is_on: bool) -> None:
-    _ = gc.enable() if is_on else gc.disable()
+    if is_on:
+        gc.enable()
+    else:
+        gc.disable()
 
 
 PARTS = (
@@ -232,7 +237,7 @@ def _modes() -> tuple[int, int]:
 def _leave_modes(before: tuple[int, int]) -> list[str]:
     """Leave the modes that were entered since; the one of the default device is a setting (`torch_state`)."""
     functions, dispatches = before
-    left, kept = [], []
+    left, kept = list[Any](), list[Any]()
     while torch._C._len_torch_function_stack() > functions:
         mode = torch._C._pop_torch_function_stack()
         is_default = mode is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)

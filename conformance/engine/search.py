@@ -10,7 +10,8 @@ from math import ceil
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
-from hypothesis.errors import Flaky
+from hypothesis.control import _current_build_context
+from hypothesis.errors import Flaky, HypothesisException
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.boundary import boundary_cases, varied
@@ -30,7 +31,7 @@ from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
 from mha.conformance.harness.integrity import judging, require_untouched
-from mha.conformance.harness.isolation import gpu_is_lost, of_property
+from mha.conformance.harness.isolation import SEARCH, gpu_is_lost, of_property
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections
@@ -49,6 +50,11 @@ CONTIGUOUS_ONLY = "judged on contiguous inputs alone, since others fail SHP-7"
 SHRINKING = 100
 
 Failure = tuple[Session, Violation]
+
+
+# What judged code tells Hypothesis within a call must not count for the search.
+SEARCH.outside = lambda: _current_build_context.with_value(None)
+SEARCH.raises = (HypothesisException,)
 
 
 @dataclass(frozen=True, kw_only=True)

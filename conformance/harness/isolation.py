@@ -7,13 +7,12 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
-from hypothesis.control import _current_build_context
-from hypothesis.errors import HypothesisException
 from torch import Tensor
 from torch.cuda import is_initialized, synchronize
 
@@ -29,6 +28,17 @@ from mha.spec import Weights
 STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
+
+
+@dataclass
+class Search:
+    """What finds the cases, if something does. outside: of a block of it. raises: what it steers itself by."""
+
+    outside: Callable[[], AbstractContextManager[None]] = nullcontext
+    raises: tuple[type[BaseException], ...] = ()
+
+
+SEARCH = Search()
 # What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
 STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
@@ -42,7 +52,7 @@ def attributed(what: str) -> Iterator[None]:
     what: the step that raises it. What a call within the block has already raised stays as it is.
     """
     try:
-        with as_found(), outside_of_hypothesis():
+        with as_found(), SEARCH.outside():
             yield
         _wait_for_gpu()
     except BaseException as error:
@@ -53,7 +63,8 @@ def attributed(what: str) -> Iterator[None]:
             if not issubclass(kind, ImplementationError):
                 raise
             first_line = next(iter(str(error).splitlines()), "")
-            raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
+            own = cast(ImplementationError, error)
+            raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", own) from error
         if gpu_is_lost():
             raise GpuLost(f"{what} raised {_first_line(error)}") from error
         raise CallRaised(f"{what} raised {_described(error)}", error, what) from error
@@ -73,7 +84,7 @@ def of_property(function: Callable[..., object]) -> Iterator[None]:
         yield
     except BaseException as error:
         kind = type(error)
-        steers = issubclass(kind, (*STEERING, HypothesisException)) or not issubclass(kind, Exception)
+        steers = issubclass(kind, (*STEERING, *SEARCH.raises)) or not issubclass(kind, Exception)
         if not steers or _stops(error) or not passed_judged_code(error, beside=file):
             raise
         raise CallRaised(f"the implementation raised {_described(error)}", error) from error
@@ -104,13 +115,6 @@ def guarded(what: str) -> Iterator[None]:
     """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
-def outside_of_hypothesis() -> Iterator[None]:
-    """Let the block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
-    with _current_build_context.with_value(None):
         yield
 
 
@@ -176,7 +180,7 @@ def require_gradients(code: str, gradients: Mapping[str, Any], weights: Weights)
     """Raise a Violation unless there is a gradient for each of the weights, of its shape."""
     for name, tensor in weights.named():
         gradient, shape = gradients.get(name), tuple(tensor.shape)
-        if not all_plain([gradient]) or gradient.shape != shape:
+        if gradient is None or not all_plain([gradient]) or gradient.shape != shape:
             assertion = f"assert {code}[{name!r}].shape == {shape}"
             raise Violation(f"{code} has no {name!r} of shape {shape}", (assertion,), family="GRD")
 

@@ -7,9 +7,9 @@ the identity of its code, which no name can pretend; frames of torch and of Pyth
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
@@ -28,7 +28,7 @@ JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.i
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
 _BETWEEN = (str(Path(torch.__file__).parent), _paths["stdlib"], "<frozen ")
-_traceback_of, _frame_of = BaseException.__traceback__.__get__, "tb_frame"  # type: ignore[attr-defined]  # of C
+_traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
