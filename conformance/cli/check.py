@@ -7,6 +7,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from time import monotonic
 from typing import Literal, TextIO
@@ -22,6 +24,7 @@ from mha.conformance.harness.isolation import INTERRUPTS, heeding_interrupts
 from mha.conformance.reports.entries import SECTIONS, entries
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
+from mha.conformance.reports.journal import journal
 from mha.conformance.reports.summary import SIGNS, is_failure
 from mha.conformance.reports.terminal import STYLES, matrix, needs_plain
 from mha.conformance.reports.text import (
@@ -64,12 +67,13 @@ class Printer:
     """Prints paragraphs, with a blank line between them, and lines, one below the other.
 
     Texts are printed as they are: nothing in them is markup, and no line is broken. width: in columns, of the lines to
-    print.
+    print. error: why no more is printed, as where a disk is full; "" if it is.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.width = width_of(console.file)
+        self.error = ""
         self.last: Literal["", "paragraph", "line"] = ""
 
     def paragraph(self, text: str) -> None:
@@ -91,9 +95,13 @@ class Printer:
     def _print(self, text: Text, kind: Literal["paragraph", "line"]) -> None:
         for pattern, style in COLOURS.items():
             text.highlight_regex(pattern, style)
-        if self.last and (self.last, kind) != ("line", "line"):
-            self.console.print()
-        self.console.print(text, soft_wrap=True)
+        try:
+            if self.last and (self.last, kind) != ("line", "line"):
+                self.console.print()
+            self.console.print(text, soft_wrap=True)
+        except OSError as error:
+            self.error = f"the output cannot be written: {error.strerror}"
+            self.console = Console(file=StringIO(), highlight=False)
         self.last = kind
 
 
@@ -161,23 +169,34 @@ def check_all(targets: Sequence[str], settings: Settings, options: CheckOptions,
         printer.folded(f"Note: {visible_line(note)}")
     if found.torch_changes:
         printer.folded(f"Note: {describe_changes(found.torch_changes)}.")
-    try:
-        with heeding_interrupts():
-            run.judge_all(chosen.values())
-    except (KeyboardInterrupt, Stopped) as end:
-        interrupted = True
-        run.verdicts += workers.unread
-        printer.paragraph(f"INCOMPLETE: {str(end) or 'the run was stopped'}.")
+    report_of = partial(_report, settings, found, started)
+    with journal(Path()) as kept:
+        kept.start(report_of(()))
+        workers.heard = kept.note
+        try:
+            with heeding_interrupts():
+                run.judge_all(chosen.values())
+        except (KeyboardInterrupt, Stopped) as end:
+            interrupted = True
+            run.verdicts += workers.unread
+            printer.paragraph(f"INCOMPLETE: {str(end) or 'the run was stopped'}.")
+        return finish(printer, report_of(run.verdicts, incomplete=interrupted), options)
+
+
+def _report(
+    settings: Settings, found: Found, started: str, verdicts: Sequence[Verdict], *, incomplete: bool = False
+) -> Report:
+    """Return the report on what the targets name."""
+    chosen = found.chosen
     report = Report.of_run(
         settings.of_report(chosen.values()),
-        run.verdicts,
+        verdicts,
         targets={name: resolved.target for name, resolved in chosen.items()},
         started=started,
-        incomplete=interrupted,
+        incomplete=incomplete,
         broken=found.broken,
     )
-    report = replace(report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values()))
-    return finish(printer, report, options)
+    return replace(report, torch_changes=found.torch_changes, not_covered=not_covered(chosen.values()))
 
 
 def find(targets: Sequence[str], workers: Workers, options: CheckOptions, printer: Printer) -> Found:
@@ -318,7 +337,9 @@ def finish(printer: Printer, report: Report, options: CheckOptions) -> int:
         printer.line(text)
     if options.json:
         print(report.to_json(), file=options.json)
-    return 2 if errors else exit_status(report, options.stop)
+    if printer.error:
+        print(f"mha: {printer.error}", file=sys.stderr)
+    return 2 if errors or printer.error else exit_status(report, options.stop)
 
 
 def exit_status(report: Report, stop: Stop) -> int:

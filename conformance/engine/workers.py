@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -111,12 +111,14 @@ class Workers:
     """Processes that judge, for as long as the block lasts.
 
     timeout: in seconds, of a call of what is judged, 0 for none. until: when the run is over, by the monotonic clock,
-    0 for never. unread: verdicts that were reached, but not yielded before `judge_all` was closed.
+    0 for never. heard: is given each verdict when it is reached. unread: verdicts that were reached, but not yielded
+    before `judge_all` was closed.
     """
 
     def __init__(self, jobs: int) -> None:
         self.jobs = max(1, jobs)
         self.timeout, self.until = CALL_TIMEOUT, 0.0
+        self.heard: Callable[[Verdict], object] = id
         self.unread: list[Verdict] = []
         self.members: list[Worker] = []
         self._targets: tuple[str, ...] = ()
@@ -213,7 +215,8 @@ class Workers:
         number = worker.task
         if number is not None:
             worker.task = None
-            queue.found[number] = _verdict_in(message, queue, queue.settings.tasks[number])
+            verdict = queue.found[number] = _verdict_in(message, queue, queue.settings.tasks[number])
+            self.heard(verdict)
             queue.hangs += isinstance(message, Ended) and message.is_late
         if isinstance(message, Ended):
             self._replace(worker)
