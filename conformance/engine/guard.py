@@ -49,34 +49,42 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
     """
     if not may_fork():
         return Outcome(run())
-    times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  both are for the rest of this process
-    reading, writing = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        _run_in_the_fork(run, times, last_words, writing)
-    os.close(writing)
-    with _Forwarding(child):
-        return _watched(child, reading, times, last_words, timeout)
-
-
-def _run_in_the_fork(run: Callable[[], int], times: Times, last_words: IO[bytes], writing: int) -> None:
-    """Run the command, give its status to the process that waits for it, and end."""
-    leave, own = os._exit, os.getpid()
-    faulthandler.enable(last_words, all_threads=False)
-    from mha.implementations.clock import CLOCK
-
-    CLOCK.share(times.shared)
-    status = run()
-    if os.getpid() == own:  # and no fork that code which is judged has made
-        os.write(writing, bytes([status & 0xFF]))
+    parted = part(timeout)
+    if isinstance(parted, Outcome):
+        return parted
+    leave, status = os._exit, run()
+    parted(status)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # it may be closed
             stream.flush()
     leave(status)
+    raise AssertionError
+
+
+def part(timeout: float) -> Outcome | Callable[[int], None]:
+    """Fork this process: return, in the fork, what takes its status at the end, and in the other how it ended."""
+    times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  both are for the rest of this process
+    reading, writing = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        with _Forwarding(child):
+            return _watched(child, reading, times, last_words, timeout)
+    os.close(reading)
+    faulthandler.enable(last_words, all_threads=False)
+    from mha.implementations.clock import CLOCK
+
+    CLOCK.share(times.shared)
+    own = os.getpid()
+
+    def finish(status: int) -> None:
+        if os.getpid() == own:  # and no fork that code which is judged has made
+            os.write(writing, bytes([status & 0xFF]))
+
+    return finish
 
 
 def _watched(child: int, reading: int, times: Times, last_words: IO[bytes], timeout: float) -> Outcome:

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from mha.conformance.project import read_project
-from mha.conformance.pytest_plugin.stash import REASONS, REPORT, SELECTION, UNWRITTEN, VERDICT, is_benchmark_run
+from mha.conformance.pytest_plugin.stash import (
+    REASONS,
+    REPORT,
+    SELECTION,
+    SESSION,
+    UNWRITTEN,
+    VERDICT,
+    is_benchmark_run,
+)
 from mha.conformance.shown import visible_line
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
@@ -52,10 +60,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mha-report", **several | {"metavar": "FILE"}, help="write reports: .html, .json or .md")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run in a fork, as code that is judged may end its process; the fork goes on with the next hook."""
+    from mha.conformance.pytest_plugin.guarded import may_guard, part
+
+    if not may_guard(config, judges=_has_options(config) or any(map(_is_of_ours, config.args))):
+        return None
+    try:
+        return part(config)
+    except ValueError:  # of pyproject.toml, which `pytest_configure` reports
+        return None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Reject an invalid option, or table in pyproject.toml, before anything is collected."""
-    given = (value for name, value in vars(config.option).items() if name.startswith("mha_"))
-    if any(value not in ([], None, False, "0") for value in given):  # the defaults, with which nothing may be judged
+    if _has_options(config):
         from mha.conformance.pytest_plugin.selection import selection
 
         selection(config)
@@ -64,6 +84,18 @@ def pytest_configure(config: pytest.Config) -> None:
             read_project(config.invocation_params.dir)
         except ValueError as error:
             raise pytest.exit.Exception(f"mha: {visible_line(str(error))}", returncode=2) from None
+
+
+def _has_options(config: pytest.Config) -> bool:
+    """Return whether one of our options is not its default, with which nothing may be judged."""
+    given = (value for name, value in vars(config.option).items() if name.startswith("mha_"))
+    return any(value not in ([], None, False, "0") for value in given)
+
+
+def _is_of_ours(argument: str) -> bool:
+    """Return whether an argument of pytest names our folder, or something in it."""
+    path = Path(argument.partition("::")[0]).absolute()
+    return argument.startswith("mha.conformance") or any(map(_is_ours, (path, *path.parents)))
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -152,6 +184,28 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
             terminalreporter.write_line(str(reason).removeprefix("Skipped: "))
     for reason in config.stash.get(REASONS, ()):
         terminalreporter.write_line(f"mha: exit status 2: {reason}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Keep the verdicts on disk while the run goes on, in the process that prints."""
+    if SELECTION in session.config.stash and not hasattr(session.config, "workerinput"):
+        from mha.conformance.pytest_plugin.summary import keep_journal
+
+        keep_journal(session.config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say that the run has ended, and how."""
+    if SESSION in config.stash:
+        from mha.conformance.pytest_plugin.guarded import finish
+
+        finish(config, int(config.stash[SESSION].exitstatus))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note the session, which has the exit status."""
+    session.config.stash[SESSION] = session
 
 
 @pytest.hookimpl(trylast=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -12,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from mha.conformance.engine.judge import judge
+from mha.conformance.engine.judge import judge, stopped
 from mha.conformance.harness import isolation
 from mha.conformance.harness.provenance import frames_of
 from mha.conformance.properties.registry import properties
 from mha.conformance.pytest_plugin.selection import selection
-from mha.conformance.pytest_plugin.stash import VERDICT, is_benchmark_run
+from mha.conformance.pytest_plugin.stash import KEPT, VERDICT, is_benchmark_run
+from mha.conformance.reports.journal import STARTED
 from mha.conformance.reports.text import describe
 from mha.conformance.results import Verdict
-from mha.conformance.settings import Settings
+from mha.conformance.settings import Settings, Task
 from mha.conformance.shown import visible, visible_line
 from mha.implementations import Resolved
 
@@ -89,6 +91,10 @@ class ContractItem(pytest.Item):
 
     def runtest(self) -> None:
         """Judge the clause, and report the verdict in pytest's terms."""
+        if KEPT in self.config.stash:
+            resolved, *where, settings = self.subject
+            task = Task(*where)
+            self.config.stash[KEPT].note(replace(stopped(resolved, task, settings, ""), message=STARTED))
         verdict = self.stash[VERDICT] = judge(*self.subject)
         self.user_properties += properties_of(verdict, self.subject[-1])
         report_outcome(verdict)

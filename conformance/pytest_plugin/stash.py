@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from mha.conformance.pytest_plugin.selection import Selection
+    from mha.conformance.reports.journal import Journal
     from mha.conformance.results import Report, Verdict
 
 SELECTION: pytest.StashKey[Selection] = pytest.StashKey()
@@ -15,6 +18,11 @@ REPORT: pytest.StashKey[Report] = pytest.StashKey()
 # What could not be written, and why the exit status is 2: the last lines of a run.
 UNWRITTEN: pytest.StashKey[list[str]] = pytest.StashKey()
 REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
+# What takes the exit status of a run in a fork, its session, and what keeps its verdicts while it goes on.
+FINISH: pytest.StashKey[Callable[[int], None]] = pytest.StashKey()
+SESSION: pytest.StashKey[pytest.Session] = pytest.StashKey()
+JOURNAL: pytest.StashKey[ExitStack] = pytest.StashKey()
+KEPT: pytest.StashKey[Journal] = pytest.StashKey()
 # Of an item.
 VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
 

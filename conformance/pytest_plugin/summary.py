@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 
 from mha.conformance.engine.judge import not_covered, stopped
 from mha.conformance.pytest_plugin.selection import Selection, selection
-from mha.conformance.pytest_plugin.stash import REASONS, REPORT, SELECTION, UNWRITTEN
+from mha.conformance.pytest_plugin.stash import JOURNAL, KEPT, REASONS, REPORT, SELECTION, UNWRITTEN
 from mha.conformance.reports.files import save_last, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
+from mha.conformance.reports.journal import Journal, journal
 from mha.conformance.reports.terminal import matrix, needs_plain
 from mha.conformance.reports.text import WIDTH, brief, describe, summarise_report, visible, visible_line, visible_name
 from mha.conformance.results import Rejections, Report, Verdict
@@ -50,6 +52,26 @@ def finish(session: pytest.Session, reporter: Any) -> None:
         session.exitstatus = 2 if errors or is_empty else max(2, session.exitstatus)
 
 
+class _Keeper:
+    """The part of the plugin that keeps verdicts as they are reached."""
+
+    def __init__(self, kept: Journal) -> None:
+        self.kept = kept
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note a verdict, also one of a worker of pytest-xdist."""
+        if data := getattr(report, "mha_verdict", None):
+            self.kept.note(_from_dict(data))
+
+
+def keep_journal(config: pytest.Config) -> None:
+    """Keep the verdicts of a run on disk until it is unconfigured."""
+    chosen, stack = config.stash[SELECTION], config.stash.setdefault(JOURNAL, ExitStack())
+    kept = config.stash[KEPT] = stack.enter_context(journal(config.invocation_params.dir))
+    kept.start(_report_of(chosen, [], incomplete=True))
+    config.pluginmanager.register(_Keeper(kept))
+
+
 def _reasons(report: Report) -> Iterator[str]:
     """Yield why not everything could be judged."""
     failed = [verdict for verdict in report.verdicts if verdict.status == "harness_error"]
@@ -65,12 +87,17 @@ def _reasons(report: Report) -> Iterator[str]:
 
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
+    ended_early = bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
+    return _report_of(chosen, verdicts, incomplete=ended_early)
+
+
+def _report_of(chosen: Selection, verdicts: list[Verdict], *, incomplete: bool) -> Report:
     report = Report.of_run(
         chosen.given.of_report(chosen.implementations.values()),
         verdicts,
         targets={name: resolved.target for name, resolved in chosen.implementations.items()},
         started=chosen.started,
-        incomplete=bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE,
+        incomplete=incomplete,
         broken=chosen.broken,
     )
     options = not_covered(chosen.implementations.values())

@@ -20,6 +20,8 @@ from mha.conformance.reports.writing import make_ignored_folder
 from mha.conformance.results import Report, Verdict
 
 NAMES = "run-*.jsonl"
+# The message of a verdict on a clause that is being judged.
+STARTED = "judging did not end: the run was ended"
 
 
 class Journal:

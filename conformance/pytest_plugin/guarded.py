@@ -1,0 +1,63 @@
+"""A run of pytest in a fork: where code that is judged ends the process, the run is red, and says what was reached.
+
+Torch is imported only in the fork.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mha.conformance.engine import guard
+from mha.conformance.project import read_project
+from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL
+
+
+def part(config: pytest.Config) -> int | None:
+    """Go on in a fork, where None is returned; return the exit status of the run once that has ended."""
+    folder = config.invocation_params.dir
+    parted = guard.part(read_project(folder).call_timeout)
+    if not isinstance(parted, guard.Outcome):
+        config.stash[FINISH] = parted
+        return None
+    if parted.status is not None:
+        return parted.status
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture:
+        capture.suspend_global_capture(in_=True)
+    print(f"\nmha: {_said(parted.why, folder)}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _said(why: str, folder: Path) -> str:
+    """Return what to say of a run that ended early: why, what was judged at that moment, and what was before."""
+    from mha.conformance.reports.files import LAST
+    from mha.conformance.reports.journal import STARTED, recover
+    from mha.conformance.reports.text import visible
+
+    reports = recover(folder)
+    verdicts = [verdict for report in reports for verdict in report.verdicts]
+    last = [f"{each.clause} of {each.implementation}" for each in verdicts if each.message == STARTED]
+    while_judging = f" while it judged {', '.join(last)}" if last else ""
+    kept = f"; what was reached is in {folder / LAST} (mha show)" if reports else ""
+    return visible(f"the run ended early, in the code to be judged: {why}{while_judging}{kept}")
+
+
+def may_guard(config: pytest.Config, *, judges: bool) -> bool:
+    """Return whether a run is one of a program that judges, and can be forked.
+
+    judges: whether it is asked to judge, by its options or by what it collects.
+    """
+    given = config.invocation_params
+    is_program = not given.plugins and tuple(map(str, given.args)) == tuple(sys.argv[1:])
+    return judges and is_program and not hasattr(config, "workerinput") and guard.may_fork()
+
+
+def finish(config: pytest.Config, status: int) -> None:
+    """Give the exit status of the run to the process that waits for it."""
+    if FINISH in config.stash:
+        config.stash[FINISH](status)
+    if JOURNAL in config.stash:
+        config.stash[JOURNAL].close()
