@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +30,12 @@ class Clock:
             yield
             return
         self._note(monotonic())
+        own = os.getpid()
         try:
             yield
         finally:
+            if os.getpid() != own:  # a fork that came back, and would go on as if it were this process
+                os._exit(0)
             self._note(0.0)
 
     def _note(self, entered: float) -> None:

@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -59,7 +60,7 @@ def place_in(last_words: IO[bytes]) -> str:
     last_words.seek(0)
     text = last_words.read(LONGEST_TRACEBACK).decode(errors="replace")
     frames = [match.groups() for match in FRAME.finditer(text)]
-    own = [frame for frame in frames if not frame[0].startswith(OTHERS)]
+    own = [frame for frame in frames if not frame[0].startswith(OTHERS) and frame[0] != sys.argv[0]]
     theirs = [frame for frame in own if "site-packages" not in frame[0]]
     if not own:
         return ""
