@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Range:
         """Return whether a value is in the range."""
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
             return False
+        number: Any = value
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        return self.least <= value <= self.most or (bool(self.zero) and value == 0)
+        return bool(self.least <= number <= self.most or (self.zero and number == 0))
 
 
 def _shown(value: object) -> str:
