@@ -212,7 +212,8 @@ def changed_since(stamp: Stamp) -> dict[str, list[str]]:
     """Return by the target the files that are there, and are not what they were."""
     found = {}
     for target, files in stamp.sources.items():
-        changed = [place for place, digest in files.items() if _digest_of(place) not in ("", digest)]
+        here = {place: _digest_of(place) for place in files}
+        changed = [place for place, digest in files.items() if here[place] not in ("", digest)]
         if changed:
             found[target] = changed
     return found

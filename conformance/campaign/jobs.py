@@ -1,8 +1,9 @@
 """One job: judged by processes of its own, within limits of time and memory.
 
-A process prints a verdict on each clause. Where it ends early, the clause that it was judging gets no verdict but the
-reason, and another process judges the clauses after it. So does one after a clause that ended the use of the GPU.
-Nothing here imports torch except the process itself, so that many jobs can be looked after at once.
+A process prints a verdict on each clause. Where it ends early, the clause that it was judging gets
+no verdict but the reason, and another process judges the clauses after it. So does one after a
+clause that ended the use of the GPU. Nothing here imports torch except the process itself, so that
+many jobs can be looked after at once.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from mha.implementations import Resolved
 
 COMMAND = (sys.executable, "-P", "-c", "from mha.conformance.campaign.jobs import work; work()")
-# What the reason begins with where a process ended after it had imported torch, and before it judged anything.
+# What the reason begins with where a process had imported torch, but had judged nothing.
 BEFORE = "before it judged anything, "
-# A process imports this before it sees any code to be judged, and prints how much memory that takes.
+# What a process imports before it sees any code to be judged; and the memory that this takes.
 IMPORTS = "import mha.conformance.engine.judge"
-SIZE = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmData')))"
+SIZE = "import re; print(re.search(r'VmData:\\s*(\\d+)', open('/proc/self/status').read())[1])"
 
 
 @dataclass
@@ -59,8 +60,9 @@ class Outcome:
 class Said:
     """A message of the process of a job.
 
-    imported: it has imported torch and the judge. torch_changes: it has loaded what it judges, and begins. stops: why
-    there is no verdict on a clause. lost: it can no longer use its GPU. error: as in `Outcome`.
+    imported: it has imported torch and the judge. torch_changes: it has loaded what it judges, and
+    begins. stops: why there is no verdict on a clause. lost: it can no longer use its GPU. error:
+    as in `Outcome`.
     """
 
     imported: bool = False
@@ -77,8 +79,8 @@ class Refused(Exception):
 
 def run_job(job: Job, limits: Limits, started: Callable[[Process], object] = id) -> bytes:
     """Run a job, and return its `Outcome` as JSON; started: is given each process."""
-    outcome = Outcome()
-    while (left := [clause for clause in job.clauses if clause not in outcome.known]) and not outcome.error:
+    outcome, left = Outcome(), list(job.clauses)
+    while left and not outcome.error:
         run = _Run(replace(job, clauses=tuple(left)), outcome)
         run.listen(limits, started)
         missing = [clause for clause in left if clause not in outcome.known]
@@ -86,6 +88,7 @@ def run_job(job: Job, limits: Limits, started: Callable[[Process], object] = id)
             _note(run, missing, limits, outcome)
         elif len(missing) == len(left):
             outcome.stops[left[0]] = "its process gave no verdict"
+        left = [clause for clause in left if clause not in outcome.known]
     return outcome.to_json()
 
 
@@ -105,8 +108,9 @@ def _note(run: _Run, missing: Sequence[str], limits: Limits, outcome: Outcome) -
 class _Run:
     """What one process says about the clauses of a job.
 
-    has_imported: whether it has imported torch and the judge. is_ready: whether it came as far as judging.
-    stop: why it ended, if that was too early; "" also where it has a verdict, but no GPU any more.
+    has_imported: whether it has imported torch and the judge. is_ready: whether it came as far as
+    judging. stop: why it ended, if that was too early; "" also where it has a verdict, but no GPU
+    any more.
     """
 
     def __init__(self, job: Job, outcome: Outcome) -> None:
@@ -117,7 +121,8 @@ class _Run:
 
     def listen(self, limits: Limits, started: Callable[[Process], object]) -> None:
         """Start the process, and take what it says until it ends."""
-        process, task = Supervised(COMMAND, limits.seconds), {"job": asdict(self.job), "memory": limits.memory}
+        process = Supervised(COMMAND, limits.seconds)
+        task = {"job": asdict(self.job), "memory": limits.memory}
         is_lost = False
         try:
             started(process.process)
@@ -161,11 +166,12 @@ class _Run:
         for what in ("implementation", "dtype", "device"):
             given, due = getattr(verdict, what), getattr(self.job, what)
             if due and given != due:
-                raise Refused(f"its process gave a verdict for the {what} {given!r:.80} instead of {due!r}")
+                other = f"{given!r:.80} instead of {due!r}"
+                raise Refused(f"its process gave a verdict for the {what} {other}")
 
 
 def verdicts_of(data: object) -> list[Verdict]:
-    """Return verdicts for their fields, as JSON has them; raises ValueError, in one line, for anything else."""
+    """Return verdicts for their fields; raises ValueError, in one line, for anything else."""
     try:
         verdicts: list[Verdict] = _adapter().validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
@@ -190,22 +196,24 @@ def _said() -> Any:
 
 
 def memory_shortage(gibibytes: float) -> str:
-    """Return why a process with so much memory cannot start; "" if it can, or where that cannot be known."""
+    """Return why a process with so much memory cannot start; "" if it can, or if that is unknown."""
     if not gibibytes or sys.platform != "linux":
         return ""
     needed = _memory_of_imports()
     if gibibytes >= needed:
         return ""
-    return f"memory = {gibibytes:g} GiB is too small to import torch, which takes about {needed:.2f} GiB"
+    least = f"which takes about {needed:.2f} GiB"
+    return f"memory = {gibibytes:g} GiB is too small to import torch, {least}"
 
 
 @cache
 def _memory_of_imports() -> float:
-    """Return how much memory the imports of a job take, in GiB, as the limit counts it; 0 where they fail."""
+    """Return the memory that the imports of a job take, in GiB; 0 where they fail."""
     command = [sys.executable, "-P", "-c", f"{IMPORTS}; {SIZE}"]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    return int(ended.stdout) / 2**20 if ended.returncode == 0 and ended.stdout.strip().isdecimal() else 0.0
+    is_number = ended.returncode == 0 and ended.stdout.strip().isdecimal()
+    return int(ended.stdout) / 2**20 if is_number else 0.0
 
 
 def work() -> None:

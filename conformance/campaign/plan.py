@@ -62,7 +62,9 @@ class Plan:
     @property
     def all_seeds(self) -> Sequence[int]:
         """The seeds, each once."""
-        return range(self.seeds) if isinstance(self.seeds, int) else tuple(dict.fromkeys(self.seeds))
+        if isinstance(self.seeds, int):
+            return range(self.seeds)
+        return tuple(dict.fromkeys(self.seeds))
 
     @property
     def limits(self) -> Limits:
@@ -201,8 +203,10 @@ class Campaign:
 
     def validate_size(self) -> None:
         """Raise ValueError if there are more jobs than a folder and this process can hold."""
-        groups = {each.target: len(self._groups(self.settings.of_target(each))) for each in self.resolved.values()}
-        jobs = sum(groups[resolved.target] for resolved, *_ in self.places) * len(self.plan.all_seeds)
+        settings = {each.target: self.settings.of_target(each) for each in self.resolved.values()}
+        groups = {target: len(self._groups(own)) for target, own in settings.items()}
+        places = [groups[resolved.target] for resolved, *_ in self.places]
+        jobs = sum(places) * len(self.plan.all_seeds)
         if jobs > MOST_JOBS:
             raise ValueError(f"the plan makes {jobs} jobs, but a campaign has at most {MOST_JOBS}; divide it")
 

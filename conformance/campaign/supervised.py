@@ -1,4 +1,4 @@
-"""Processes that run the code of others: their messages are ours, and what they start ends with them.
+"""Processes that run the code of others: what they say is ours, what they start ends with them.
 
 Such a process gets a task through standard input, with a token that its messages must carry, and
 prints each message as a line of JSON. On Linux it is two: one that loads nothing of the user's, to
@@ -29,8 +29,7 @@ from typing import IO, Any, NoReturn
 
 Process = subprocess.Popen[bytes]
 # What the allocators of Python, C++ and torch say; the last on GPUs.
-SHORT_OF_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory", "out of memory")
-OUT_OF_MEMORY = re.compile("|".join(SHORT_OF_MEMORY), re.I)
+OUT_OF_MEMORY = re.compile("MemoryError|bad_alloc|can('t|not) allocate memory|out of memory", re.I)
 # Why a process ended early where the limits, or the memory of the machine, may be to blame.
 TIMEOUT, MEMORY, KILLED = "timeout", "memory", "killed"
 GARBLED = "its process wrote to the pipe of its verdicts what is not one"
@@ -42,7 +41,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Supervised:
-    """A process that was started. seconds: until it is ended, 0 for never. stop: why it ended too early."""
+    """A process that was started. seconds: until it is ended, or 0. stop: why that was too early."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self.errors: IO[bytes] = TemporaryFile()  # noqa: SIM115  closed by `end`
@@ -156,7 +155,7 @@ class Processes:
 
 
 def end_all(processes: Iterable[Process]) -> None:
-    """End processes, and all that they started: each does so as its input ends, or else is killed."""
+    """End processes, and all that they started: each does so as its input ends, or is killed."""
     processes = list(processes)
     for process in processes:
         if process.stdin:
@@ -200,7 +199,7 @@ def serve(work: Callable[[dict[str, Any]], Iterator[object]]) -> None:
 
 
 def limit_memory(gibibytes: float) -> None:
-    """Limit what the process may allocate; address space that is only reserved, as by CUDA, is free."""
+    """Limit what the process may allocate; what is only reserved, as by CUDA, does not count."""
     if gibibytes and sys.platform == "linux":
         import resource
 
@@ -215,7 +214,7 @@ def _die_at_end(tasks: IO[bytes]) -> None:
 
 
 def _become_the_child(tasks: IO[bytes], output: int) -> None:
-    """Fork: return in the child; the parent waits until that or the tasks end, and kills what is left."""
+    """Fork, and return in the child; the parent waits for the end of it, and kills what is left."""
     control, parent = ctypes.CDLL(None).prctl, os.getpid()
     control(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     worker = os.fork()
@@ -238,7 +237,7 @@ def _kill_at_end(tasks: IO[bytes], worker: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill all that descends from this process until nothing is left, for `GRACE` at the longest."""
+    """Kill all that descends from this process until nothing is left, for at most `GRACE`."""
     deadline = monotonic() + GRACE
     while monotonic() < deadline:
         with suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""The implementations of a plan, found by processes of their own: the campaign runs no such code."""
+"""The implementations of a plan, found by processes of their own: the campaign runs none of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OURS = "mha."
 
 @dataclass(frozen=True)
 class Found:
-    """What a target names, with its sources, or why it cannot be used. broken: as of `Registered`."""
+    """What a target names, and its sources; or why it cannot be used. broken: as of `Registered`."""
 
     resolved: Resolved | None = None
     sources: Sources = field(default_factory=Sources)
@@ -72,8 +72,8 @@ def place_of(target: str) -> str:
 def find_all(targets: Collection[str], memory: float) -> Targets:
     """Find what targets name, each that is not of this package in a process of its own.
 
-    memory: of each process, in GiB; 0 for no limit. Raises ValueError, in one line, for one that cannot
-    be used; of what "all" names, that is no error.
+    memory: of each process, in GiB; 0 for no limit. Raises ValueError, in one line, for one that
+    cannot be used; of what "all" names, that is no error.
     """
     named = [(each, target == "all") for target in targets for each in _expanded(target)]
     running = Processes()
@@ -154,8 +154,8 @@ def _found(task: Mapping[str, Any]) -> Iterator[dict[str, object]]:
 
 
 def changed(expected: Mapping[str, str], here: Sources) -> str:
-    """Return which sources are not what the job was planned for, "" if all that are known here are."""
+    """Return which sources are not those that a job was planned for, "" where none is known to be."""
     known = {**here.packages, **here.files}
     different = [name for name, text in expected.items() if known.get(name, text) != text]
-    said = [f"{name} is {known[name]} where the job runs, not {expected[name]}" for name in different]
-    return "; ".join(said)
+    here_and_there = [f"{name} is {known[name]}, not {expected[name]}" for name in different]
+    return "; ".join(f"{text}, where the job runs" for text in here_and_there)

@@ -146,7 +146,7 @@ def check(  # noqa: PLR0913  the options of the command
     from mha.conformance.ranges import JOBS, SECONDS
 
     with errors_in_one_line():
-        JOBS.require("--jobs", jobs)
+        JOBS.require("--jobs (or MHA_JOBS)", jobs)
         SECONDS.require("--max-time", max_time)
     with errors_in_one_line(), Workers(jobs or (1 if clause else _default_jobs(device))) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all

@@ -212,9 +212,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the report, also of an interrupted run, and set the exit status."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    chosen = session.config.stash.get(SELECTION, None)
     ended = session.exitstatus <= pytest.ExitCode.INTERNAL_ERROR
-    empty = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED  # as where all that is registered is broken
-    judged = SELECTION in session.config.stash and (ended or (empty and session.config.stash[SELECTION].broken))
+    empty = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    judged = chosen is not None and (ended or (empty and bool(chosen.broken)))
     if judged and reporter is not None and not hasattr(session.config, "workerinput"):  # of pytest-xdist
         from mha.conformance.pytest_plugin.summary import finish
 
