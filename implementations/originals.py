@@ -6,11 +6,12 @@ code ran, as by a test or a debugger, stays: only a difference between two looks
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 OWN = "mha"
@@ -78,10 +79,10 @@ class Names(NamedTuple):
                 yield f"{self.label}.{name}", Change(self.held[name], partial(self.put, name, ABSENT))
 
     def may_be_added(self, name: Any) -> bool:
-        """Return whether a name hides nothing: Python's own, and a module of a package, once it is loaded."""
+        """Return whether a name hides nothing: in a module, it is not Python's own (`torch.compile` adds others)."""
         if not isinstance(self.owner, ModuleType):
             return name in UNREAD
-        return str(name).startswith("__") or sys.modules.get(f"{self.label}.{name}", ABSENT) is self.held[name]
+        return name not in vars(builtins) or str(name).startswith("__")
 
     def put(self, name: Any, value: object) -> None:
         """Put a value under a name."""
@@ -109,9 +110,10 @@ class Watched:
             return
         self.modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            is_watched = name in MODULES or name.partition(".")[0] in PACKAGES
-            is_new = isinstance(module, ModuleType) and id(module) not in self.seen
-            if is_watched and is_new and not name.startswith(JUDGED):
+            is_watched = name in MODULES or str(name).partition(".")[0] in PACKAGES
+            if not is_watched or name.startswith(JUDGED) or id(module) in self.seen:
+                continue
+            if issubclass(type(module), ModuleType):
                 self.seen[id(module)] = module
                 self._add_module(name, module)
 
@@ -188,10 +190,10 @@ class Watched:
 
 
 def _counts(name: str, value: object, *, own: bool) -> bool:
-    """Return whether a name of a module is watched: in another package than ours, of a function or a class alone."""
+    """Return whether a name of a module is watched: in another package than ours, of what can be called alone."""
     if name.startswith("__"):
         return own and name in ("__getattr__", "__dir__")
-    return own or isinstance(value, type | FunctionType | BuiltinFunctionType)
+    return own or callable(value)
 
 
 def _functions(value: object) -> Iterable[object]:

@@ -179,7 +179,7 @@ class _Modules:
             return
         self.count = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            if name in MAIN_MODULES or name.partition(".")[0] in OWN_PACKAGES:
+            if name in MAIN_MODULES or str(name).partition(".")[0] in OWN_PACKAGES:
                 self.known.setdefault(name, module)
 
     def put_back(self) -> str:

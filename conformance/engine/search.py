@@ -29,7 +29,7 @@ from mha.conformance.engine.preconditions import (
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
-from mha.conformance.harness.integrity import judging, require_untouched
+from mha.conformance.harness.integrity import judging, require_never_touched
 from mha.conformance.harness.isolation import gpu_is_lost, of_property
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
@@ -255,7 +255,7 @@ class Search:
         if self.failure:
             return
         try:
-            require_untouched(self.implementation)
+            require_never_touched(self.implementation)
         except Violation as violation:
             space = self.space
             case = self.cases[-1] if self.cases else plain_cases(space.claims, space.dtype, space.device)[0]

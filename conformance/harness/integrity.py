@@ -39,6 +39,11 @@ def require_untouched(implementation: object) -> None:
     Once it has, nothing that it returns can be trusted. What was changed before the judge started does not count.
     """
     _note(implementation, {}, [])
+    require_never_touched(implementation)
+
+
+def require_never_touched(implementation: object) -> None:
+    """Raise a Violation if that was found earlier."""
     if id(implementation) in _changed:
         _, what = _changed[id(implementation)]
         raise Violation(f"the call {what}, for everybody", family="STA")
