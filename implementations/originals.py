@@ -202,9 +202,12 @@ def _functions(value: object) -> Iterable[object]:
         return [value.fget, value.fset]
     if isinstance(value, cached_property):
         return [value.func]
-    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-    wraps = isinstance(function, FunctionType) or type(function) is CACHED
-    return [function, getattr(function, "__wrapped__", None) if wraps else None]
+    function: Any = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    found = []
+    while type(function) in (FunctionType, CACHED):
+        found.append(function)
+        function = getattr(function, "__wrapped__", None)
+    return found
 
 
 def _made() -> tuple[

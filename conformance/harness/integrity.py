@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.provenance import note_adapter
+from mha.implementations.discovery import original_of
+from mha.implementations.loaded import attribute
 from mha.implementations.originals import Changes, changes, new_changes
 from mha.implementations.pristine import pristine, put_back
 from mha.implementations.surroundings import Surroundings
@@ -23,6 +26,7 @@ def judging(implementation: object) -> Iterator[None]:
     What it does to the judge itself is undone at the end, and noted for `require_untouched`. What is used at the end is
     taken before, so that it cannot be replaced in between.
     """
+    note_adapter(attribute(original_of(implementation), "call"))
     look, code, note = new_changes, new_changes.__code__, _note
     with pristine():
         found, around = changes(), Surroundings(of_many=True)
