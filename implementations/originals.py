@@ -142,21 +142,24 @@ class Watched:
     def _add_value(self, label: str, value: object, module: str) -> None:
         """Watch the parts of a function, and the members of a class, if the module defines it."""
         for each in _functions(value):
-            if id(each) not in self.functions and isinstance(each, FunctionType):
-                self.functions[id(each)] = label, each
-                for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
-                    parts.append(getattr(each, name))
-        if not isinstance(value, type) or value.__module__ != module or id(value) in self.seen:
+            self._add_function(label, each)
+        is_class = isinstance(value, type) and value.__module__ == module and value.__flags__ & CHANGEABLE
+        if is_class and id(value) not in self.seen:
+            self._add_class(label, value, module)
+
+    def _add_function(self, label: str, function: object) -> None:
+        if id(function) in self.functions or not isinstance(function, FunctionType):
             return
-        if not value.__flags__ & CHANGEABLE:
-            return
+        self.functions[id(function)] = label, function
+        for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
+            parts.append(getattr(function, name))
+
+    def _add_class(self, label: str, value: Any, module: str) -> None:
         self.seen[id(value)] = value
         held = vars(value)
         names = [name for name in held if name not in UNREAD]
-        values = [held[name] for name in names]
-        closed = module.partition(".")[0] == OWN
-        self._add_names(label, value, held, names, closed=closed)
-        for name, member in zip(names, values, strict=True):
+        self._add_names(label, value, held, names, closed=module.partition(".")[0] == OWN)
+        for name, member in [(name, held[name]) for name in names]:
             self._add_value(f"{label}.{name}", member, module)
 
     def codes(self) -> dict[int, str]:

@@ -7,12 +7,12 @@ environment, and add folders to `sys.path`, where they are imported for the firs
 from __future__ import annotations
 
 import gc
+import importlib
 import locale
 import os
 import signal
 import sys
 import threading
-from _signal import getsignal  # that of `signal` makes an enumeration of it, which takes longer than all the rest
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +27,9 @@ STREAMS = (0, 1, 2)
 # What no call may replace in `sys.modules`: the modules of these packages, and these, which each call is asked about.
 OWN_PACKAGES = ("mha", "hypothesis", "pytest", "_pytest")
 MAIN_MODULES = ("builtins", "math", "numpy", "os", "random", "sys", "torch", "torch.nn", "torch.nn.functional")
-_is_main = threading.main_thread().ident
+_MAIN = threading.main_thread().ident
+# Python's own function for `signal.getsignal`, which makes an enumeration of its argument: that takes longer than all.
+_handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ def _enter_folder(folder: str | None) -> None:
 
 
 def _handlers() -> tuple[Any, ...]:
-    return tuple(map(getsignal, SIGNALS))
+    return tuple(map(_handler_of, SIGNALS))
 
 
 def _set_handlers(handlers: tuple[Any, ...]) -> None:
-    if threading.get_ident() != _is_main:
+    if threading.get_ident() != _MAIN:
         return
     for number, handler in zip(SIGNALS, handlers, strict=True):
-        if handler is not None and getsignal(number) is not handler:
+        if handler is not None and _handler_of(number) is not handler:
             signal.signal(number, handler)
 
 
@@ -75,9 +77,9 @@ def _set_traced(functions: tuple[Any, ...]) -> None:
 
 def _set_environment(variables: dict[Any, Any]) -> None:
     for name in {*os.environ._data, *variables}:  # type: ignore[attr-defined]  # of CPython
-        decoded = os.environ.decodekey(name)  # type: ignore[attr-defined]
+        decoded = os.environ.decodekey(name)
         if name in variables:
-            os.environ[decoded] = os.environ.decodevalue(variables[name])  # type: ignore[attr-defined]
+            os.environ[decoded] = os.environ.decodevalue(variables[name])
         else:
             del os.environ[decoded]
 
@@ -102,7 +104,7 @@ def _set_hooks(hooks: tuple[Any, ...]) -> None:
 
 
 def _collect(is_on: bool) -> None:
-    _ = gc.enable() if is_on else gc.disable()
+    (gc.enable if is_on else gc.disable)()
 
 
 PARTS = (
@@ -232,7 +234,7 @@ def _modes() -> tuple[int, int]:
 def _leave_modes(before: tuple[int, int]) -> list[str]:
     """Leave the modes that were entered since; the one of the default device is a setting (`torch_state`)."""
     functions, dispatches = before
-    left, kept = [], []
+    left, kept = list[Any](), list[Any]()
     while torch._C._len_torch_function_stack() > functions:
         mode = torch._C._pop_torch_function_stack()
         is_default = mode is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)

@@ -101,8 +101,14 @@ def test_call_that_changes_the_judge_fails_and_is_undone(name: str) -> None:
 
 
 OWN_IMPORTS = {
-    "a function": ("import mha.conformance.harness.assertions as judge\njudge.expect_close = print", "assertions.expect"),
-    "a property": ("import mha.conformance.results as judge\njudge.Verdict.conforms = True", "results.Verdict.conforms"),
+    "a function": (
+        "import mha.conformance.harness.assertions as judge\njudge.expect_close = print",
+        "assertions.expect",
+    ),
+    "a property": (
+        "import mha.conformance.results as judge\njudge.Verdict.conforms = True",
+        "results.Verdict.conforms",
+    ),
     "a module": ("import sys\nsys.modules['mha.conformance.harness.assertions'] = sys", "sys.modules['mha.conformance"),
 }
 

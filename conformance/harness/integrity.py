@@ -12,6 +12,7 @@ from mha.implementations.loaded import attribute
 from mha.implementations.originals import Changes, changes, new_changes
 from mha.implementations.pristine import pristine, put_back
 from mha.implementations.surroundings import Surroundings
+from mha.spec import Implementation
 
 # What an implementation has changed, in words, by identity; it is kept alive so that its id is not used again.
 _changed: dict[int, tuple[object, str]] = {}
@@ -20,7 +21,7 @@ MOST = 3
 
 
 @contextmanager
-def judging(implementation: object) -> Iterator[None]:
+def judging(implementation: Implementation) -> Iterator[None]:
     """Judge an implementation in the block, with torch as it was at first; see `pristine`.
 
     What it does to the judge itself is undone at the end, and noted for `require_untouched`. What is used at the end is

@@ -7,9 +7,9 @@ the identity of its code, which no name can pretend; frames of torch and of Pyth
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, TracebackType
 
 import torch
 
@@ -29,7 +29,7 @@ JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.i
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), (_paths["stdlib"], "<frozen ")
-_traceback_of = BaseException.__traceback__.__get__  # type: ignore[attr-defined]  # of C
+_traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 # The function `call` that the author of an adapter has given, of what is judged now.
 _calls: list[CodeType] = []
 
