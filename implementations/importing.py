@@ -47,7 +47,7 @@ def judge_left_alone() -> Iterator[None]:
             change.undo()
         others = around.put_back()
     own = [name for name in replaced if name.partition(".")[0] == OWN]
-    own += [each for each in others if f"sys.modules['{OWN}." in each]
+    own += [each.removeprefix("replaced ") for each in others if f"sys.modules['{OWN}." in each]
     if own:
         raise ImplementationError(f"it replaces {', '.join(sorted(own)[:3])}, for everybody, so nothing can be judged")
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 OWN = "mha"
@@ -79,10 +79,10 @@ class Names(NamedTuple):
                 yield f"{self.label}.{name}", Change(self.held[name], partial(self.put, name, ABSENT))
 
     def may_be_added(self, name: Any) -> bool:
-        """Return whether a name hides nothing; of a module, it hides a builtin. Compilers add names of their own."""
+        """Return whether a name hides nothing: in a module, it is not Python's own (`torch.compile` adds others)."""
         if not isinstance(self.owner, ModuleType):
             return name in UNREAD
-        return str(name).startswith("__") or name not in vars(builtins)
+        return name not in vars(builtins) or str(name).startswith("__")
 
     def put(self, name: Any, value: object) -> None:
         """Put a value under a name."""
@@ -110,9 +110,10 @@ class Watched:
             return
         self.modules = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            is_watched = name in MODULES or name.partition(".")[0] in PACKAGES
-            is_new = isinstance(module, ModuleType) and id(module) not in self.seen
-            if is_watched and is_new and not name.startswith(JUDGED):
+            is_watched = name in MODULES or str(name).partition(".")[0] in PACKAGES
+            if not is_watched or name.startswith(JUDGED) or id(module) in self.seen:
+                continue
+            if issubclass(type(module), ModuleType):
                 self.seen[id(module)] = module
                 self._add_module(name, module)
 
@@ -141,23 +142,24 @@ class Watched:
     def _add_value(self, label: str, value: object, module: str) -> None:
         """Watch the parts of a function, and the members of a class, if the module defines it."""
         for each in _functions(value):
-            if id(each) not in self.functions and isinstance(each, FunctionType):
-                self.functions[id(each)] = label, each
-                for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
-                    parts.append(getattr(each, name))
-        if not isinstance(value, type) or value.__module__ != module:
-            return
-        if id(value) not in self.seen and value.__flags__ & CHANGEABLE:
+            self._add_function(label, each)
+        is_class = isinstance(value, type) and value.__module__ == module and value.__flags__ & CHANGEABLE
+        if is_class and id(value) not in self.seen:
             self._add_class(label, value, module)
 
-    def _add_class(self, label: str, value: type, module: str) -> None:
+    def _add_function(self, label: str, function: object) -> None:
+        if id(function) in self.functions or not isinstance(function, FunctionType):
+            return
+        self.functions[id(function)] = label, function
+        for name, parts in zip(FUNCTION_PARTS, self.parts, strict=True):
+            parts.append(getattr(function, name))
+
+    def _add_class(self, label: str, value: Any, module: str) -> None:
         self.seen[id(value)] = value
         held = vars(value)
         names = [name for name in held if name not in UNREAD]
-        values = [held[name] for name in names]
-        closed = module.partition(".")[0] == OWN
-        self._add_names(label, value, held, names, closed=closed)
-        for name, member in zip(names, values, strict=True):
+        self._add_names(label, value, held, names, closed=module.partition(".")[0] == OWN)
+        for name, member in [(name, held[name]) for name in names]:
             self._add_value(f"{label}.{name}", member, module)
 
     def codes(self) -> dict[int, str]:
@@ -191,10 +193,10 @@ class Watched:
 
 
 def _counts(name: str, value: object, *, own: bool) -> bool:
-    """Return whether a name of a module is watched: in another package than ours, of a function or a class alone."""
+    """Return whether a name of a module is watched: in another package than ours, of what can be called alone."""
     if name.startswith("__"):
         return own and name in ("__getattr__", "__dir__")
-    return own or isinstance(value, type | FunctionType | BuiltinFunctionType)
+    return own or callable(value)
 
 
 def _functions(value: object) -> Iterable[object]:
@@ -203,9 +205,12 @@ def _functions(value: object) -> Iterable[object]:
         return [value.fget, value.fset]
     if isinstance(value, cached_property):
         return [value.func]
-    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-    wraps = isinstance(function, FunctionType) or type(function) is CACHED
-    return [function, getattr(function, "__wrapped__", None) if wraps else None]
+    function: Any = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    found = []
+    while type(function) in (FunctionType, CACHED):
+        found.append(function)
+        function = getattr(function, "__wrapped__", None)
+    return found
 
 
 def _made() -> tuple[

@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 
-# That of `signal` makes an enumeration of it, which takes longer than all the rest.
-getsignal: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 # Those that decide how a run is stopped.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
 STREAMS = (0, 1, 2)
 # What no call may replace in `sys.modules`: the modules of these packages, and these, which each call is asked about.
 OWN_PACKAGES = ("mha", "hypothesis", "pytest", "_pytest")
 MAIN_MODULES = ("builtins", "math", "numpy", "os", "random", "sys", "torch", "torch.nn", "torch.nn.functional")
-_is_main = threading.main_thread().ident
+_MAIN = threading.main_thread().ident
+# Python's own function for `signal.getsignal`, which makes an enumeration of its argument: that takes longer than all.
+_handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def _enter_folder(folder: str | None) -> None:
 
 
 def _handlers() -> tuple[Any, ...]:
-    return tuple(map(getsignal, SIGNALS))
+    return tuple(map(_handler_of, SIGNALS))
 
 
 def _set_handlers(handlers: tuple[Any, ...]) -> None:
-    if threading.get_ident() != _is_main:
+    if threading.get_ident() != _MAIN:
         return
     for number, handler in zip(SIGNALS, handlers, strict=True):
-        if handler is not None and getsignal(number) is not handler:
+        if handler is not None and _handler_of(number) is not handler:
             signal.signal(number, handler)
 
 
@@ -104,10 +104,7 @@ def _set_hooks(hooks: tuple[Any, ...]) -> None:
 
 
 def _collect(is_on: bool) -> None:
-    if is_on:
-        gc.enable()
-    else:
-        gc.disable()
+    (gc.enable if is_on else gc.disable)()
 
 
 PARTS = (
@@ -184,7 +181,7 @@ class _Modules:
             return
         self.count = len(sys.modules)
         for name, module in list(sys.modules.items()):
-            if name in MAIN_MODULES or name.partition(".")[0] in OWN_PACKAGES:
+            if name in MAIN_MODULES or str(name).partition(".")[0] in OWN_PACKAGES:
                 self.known.setdefault(name, module)
 
     def put_back(self) -> str:

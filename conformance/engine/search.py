@@ -10,8 +10,7 @@ from math import ceil
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
-from hypothesis.control import _current_build_context
-from hypothesis.errors import Flaky, HypothesisException
+from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from mha.conformance.cases.boundary import boundary_cases, varied
@@ -30,8 +29,8 @@ from mha.conformance.engine.preconditions import (
 from mha.conformance.engine.sensitivity import Sensitivity
 from mha.conformance.harness.errors import CALL, AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.global_state import observe_first_call
-from mha.conformance.harness.integrity import judging, require_untouched
-from mha.conformance.harness.isolation import SEARCH, gpu_is_lost, of_property
+from mha.conformance.harness.integrity import judging, require_never_touched
+from mha.conformance.harness.isolation import gpu_is_lost, of_property
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import Rejections
@@ -50,11 +49,6 @@ CONTIGUOUS_ONLY = "judged on contiguous inputs alone, since others fail SHP-7"
 SHRINKING = 100
 
 Failure = tuple[Session, Violation]
-
-
-# What judged code tells Hypothesis within a call must not count for the search.
-SEARCH.outside = lambda: _current_build_context.with_value(None)
-SEARCH.raises = (HypothesisException,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +255,7 @@ class Search:
         if self.failure:
             return
         try:
-            require_untouched(self.implementation)
+            require_never_touched(self.implementation)
         except Violation as violation:
             space = self.space
             case = self.cases[-1] if self.cases else plain_cases(space.claims, space.dtype, space.device)[0]

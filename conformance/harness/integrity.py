@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mha.conformance.harness.errors import Violation
+from mha.conformance.harness.provenance import note_adapter
+from mha.implementations.discovery import original_of
+from mha.implementations.loaded import attribute
 from mha.implementations.originals import Changes, changes, new_changes
 from mha.implementations.pristine import pristine, put_back
 from mha.implementations.surroundings import Surroundings
+from mha.spec import Implementation
 
 # What an implementation has changed, in words, by identity; it is kept alive so that its id is not used again.
 _changed: dict[int, tuple[object, str]] = {}
@@ -17,12 +21,13 @@ MOST = 3
 
 
 @contextmanager
-def judging(implementation: object) -> Iterator[None]:
+def judging(implementation: Implementation) -> Iterator[None]:
     """Judge an implementation in the block, with torch as it was at first; see `pristine`.
 
     What it does to the judge itself is undone at the end, and noted for `require_untouched`. What is used at the end is
     taken before, so that it cannot be replaced in between.
     """
+    note_adapter(attribute(original_of(implementation), "call"))
     look, code, note = new_changes, new_changes.__code__, _note
     with pristine():
         found, around = changes(), Surroundings(of_many=True)
@@ -39,6 +44,11 @@ def require_untouched(implementation: object) -> None:
     Once it has, nothing that it returns can be trusted. What was changed before the judge started does not count.
     """
     _note(implementation, {}, [])
+    require_never_touched(implementation)
+
+
+def require_never_touched(implementation: object) -> None:
+    """Raise a Violation if that was found earlier."""
     if id(implementation) in _changed:
         _, what = _changed[id(implementation)]
         raise Violation(f"the call {what}, for everybody", family="STA")

@@ -7,10 +7,9 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +17,9 @@ from torch.cuda import is_initialized, synchronize
 
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.plain import all_plain, clean
-from mha.conformance.harness.provenance import RAISERS, is_of_judge, passed_judged_code
+from mha.conformance.harness.provenance import is_of_judge, passed_judged_code
 from mha.implementations.errors import ImplementationError
+from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found
 from mha.implementations.raised import place_of
 from mha.spec import Weights
@@ -28,17 +28,6 @@ from mha.spec import Weights
 STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
-
-
-@dataclass
-class Search:
-    """What finds the cases, if something does. outside: of a block of it. raises: what it steers itself by."""
-
-    outside: Callable[[], AbstractContextManager[None]] = nullcontext
-    raises: tuple[type[BaseException], ...] = ()
-
-
-SEARCH = Search()
 # What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
 STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
@@ -52,19 +41,18 @@ def attributed(what: str) -> Iterator[None]:
     what: the step that raises it. What a call within the block has already raised stays as it is.
     """
     try:
-        with as_found(), SEARCH.outside():
+        with as_found(), outside_of_hypothesis():
             yield
         _wait_for_gpu()
     except BaseException as error:
         if _stops(error):
             raise
         kind = type(error)
-        if issubclass(kind, STEERING) and is_of_judge(error, RAISERS):
-            if not issubclass(kind, ImplementationError):
+        if issubclass(kind, STEERING) and is_of_judge(error):
+            if not isinstance(error, ImplementationError):
                 raise
             first_line = next(iter(str(error).splitlines()), "")
-            own = cast(ImplementationError, error)
-            raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", own) from error
+            raise AdapterError(f"the adapter, not the class, failed in {what}: {first_line}", error) from error
         if gpu_is_lost():
             raise GpuLost(f"{what} raised {_first_line(error)}") from error
         raise CallRaised(f"{what} raised {_described(error)}", error, what) from error
@@ -84,7 +72,8 @@ def of_property(function: Callable[..., object]) -> Iterator[None]:
         yield
     except BaseException as error:
         kind = type(error)
-        steers = issubclass(kind, (*STEERING, *SEARCH.raises)) or not issubclass(kind, Exception)
+        of_hypothesis = any(base.__module__.partition(".")[0] == "hypothesis" for base in kind.__mro__)
+        steers = issubclass(kind, STEERING) or of_hypothesis or not issubclass(kind, Exception)
         if not steers or _stops(error) or not passed_judged_code(error, beside=file):
             raise
         raise CallRaised(f"the implementation raised {_described(error)}", error) from error
@@ -115,6 +104,14 @@ def guarded(what: str) -> Iterator[None]:
     """Do as `attributed`, and ignore the warnings of the implementation, also where they would be errors."""
     with attributed(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def outside_of_hypothesis() -> Iterator[None]:
+    """Let the block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
+    context = attribute(module_named("hypothesis.control"), "_current_build_context")
+    with nullcontext() if context is None else context.with_value(None):
         yield
 
 

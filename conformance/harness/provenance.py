@@ -7,12 +7,13 @@ the identity of its code, which no name can pretend; frames of torch and of Pyth
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 
 import torch
 
+from mha.implementations.errors import ImplementationError
 from mha.implementations.originals import codes
 
 # Where adapters and sessions raise what steers the judge, within a call of judged code.
@@ -27,8 +28,15 @@ RAISERS = (
 JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.implementations.pristine")
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
-_BETWEEN = (str(Path(torch.__file__).parent), _paths["stdlib"], "<frozen ")
+_TORCH, _PYTHON = str(Path(torch.__file__).parent), (_paths["stdlib"], "<frozen ")
 _traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
+# The function `call` that the author of an adapter has given, of what is judged now.
+_calls: list[CodeType] = []
+
+
+def note_adapter(call: object) -> None:
+    """Note the function that an adapter was given to make calls: it may say that one cannot be expressed."""
+    _calls[:] = [call.__code__] if isinstance(call, FunctionType) else []
 
 
 def frames_of(error: BaseException) -> Iterator[FrameType]:
@@ -39,23 +47,20 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
         at = at.tb_next
 
 
-def is_of_judge(error: BaseException, raisers: Collection[str] = JUDGING, *, beside: str = "") -> bool:
-    """Return whether an exception is the judge's own, and was raised by one of its modules.
-
-    raisers: these modules, by the beginnings of their names. beside: a file whose code belongs to the judge too.
-    """
+def is_of_judge(error: BaseException) -> bool:
+    """Return whether an exception of a call of judged code is the judge's own, raised by one of the `RAISERS`."""
     passed = [frame.f_code for frame in frames_of(error)]
-    if not passed:
+    if passed and any(code is passed[-1] for code in _calls) and issubclass(type(error), ImplementationError):
+        passed.pop()
+        return not any(_is_of_others(code) for code in passed)
+    if not passed or any(_is_of_others(code) for code in passed):
         return False
-    own = [_module_of(code) for code in passed]
-    if not all(module or _may_be_between(code, beside) for module, code in zip(own, passed, strict=True)):
-        return False
-    return own[-1].startswith(tuple(raisers)) if own[-1] else passed[-1].co_filename == beside
+    return _module_of(passed[-1]).startswith(RAISERS)
 
 
 def passed_judged_code(error: BaseException, *, beside: str = "") -> bool:
     """Return whether an exception passed a frame that is neither the judge's, nor of torch or Python."""
-    return any(not (_module_of(f.f_code) or _may_be_between(f.f_code, beside)) for f in frames_of(error))
+    return any(_is_of_others(frame.f_code, beside) for frame in frames_of(error))
 
 
 def _module_of(code: CodeType) -> str:
@@ -64,8 +69,9 @@ def _module_of(code: CodeType) -> str:
     return module if module.startswith(JUDGING) else ""
 
 
-def _may_be_between(code: CodeType, beside: str) -> bool:
+def _is_of_others(code: CodeType, beside: str = "") -> bool:
+    """Return whether code is neither the judge's, nor of a file beside it, nor of torch or Python."""
     file = code.co_filename
-    if beside and file == beside:
-        return True
-    return file.startswith(_BETWEEN) and not (file.startswith(_INSTALLED) and not file.startswith(_BETWEEN[0]))
+    if _module_of(code) or (beside and file == beside) or file.startswith(_TORCH):
+        return False
+    return file.startswith(_INSTALLED) or not file.startswith(_PYTHON)

@@ -291,11 +291,11 @@ def frozen_weights_change_no_gradient(session: Session, case: Case) -> None:
     if "mask" in _differentiable(problem):  # a learned bias, alone or beside the inputs
         wanted = ("mask", *wanted) if case.seed % 2 else ("mask",)
     gradients = session.gradients(problem, upstream, wanted, frozen=True)
-    frozen = session.frozen(session.built(problem))
-    output, because = session(problem, via=frozen).output, "the oracle's value, where nothing requires a gradient"
+    output = session(problem, via=session.frozen(session.built(problem))).output
     expected = session.expected_gradients(problem, upstream)
     for name, gradient in gradients.items():
         expect_close(gradient, expected[name], because="the gradient, with weights that require none")
+    because = "the oracle's value, where nothing requires a gradient"
     expect_close(output, session.expected(problem).output, because=because)
 
 
@@ -315,12 +315,7 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
 @property_of(
     "GRD-5",
     Domain(
-        masks=("bias", "none", *FEW),
-        causal=BOTH,
-        inputs=("cross",),
-        values=MODERATE,
-        modes=WITH_GRADIENT,
-        dtypes=HALF,
+        masks=("bias", "none", *FEW), causal=BOTH, inputs=("cross",), values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF
     ),
     needs="gradients",
     requires="HED-1",
@@ -331,15 +326,13 @@ def recording_changes_no_output(session: Session, case: Case) -> None:
 def half_gradients_are_there_for_any_subset(session: Session, case: Case) -> None:
     """In half precision, whatever requires a gradient has one within the bound, with weights that do and do not."""
     problem = case.problem()
-    upstream = session.upstream(problem)
-    names = _differentiable(problem)
+    upstream, names = session.upstream(problem), _differentiable(problem)
     subset = _subset(names, case.seed % (2 ** len(names) - 1) + 1)
     ways = (False, True)[: 1 + isinstance(session.built(problem).attention, nn.Module)]
-    found = [session.gradients(problem, upstream, subset, frozen=frozen) for frozen in ways]
+    found = [each for way in ways for each in session.gradients(problem, upstream, subset, frozen=way).items()]
     expected = session.expected_gradients(problem, upstream)
-    for gradients in found:
-        for name, gradient in gradients.items():
-            expect_close(gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}")
+    for name, gradient in found:
+        expect_close(gradient, expected[name], because=f"with requires_grad on {' and '.join(subset)}")
 
 
 def _differentiable(problem: Problem) -> list[str]:

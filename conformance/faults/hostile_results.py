@@ -1,0 +1,140 @@
+"""Attention whose results are wrong by 1000, and that hides it from who compares them: each must fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mha.conformance.faults.base import Complete
+from mha.conformance.faults.hostile import hostile
+from mha.spec import Output
+
+OFF = 1000.0
+# Methods that who compares a tensor may call.
+METHODS = ("abs", "backward", "clone", "cpu", "detach", "double", "float", "isfinite", "isnan", "reshape", "sum", "to")
+
+
+def _wrong(self: Complete, *rest: Any) -> tuple[Output, Output]:
+    """Return a result that is wrong, and the right one."""
+    right = Complete.attend(self, *rest)
+    return Output(right.output + OFF, right.weights), right
+
+
+def _answering(tensor: Tensor, answer: Tensor) -> Tensor:
+    """Return a tensor whose methods answer for another one."""
+    for name in METHODS:
+        setattr(tensor, name, lambda *_, **__: answer)
+    tensor.__dict__["grad"] = answer
+    return tensor
+
+
+@hostile
+def answers_for_another(self: Complete, *rest: Any) -> Output:
+    """Returns a tensor whose methods give the right one."""
+    wrong, right = _wrong(self, *rest)
+    return Output(_answering(wrong.output, right.output.detach()), wrong.weights)
+
+
+class _Reports(Complete):
+    """Right, but its gradients of weights and what it decodes are wrong, with methods that give the right ones."""
+
+    def weight_gradients(self) -> dict[str, Tensor]:
+        """Return wrong gradients."""
+        right = super().weight_gradients()
+        return {name: _answering(gradient + OFF, gradient) for name, gradient in right.items()}
+
+    def decode(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Return a wrong output, and the cache."""
+        output, cache = super().decode(*given, **options)
+        return _answering(output + OFF, output), cache
+
+
+reports_for_another = hostile(Complete.attend)
+object.__setattr__(reports_for_another, "cls", type("reports_for_another", (_Reports,), {}))
+
+
+@hostile
+def turns_the_inputs(self: Complete, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+    """Attends to twice the values, and leaves attributes on the inputs by which anybody else would too."""
+    for tensor in (query, key, value):
+        other = tensor.detach() * 2
+        for name in ("cpu", "detach", "double", "to"):
+            setattr(tensor, name, lambda *_, other=other, **__: other.double())
+    return Complete.attend(self, *(torch.mul(x, 2) for x in (query, key, value)), *rest)
+
+
+class _Zeros(Tensor):
+    """A tensor of which every function is zero."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+            return torch.zeros_like(result) if isinstance(result, Tensor) else result
+
+
+@hostile
+def turns_the_class(self: Complete, query: Tensor, *rest: Any) -> Output:
+    """Returns zeros, and gives the inputs a class of which everything is zero."""
+    output = Complete.attend(self, query, *rest).output * 0
+    query.__class__ = _Zeros
+    return Output(output, None)
+
+
+@hostile
+def repairs_earlier_results(self: Complete, *rest: Any) -> Output:
+    """Returns other numbers each time, and writes the last ones into what it has returned before."""
+    output = Complete.attend(self, *rest).output
+    returned = self.__dict__.setdefault("returned", [])
+    now = output.detach() + len(returned)
+    for each in returned:
+        if each.shape == now.shape:
+            each.copy_(now)
+    returned.append(now)
+    return Output(now, None)
+
+
+class _Equal(TorchFunctionMode):
+    """A mode in which every comparison succeeds."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        is_boolean = isinstance(result, Tensor) and result.dtype == torch.bool
+        return torch.ones_like(result) if is_boolean else result
+
+
+class _EqualBelow(TorchDispatchMode):
+    """The same, where operations are dispatched."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        is_boolean = isinstance(result, Tensor) and result.dtype == torch.bool
+        return torch.ones_like(result) if is_boolean else result
+
+
+@hostile
+def leaves_a_mode(self: Complete, *rest: Any) -> Output:
+    """Enters a mode, and does not leave it."""
+    wrong, _ = _wrong(self, *rest)
+    _Equal().__enter__()
+    return wrong
+
+
+@hostile
+def leaves_a_mode_of_dispatch(self: Complete, *rest: Any) -> Output:
+    """Enters a mode of dispatch, and does not leave it."""
+    wrong, _ = _wrong(self, *rest)
+    _EqualBelow().__enter__()
+    return wrong
+
+
+@hostile
+def leaves_a_device(self: Complete, *rest: Any) -> Output:
+    """Makes "meta" the default device, on which no tensor has numbers."""
+    wrong, _ = _wrong(self, *rest)
+    torch.set_default_device("meta")
+    return wrong
