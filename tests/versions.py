@@ -60,6 +60,7 @@ class Step:
 README = dict(blocks("README.md"))
 WRONG = ("MyAttention: DOES NOT CONFORM", "(MSK-1, SMX-4)")
 OF_README = Step(README["command"].strip(), WRONG, status=1)
+PLAN = 'implementations = ["sdpa"]\ndtypes = ["float32"]\nclauses = ["SHP-1"]\n'
 THREE = ("minimal", "sdpa", "torch_mha")
 CONFORM = tuple(f"{name}: CONFORMS" for name in THREE)
 PYTEST = f"pytest {ROOT / 'conformance'} --mha-impl minimal --mha-profile quick -q"
@@ -68,7 +69,9 @@ STEPS = (
     Step("mha check --help", ("Usage: mha check [OPTIONS]", "--profile")),
     Step("mha spec MSK-1", ("MSK-1 (MUST): Masked keys have no influence",)),
     OF_README,
+    Step("mha show MSK-1", ("MSK-1 (MUST)", "usual fix")),
     Step(f"mha check {' '.join(THREE)} --profile quick --dtype float32", CONFORM),
+    Step("mha campaign run plan.toml --out results", ("1 of 1 jobs are done",)),
     Step(f"{PYTEST} -k SHP", CONFORM[:1]),
     Step(f"{PYTEST} -k MSK-1 -n 2", CONFORM[:1]),
 )
@@ -115,6 +118,7 @@ def judge(environment: Environment, programs: Path) -> str:
     """Take all steps, and return the version of torch."""
     folder = programs.parent.parent
     (folder / "my_attention.py").write_text(README["my_attention.py"], encoding="utf-8")
+    (folder / "plan.toml").write_text(PLAN, encoding="utf-8")
     for step in STEPS:
         print(f"{environment.name}: {step.command}", flush=True)
         program, *arguments = step.command.split()
