@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionMeta
 from mha.implementations.adapters.construction import makes_modules
 from mha.implementations.adapters.pickled import pickled
 from mha.implementations.errors import ImplementationError, UnavailableError
+from mha.implementations.frameworks import HOW_TO_WRAP, framework_of
 from mha.implementations.importing import (
     classes_of,
     contained,
@@ -39,30 +40,6 @@ from mha.spec import Attention, Claims, Config, Implementation, Sharded, Weights
 
 # The group of entry points under which packages register implementations.
 GROUP = "mha.implementations"
-
-
-_EXCHANGE = (
-    "wrap it in an object with name, claims (gradients=False) and build, whose attention exchanges tensors through "
-    "torch.from_dlpack; judge that"
-)
-# How modules of other frameworks are declared, by the packages that define their base classes.
-HOW_TO_WRAP = {
-    "Keras": "wrap it in a torch.nn.Module, on the torch backend, as mha.implementations.ecosystem.keras_mha does",
-    "Flax": _EXCHANGE,
-    "Haiku": _EXCHANGE,
-    "Equinox": _EXCHANGE,
-    "MLX": _EXCHANGE,
-    "TensorFlow": _EXCHANGE,
-}
-
-
-def framework_of(value: object) -> str | None:
-    """Return the framework other than torch that defines a class, or a base of it.
-
-    >>> framework_of(nn.Linear)
-    """
-    roots = {base.__module__.partition(".")[0].removeprefix("tf_") for base in getattr(value, "__mro__", ())}
-    return next((name for name in HOW_TO_WRAP if name.lower() in roots), None)
 
 
 @dataclass(frozen=True, eq=False)

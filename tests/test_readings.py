@@ -15,7 +15,7 @@ from mha.conformance import check
 from mha.conformance.faults import registry
 from mha.implementations import ImplementationError, from_module
 from mha.implementations.adapters.signature import memory_name
-from mha.implementations.discovery import framework_of
+from mha.implementations.frameworks import framework_of
 from mha.implementations.inference.infer import Inference, infer
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Config, Output, Weights

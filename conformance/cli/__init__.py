@@ -19,6 +19,11 @@ def main() -> None:
     closed while it runs, as by `head`, ends it as it ends other programs. Code that is judged runs in other processes.
     """
     _open_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("mha: the current folder does not exist any more; change to another one", file=sys.stderr)
+        sys.exit(2)
     signal.signal(signal.SIGTERM, _interrupt)
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -143,12 +143,8 @@ def check(  # noqa: PLR0913  the options of the command
     if something could not be checked.
     """
     from mha.conformance.engine.workers import Workers
-    from mha.conformance.ranges import JOBS, SECONDS
 
-    with errors_in_one_line():
-        JOBS.require("--jobs (or MHA_JOBS)", jobs)
-        SECONDS.require("--max-time", max_time)
-    with errors_in_one_line(), Workers(jobs or (1 if clause else _default_jobs(device))) as workers:
+    with errors_in_one_line(), Workers(_jobs(jobs, device, few=bool(clause))) as workers:
         from mha.conformance.cli.check import CheckOptions, Stop, check_all
         from mha.conformance.settings import Settings
 
@@ -161,11 +157,18 @@ def check(  # noqa: PLR0913  the options of the command
     raise typer.Exit(status)
 
 
-def _default_jobs(device: list[str] | None) -> int:
-    """Return how many processes judge where nobody says: a GPU, also one of the project, keeps a context for each."""
+def _jobs(given: int, device: list[str] | None, *, few: bool) -> int:
+    """Return how many processes judge; a GPU, also one of the project, keeps a context for each.
+
+    given: 0 where nobody says. few: whether few clauses are judged. Raises ValueError.
+    """
     from mha.conformance.engine.workers import cores
     from mha.conformance.project import read_project
+    from mha.conformance.ranges import JOBS
 
+    JOBS.require("--jobs (or MHA_JOBS)", given)
+    if given or few:
+        return given or 1
     return min(cores(), 4) if device or read_project(Path()).table.device else cores()
 
 

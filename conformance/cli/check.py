@@ -21,6 +21,7 @@ from mha.conformance.engine.estimate import estimate
 from mha.conformance.engine.judge import not_covered
 from mha.conformance.engine.workers import Found, TimeIsUp, Workers
 from mha.conformance.harness.isolation import INTERRUPTS, heeding_interrupts
+from mha.conformance.ranges import SECONDS
 from mha.conformance.reports.entries import SECTIONS, entries
 from mha.conformance.reports.files import save_last, validate_file, write
 from mha.conformance.reports.github import runner_annotations, write_step_summary
@@ -111,6 +112,10 @@ class Stop:
 
     first: bool = False
     after: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a time that no run can take."""
+        SECONDS.require("--max-time", self.after)
 
     def reason(self, verdict: Verdict, begun: float) -> str:
         """Return why the run ends with a verdict, if it does; begun: when it began, by the monotonic clock."""

@@ -212,20 +212,35 @@ class Workers:
     def _take(self, queue: _Queue) -> None:
         """Wait for what a process says, and note the verdict, if it is one."""
         worker, message = self._next()
-        number = worker.task
+        number, worker.task = worker.task, None
         if number is not None:
-            worker.task = None
-            verdict = queue.found[number] = _verdict_in(message, queue, queue.settings.tasks[number])
+            verdict = _verdict_in(message, queue, number)
+            if verdict is None:  # from code that has found the channel
+                message = self._garbled(worker)
+                verdict = crashed(queue.resolved, queue.settings.tasks[number], queue.settings, message)
+            queue.found[number] = verdict
             self.heard(verdict)
-            queue.hangs += isinstance(message, Ended) and message.is_late
+        elif not isinstance(message, Ended) and not {"error", "found"} & set(message):
+            message = self._garbled(worker)
         if isinstance(message, Ended):
+            queue.hangs += message.is_late
             self._replace(worker)
-        elif message.get("lost"):  # the use of its GPU: it ends
-            self.members.remove(worker)
-            worker.end(patient=True)
+        elif message.get("lost"):  # the use of its GPU
+            self._end(worker)
             self._replace(worker)
         elif "found" in message:
             worker.is_ready, self._failed_starts = True, 0
+
+    def _garbled(self, worker: Worker) -> Ended:
+        """End a process that has sent what was not due."""
+        self._end(worker)
+        return Ended("its process sent something else than the verdict")
+
+    def _end(self, worker: Worker) -> None:
+        """End a process, and forget what else it has said."""
+        self.members.remove(worker)
+        self._messages = deque(each for each in self._messages if each[0] is not worker)
+        worker.end()
 
     def _replace(self, worker: Worker) -> None:
         """Start another process in the place of one that has ended, unless several could not import what is judged."""
@@ -276,20 +291,18 @@ class Workers:
                 worker.send((self._targets, False))
 
 
-def _verdict_in(message: Message, queue: _Queue, task: Task) -> Verdict:
-    """Return the verdict on a task in a message, or on what its process was judging when it ended."""
-    from mha.conformance.engine.judge import stopped
+def _verdict_in(message: Message, queue: _Queue, number: int) -> Verdict | None:
+    """Return the verdict on the task of this number in a message, or where its process ended; else None."""
     from mha.conformance.results import read_verdict
 
-    resolved, settings = queue.resolved, queue.settings
     if isinstance(message, Ended):
-        return crashed(resolved, task, settings, message)
+        return crashed(queue.resolved, queue.settings.tasks[number], queue.settings, message)
     with suppress(ValueError):
         verdict = read_verdict(message.get("verdict"))
         about = verdict.implementation, verdict.clause, verdict.dtype, verdict.device
-        if about == (resolved.implementation.name, *task):
+        if about == (queue.resolved.implementation.name, *queue.settings.tasks[number]):
             return verdict
-    return stopped(resolved, task, settings, "its process sent something else than the verdict")
+    return None
 
 
 def _import_the_judge() -> None:

@@ -75,7 +75,7 @@ def forks_and_goes_on(self: Complete, *rest: Any) -> Output:
 @hostile
 def leaves_processes(self: Complete, *rest: Any) -> Output:
     """Correct, but starts a process of a session of its own in each call."""
-    subprocess.Popen(["sleep", str(FOREVER)], start_new_session=True)
+    subprocess.Popen(["sleep", str(FOREVER + 1)], start_new_session=True)
     return Complete.attend(self, *rest)
 
 
