@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -95,19 +96,18 @@ def test_process_that_dies_fails_the_clause_at_hand(tmp_path: Path) -> None:
     assert [verdict.clause for verdict in verdicts] == list(SETTINGS.clauses)
 
 
-# As if a kernel had failed on a GPU: the call returns, and whoever waits for the GPU afterwards gets the error.
-LOSING = """
-        from mha.conformance.harness import isolation
-
-        def synchronize():
+@pytest.mark.skipif(sys.platform != "linux", reason="only there are processes forked, with what is changed here")
+def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize() -> None:
+        if (tmp_path / str(os.getpid())).exists():
             raise RuntimeError("CUDA error: misaligned address")
 
-        isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
-"""
-
-
-def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(tmp_path: Path) -> None:
-    losing = dying(tmp_path, LOSING.strip())
+    # As if a kernel had failed: the call returns, and whoever waits for the GPU afterwards gets the error.
+    monkeypatch.setattr(isolation, "is_initialized", lambda: True)
+    monkeypatch.setattr(isolation, "synchronize", synchronize)
+    losing = dying(tmp_path, f"open(f'{tmp_path}/{{os.getpid()}}', 'w').close()")
     with Workers(2) as workers:
         first = list(workers.members)
         verdicts = list(workers.judge_all(losing, SETTINGS))
