@@ -26,13 +26,18 @@ from mha.implementations import resolve
 from mha.spec import Claims
 
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-MINE = """\
+# A plugin of pytest, since what is judged may not change the judge.
+FEWER = """\
 from dataclasses import replace
+
+def pytest_configure():
+    from mha.conformance.settings import PROFILES
+    PROFILES["quick"] = replace(PROFILES["quick"], boundary=1, examples=1)
+"""
+MINE = """\
 from mha.conformance.faults import registry, softmax
-from mha.conformance.settings import PROFILES
 from mha.spec import Claims
 
-PROFILES["quick"] = replace(PROFILES["quick"], boundary=1, examples=1)
 few = Claims(masks=(), causal=None, gradients=False, returns_weights=False)  # so that judging takes less long
 plain = registry.implementation_of(registry.Correct, few)
 unscaled = registry.implementation_of(softmax.Unscaled, few)
@@ -84,7 +89,9 @@ def test_run_shows_time_memory_and_why_something_is_not_timed(tmp_path: Path) ->
     (tmp_path / "mine.py").write_text(MINE)
     targets = (f"{tmp_path}/mine.py:unscaled", f"{tmp_path}/mine.py:plain", "fused_qkv")
     chosen = ("-k", "token and one_thread", "--mha-dtype", "float32", "--mha-profile", "quick")
-    done = run("--benchmark-only", *chosen, "--mha-impl", *targets, env=ALONE)
+    (tmp_path / "fewer.py").write_text(FEWER)
+    alone = ALONE | {"PYTHONPATH": str(tmp_path)}
+    done = run("-p", "fewer", "--benchmark-only", *chosen, "--mha-impl", *targets, env=alone)
     assert done.returncode == 1, done.stdout
     assert "Unscaled is not timed: it does not conform (" in done.stdout
     assert "benchmark 'token, inference, float32 on cpu, 1 thread': 1 tests" in done.stdout

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mha.conformance.campaign import local
+from mha.conformance.campaign import jobs, local
 from mha.conformance.campaign.folder import Folder
 from mha.conformance.campaign.jobs import Outcome, run_job, tried_again
 from mha.conformance.campaign.plan import Campaign, Job, Limits, Plan, read_plan
@@ -74,17 +74,29 @@ def sleep():
     FLAG.write_text(str(os.getpid()))
     time.sleep(1000)
 
-def lose_once():  # as if a kernel had failed on a GPU
-    from mha.conformance.harness import isolation
-    def synchronize():
-        raise RuntimeError("CUDA error: misaligned address")
+def lose_once():  # see LOSING
     if not FLAG.exists():
-        FLAG.touch()
-        isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
+        FLAG.write_text(str(os.getpid()))
 
 dying, hungry = Bad("dying", die_once), Bad("hungry", lambda: bytearray(2**36))
 losing = Bad("losing", lose_once)
 slow = Bad("slow", sleep)
+"""
+
+# The process of a job, as if a kernel had failed on its GPU once there is a file with its number.
+LOSING = """
+import os
+from pathlib import Path
+from mha.conformance.harness import isolation
+
+def synchronize():
+    flag = Path({flag!r})
+    if flag.exists() and flag.read_text() == str(os.getpid()):
+        raise RuntimeError("CUDA error: misaligned address")
+
+isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
+from mha.conformance.campaign.jobs import work
+work()
 """
 
 
@@ -264,7 +276,9 @@ def test_crash_timeout_and_lack_of_memory_are_results(tmp_path: Path) -> None:
     assert jobs.retried == {"timeout": 2}
 
 
-def test_clause_that_ends_the_use_of_the_gpu_fails_alone(tmp_path: Path) -> None:
+def test_clause_that_ends_the_use_of_the_gpu_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = LOSING.format(flag=str(tmp_path / "killing.flag"))
+    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, "-P", "-c", code))
     (tmp_path / "killing.py").write_text(KILLING)
     names = (f"{tmp_path}/killing.py:losing",)
     plan = replace(PLAN, implementations=names, clauses=("SHP-1", "SHP-5"), seeds=1, group="all")

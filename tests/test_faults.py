@@ -102,6 +102,8 @@ def test_every_faulty_class_is_registered() -> None:
     for module in iter_modules([str(Path(str(package.__file__)).parent)]):
         loaded = import_module(f"{package.__name__}.{module.name}")
         for name, cls in vars(loaded).items():
+            if module.name.startswith("hostile"):  # which tests/test_hostile.py has
+                continue
             if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__module__ == loaded.__name__:
                 assert (cls in registered) != (name in BASES), name
 

@@ -152,7 +152,7 @@ def test_nothing_is_judged_by_a_process_that_lost_its_gpu(losing: Implementation
     before, at, after = check(losing, clauses=["SHP-1", "MSK-5", "NUM-1"], **options).verdicts
     assert (before.status, at.status, after.status) == ("pass", "fail", "harness_error")
     assert lost(at)  # and no refusal of a mask, which MSK-5 would accept
-    assert "mha check --jobs 2 replaces it" in after.message
+    assert "mha check replaces it" in after.message
     (other,) = check("loop", clauses="SHP-1", **options).verdicts
     assert other.status == "harness_error"
 

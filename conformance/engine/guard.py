@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from time import monotonic, sleep
@@ -23,6 +23,10 @@ from mha.conformance.engine.watch import Times, place_in, why
 
 # In seconds: between two looks, and for a process that has given its status, or was asked to say where it is.
 LOOK, EXIT_TIMEOUT, LAST_WORDS_TIMEOUT = 0.25, 5.0, 1.0
+
+
+# What a fork shares with the process that waits for it, as long as it lives.
+KEPT: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,17 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
 
 def part(timeout: float) -> Outcome | Callable[[int], None]:
     """Fork this process: return, in the fork, what takes its status at the end, and in the other how it ended."""
-    times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  both are for the rest of this process
+    times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  it is closed, or kept in the fork
     reading, writing = os.pipe()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     child = os.fork()
     if child:
         os.close(writing)
-        with _Forwarding(child):
+        with _Forwarding(child), closing(times), last_words:
             return _watched(child, reading, times, last_words, timeout)
     os.close(reading)
+    KEPT.extend((times, last_words))
     faulthandler.enable(last_words, all_threads=False)
     from mha.implementations.clock import CLOCK
 

@@ -104,9 +104,7 @@ def judge(
     if reason := _unclaimed(implementation, clause, dtype, device):
         verdict = replace(verdict, status="not_claimed", message=reason)
     elif gpu_is_lost():  # then no call can be waited for, not even on the CPU
-        reason = (
-            "not judged: this process can no longer use its GPU after an earlier call; mha check --jobs 2 replaces it"
-        )
+        reason = "not judged: this process can no longer use its GPU after an earlier call; mha check replaces it"
         verdict = replace(verdict, status="harness_error", message=reason)
     else:
         valid = [waiver for waiver in waivers if not waiver.expired]

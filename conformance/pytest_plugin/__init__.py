@@ -15,6 +15,8 @@ import pytest
 
 from mha.conformance.project import read_project
 from mha.conformance.pytest_plugin.stash import (
+    FINISH,
+    JOURNAL,
     REASONS,
     REPORT,
     SELECTION,
@@ -196,11 +198,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Say that the run has ended, and how."""
-    if SESSION in config.stash:
+    """Say that the run has ended, and how; one without a session was refused."""
+    if FINISH in config.stash or JOURNAL in config.stash:
         from mha.conformance.pytest_plugin.guarded import finish
 
-        finish(config, int(config.stash[SESSION].exitstatus))
+        finish(config, int(config.stash[SESSION].exitstatus) if SESSION in config.stash else 2)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
