@@ -199,9 +199,12 @@ def test_run_in_which_nothing_is_judged_has_status_2() -> None:
 BROKEN = """\
 from dataclasses import dataclass
 
-from mha.implementations import ImplementationError
-from mha.implementations.minimal import implementation as minimal
+from mha.implementations import from_module
+from mha.implementations.minimal import MinimalAttention, implementation as minimal
 from mha.spec import Claims
+
+names = {"missing": "q", "w_k": "k", "w_v": "v", "w_o": "o"}
+adapted = from_module(MinimalAttention, parameters=names, claims=minimal.claims)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ class Broken:
 
     def build(self, config, weights, *, dtype, device):
         if config.n_heads != 2:
-            raise ImplementationError("no such parameter")
+            return adapted.build(config, weights, dtype=dtype, device=device)
         return minimal.build(config, weights, dtype=dtype, device=device)
 
 
@@ -226,7 +229,7 @@ def test_last_lines_say_why_the_judge_failed(tmp_path: Path) -> None:
     last = done.stdout.splitlines()[-2]
     reason = "the judge or an adapter failed (harness error) on SHP-1 of broken: "
     assert last.startswith(f"mha: exit status 2: {reason}"), done.stdout
-    assert "no such parameter" in last
+    assert "parameters has the key 'missing'" in last
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
