@@ -290,9 +290,9 @@ def merged_without_transposing(point: Point, source: str) -> str | None:
     return source.replace("context = context.transpose(1, 2).reshape", "context = context.reshape")
 
 
-@plant("CFG-1", wrong=False)
+@plant("CFG-1", "CFG-2", wrong=False)
 def width_unchecked(point: Point, source: str) -> str | None:
-    """A width that the heads do not divide is accepted."""
+    """A width that the heads do not divide is accepted, at least until a call fails to divide it."""
     if point.heads != "equal":
         return None
     return source.replace(" or d_model % n_heads:", ":")
