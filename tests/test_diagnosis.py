@@ -85,9 +85,8 @@ def test_defect_outside_of_the_catalogue_has_no_diagnosis(name: str) -> None:
 def test_clauses_that_fail_in_consequence_have_one_diagnosis(cls: type) -> None:
     text, clauses = PLANTED[cls]
     failed = check(implementation_of(cls), "quick", clauses=clauses, dtypes=["float32"])
-    assert [(verdict.clause, verdict.diagnosis) for verdict in failed.verdicts] == [
-        (clause, text) for clause in CLAUSES if clause in clauses
-    ]
+    found = [(verdict.clause, verdict.diagnosis) for verdict in failed.verdicts]
+    assert found == [(clause, text) for clause in CLAUSES if clause in clauses]
     assert {verdict.fix for verdict in failed.verdicts} == {fix_of(text)}
 
 

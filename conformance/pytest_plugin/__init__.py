@@ -164,7 +164,7 @@ def pytest_runtest_makereport(
     """Attach the verdict to the report of its item, which pytest-xdist carries to the process that prints."""
     report = yield
     if call.when == "call" and VERDICT in item.stash:
-        report.mha_verdict = asdict(item.stash[VERDICT])  # type: ignore[attr-defined]  # of this plugin alone
+        report.mha_verdict = asdict(item.stash[VERDICT])  # type: ignore[attr-defined]  # an attribute of ours
     return report
 
 

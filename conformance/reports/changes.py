@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -100,13 +101,15 @@ def _pairs(changes: Iterable[tuple[Verdict, Verdict]]) -> list[dict[str, Any]]:
 
 def _causes(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
     """Return the verdicts by cause: those with one diagnosis, and otherwise those of one clause."""
-    return [
-        {
-            "implementation": same[0].implementation,
-            "diagnosis": same[0].diagnosis,
-            "status": status_of(same[0]),
-            "clauses": list(dict.fromkeys(verdict.clause for verdict in same)),
-            "verdicts": [asdict(verdict) for verdict in same],
-        }
-        for same in findings(verdicts)
-    ]
+    return [_cause(same) for same in findings(verdicts)]
+
+
+def _cause(same: Sequence[Verdict]) -> dict[str, Any]:
+    clauses = list(dict.fromkeys(verdict.clause for verdict in same))
+    return {
+        "implementation": same[0].implementation,
+        "diagnosis": same[0].diagnosis,
+        "status": status_of(same[0]),
+        "clauses": clauses,
+        "verdicts": [asdict(verdict) for verdict in same],
+    }

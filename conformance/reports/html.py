@@ -59,6 +59,9 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
     by_name = _by_name(report)
     families = list(_families(by_name))
     rows = [row for family in families for row in family["rows"]]
+    signs = {sign for row in rows for sign in row["signs"]}
+    summary = [_summary(name, own) for name, own in by_name.items()]
+    margins = [row for name, own in by_name.items() for row in _margins(name, own)]
     data = {"clauses": _clauses(report), "names": list(by_name), "verdicts": _evidence(by_name)}
     page = Environment(autoescape=True, trim_blocks=True).from_string(_resource("page.html.j2"))
     return page.render(
@@ -66,14 +69,14 @@ def to_html(report: Report, sections: Sequence[Section] = ()) -> str:
         outcome=_outcome(report, by_name),
         facts=_facts(report),
         kinds=KINDS,
-        summary=[_summary(name, own) for name, own in by_name.items()],
+        summary=summary,
         sections=sections,
         families=families,
         passing=sum(row["passes"] for row in rows),
         classes=CLASSES,
-        legend=legend({sign for row in rows for sign in row["signs"]}),
+        legend=legend(signs),
         failures=_failures(report, by_name),
-        margins=[row for name, own in by_name.items() for row in _margins(name, own)],
+        margins=margins,
         unclaimed=_unclaimed(by_name),
         css=_resource("page.css"),
         script=_resource("page.js"),
@@ -123,14 +126,18 @@ def _facts(report: Report) -> list[str]:
 
 def _summary(name: str, own: Sequence[Verdict]) -> dict[str, Any]:
     """Return the row of an implementation in the table of implementations."""
-    counted, counts = tally(own), total_rejections(own)
+    counted, rejections = tally(own), total_rejections(own)
+    counts = [(counted.must.get(kind, ""), counted.should.get(kind, "")) for kind in KINDS]
+    rejected = ""
+    if rejections.tried:
+        rejected = f"{rejections.rejected / rejections.tried:.0%} of {rejections.tried}"
     return {
         "name": name,
         "sign": "✓" if conforms(own) else "✗",
         "outcome": outcome(own),
         "judged": f"{counted.judged} of {counted.clauses}",
-        "counts": [(counted.must.get(kind, ""), counted.should.get(kind, "")) for kind in KINDS],
-        "rejected": f"{counts.rejected / counts.tried:.0%} of {counts.tried}" if counts.tried else "",
+        "counts": counts,
+        "rejected": rejected,
         "examples": sum(verdict.examples for verdict in own),
         "seconds": f"{sum(verdict.seconds for verdict in own):.0f}",
     }

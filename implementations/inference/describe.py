@@ -97,24 +97,34 @@ def _against_name(candidate: Candidate) -> str:
 
 def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]:
     """Return what was found about what a module, or a kernel, computes and takes."""
-    tested = candidate.evidence
-    meant = "" if candidate.formula.scale != "none" else "; if that is meant, claim scale=1.0"
-    meant += "" if candidate.formula.projected else "; if W_o is elsewhere, declare it without w_o"
-    formula = [Row("formula", _formula(candidate.formula), f"{tested}{meant}")] if candidate.explained else []
-    unused, others = unused_options(candidate, arguments), candidate.signature.others
-    unknown, neutral = [name for name in others if name not in NEUTRAL_MEANING], [*filter(NEUTRAL_MEANING.get, others)]
-    return [
-        *formula,
-        *_masks(candidate),
-        Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)),
-        Row("weights", _weights(candidate), "tested"),
-        *_options(candidate),
-        Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"),
-        *([Row("rounding", SINGLE_SOFTMAX, "tested")] if "rounding" in candidate.claims else []),
-        *([Row("not judged", ", ".join(unused), "unless declared")] if unused else []),
-        *([Row("given", ", ".join(_given(name, candidate) for name in neutral), "by name")] if neutral else []),
-        *([Row("given None", ", ".join(unknown), "of no known meaning")] if unknown else []),
-    ]
+    rows = _formulas(candidate) + _masks(candidate)
+    rows.append(Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)))
+    rows.append(Row("weights", _weights(candidate), "tested"))
+    rows += _options(candidate)
+    rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
+    if "rounding" in candidate.claims:
+        rows.append(Row("rounding", SINGLE_SOFTMAX, "tested"))
+    if unused := unused_options(candidate, arguments):
+        rows.append(Row("not judged", ", ".join(unused), "unless declared"))
+    neutral = [name for name in candidate.signature.others if name in NEUTRAL_MEANING]
+    if neutral:
+        rows.append(Row("given", ", ".join(_given(name, candidate) for name in neutral), "by name"))
+    unknown = [name for name in candidate.signature.others if name not in NEUTRAL_MEANING]
+    if unknown:
+        rows.append(Row("given None", ", ".join(unknown), "of no known meaning"))
+    return rows
+
+
+def _formulas(candidate: Candidate) -> list[Row]:
+    """Return the row about the formula, if one explains the outputs, with what to claim if that is meant."""
+    if not candidate.explained:
+        return []
+    evidence = candidate.evidence
+    if candidate.formula.scale == "none":
+        evidence += "; if that is meant, claim scale=1.0"
+    if not candidate.formula.projected:
+        evidence += "; if W_o is elsewhere, declare it without w_o"
+    return [Row("formula", _formula(candidate.formula), evidence)]
 
 
 def _masks(candidate: Candidate) -> list[Row]:
@@ -168,18 +178,23 @@ WIDTHS |= {"multi_query": "one key and value for all heads"}
 
 def _options(candidate: Candidate) -> list[Row]:
     """Return the rows about what the constructor takes beside the sizes."""
-    dropout = candidate.claims.get("dropout")
+    found: dict[str, str] = {}
+    if dropout := candidate.claims.get("dropout"):
+        found["dropout"] = f"drops {DROPPED[dropout]} in training"
+    elif candidate.drops_otherwise:
+        found["dropout"] = DROPS_OTHERWISE
     widths = [text for name, text in WIDTHS.items() if name in candidate.claims]
-    return [
-        *([Row("dropout", f"drops {DROPPED[dropout]} in training", "tested")] if dropout else []),
-        *([Row("dropout", DROPS_OTHERWISE, "tested")] if candidate.drops_otherwise else []),
-        *([Row("sizes", ", ".join(widths), "tested")] if widths else []),
-        *([Row("lengths", lengths, "tested")] if (lengths := _lengths(candidate)) else []),
-        *([Row("gradients", _no_gradients(candidate), "tested")] if "gradients" in candidate.claims else []),
-        *([Row("head_dim", _head_dims(candidate), "tested")] if candidate.other_widths else []),
-        *([Row("heads", f"several: with one, {candidate.one_head}", "tested")] if candidate.one_head else []),
-        *([Row("devices", "a GPU: on the CPU, calls raise", "tested")] if "devices" in candidate.claims else []),
-    ]
+    found["sizes"] = ", ".join(widths)
+    found["lengths"] = _lengths(candidate)
+    if "gradients" in candidate.claims:
+        found["gradients"] = _no_gradients(candidate)
+    if candidate.other_widths:
+        found["head_dim"] = _head_dims(candidate)
+    if candidate.one_head:
+        found["heads"] = f"several: with one, {candidate.one_head}"
+    if "devices" in candidate.claims:
+        found["devices"] = "a GPU: on the CPU, calls raise"
+    return [Row(topic, finding, "tested") for topic, finding in found.items() if finding]
 
 
 def _no_gradients(candidate: Candidate) -> str:
@@ -363,16 +378,14 @@ def _never_called(candidate: Candidate) -> list[str]:
 
 def _used_options(candidate: Candidate) -> set[str | None]:
     signature = candidate.signature
-    return {
-        *signature.inputs,
-        signature.mask if candidate.mask or candidate.hides_queries else None,
-        candidate.mask_alone if candidate.mask else None,
-        signature.memory if candidate.cross_attention else None,
-        signature.padding,
-        signature.is_causal,
-        signature.need_weights,
-        signature.average,
-    }
+    used = {*signature.inputs, signature.padding, signature.is_causal, signature.need_weights, signature.average}
+    if candidate.mask:
+        used |= {signature.mask, candidate.mask_alone}
+    if candidate.hides_queries:
+        used.add(signature.mask)
+    if candidate.cross_attention:
+        used.add(signature.memory)
+    return used
 
 
 def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
