@@ -41,7 +41,7 @@ RESULTS = {
     "repairs_earlier_results": ("STA-3", "but should be"),
     "leaves_a_mode": ("STA-5", "the call left the mode _Equal entered, for everybody"),
     "leaves_a_mode_of_dispatch": ("STA-5", "the call left the mode _EqualBelow entered, for everybody"),
-    "leaves_a_device": ("STA-5", "the call changed the default device from cpu to meta"),
+    "leaves_a_device": ("STA-5", "the call changed the default device, for everybody"),
 }
 
 

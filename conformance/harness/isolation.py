@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,6 @@ from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, Gp
 from mha.conformance.harness.plain import all_plain, clean
 from mha.conformance.harness.provenance import is_of_judge, passed_judged_code
 from mha.implementations.errors import ImplementationError
-from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found
 from mha.implementations.raised import place_of
 from mha.spec import Weights
@@ -28,6 +28,7 @@ from mha.spec import Weights
 STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
+NO_HYPOTHESIS = nullcontext()
 # What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
 STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
@@ -107,12 +108,12 @@ def guarded(what: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def outside_of_hypothesis() -> Iterator[None]:
-    """Let the block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
-    context = attribute(module_named("hypothesis.control"), "_current_build_context")
-    with nullcontext() if context is None else context.with_value(None):
-        yield
+def outside_of_hypothesis() -> AbstractContextManager[None]:
+    """Let a block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
+    context = getattr(sys.modules.get("hypothesis.control"), "_current_build_context", None)
+    if context is None or context.value is None:
+        return NO_HYPOTHESIS
+    return context.with_value(None)  # type: ignore[no-any-return]
 
 
 def gpu_is_lost() -> bool:
