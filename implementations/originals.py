@@ -16,19 +16,18 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 OWN = "mha"
-PACKAGES = (OWN, "hypothesis", "_pytest", "pytest", "pluggy")
+PACKAGES = (OWN, "_pytest", "pytest")
 # What is judged itself, and may keep what it likes.
 JUDGED = "mha.conformance.faults"
 MODULES = (
-    *("builtins", "contextlib", "copy", "dataclasses", "functools", "gc", "io", "itertools", "json", "json.encoder"),
-    *("math", "numpy", "operator", "os", "random", "re", "signal", "sys", "threading", "time", "traceback", "types"),
-    *("unittest.case", "warnings", "zlib"),
+    *("builtins", "contextlib", "copy", "dataclasses", "functools", "gc", "hypothesis", "hypothesis.control"),
+    *("hypothesis.core", "hypothesis.internal.conjecture.engine", "itertools", "json", "math", "numpy", "operator"),
+    *("os", "random", "signal", "sys", "time", "traceback", "warnings"),
 )
 # What Python, its debuggers, and what records warnings replace by themselves.
 UNWATCHED = {
     "builtins": {"_", "input"},
     "sys": {"breakpointhook", "displayhook", "excepthook", "unraisablehook"},
-    "threading": {"excepthook", "_excepthook"},
     "warnings": {"formatwarning", "showwarning", "_showwarning_orig", "_showwarnmsg", "_showwarnmsg_impl"},
 }
 # Names that Python adds to a class when it is first used.
