@@ -65,6 +65,11 @@ class Names(NamedTuple):
     values: tuple[Any, ...]
     closed: bool
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is held is compared: classes hold little else than what is watched."""
+        return self.closed or isinstance(self.owner, type)
+
     def changes(self) -> Iterator[tuple[str, Change]]:
         """Yield what has changed."""
         for name, value in zip(self.names, self.values, strict=True):
@@ -229,22 +234,42 @@ class _Flat:
         """Make the lists, with what stood first under each name."""
         watched = self.watched
         self.count = len(watched.names), len(watched.functions)
-        is_whole = [each.closed or isinstance(each.owner, type) for each in watched.names]
-        self.whole = [each.held for each, whole in zip(watched.names, is_whole, strict=True) if whole]
-        single = [each for each, whole in zip(watched.names, is_whole, strict=True) if not whole]
-        self.held = [each.held for each in single for _ in each.names]
-        self.names = [name for each in single for name in each.names]
-        self.named = [value for each in single for value in each.values]
+        self.whole = [each.held for each in watched.names if each.is_whole]
+        self._read_names([each for each in watched.names if not each.is_whole])
         functions = [function for _, function in watched.functions.values()]
-        had = [[number for number, part in enumerate(parts) if part is not None] for parts in watched.parts]
+        had = [_places_of_some(parts) for parts in watched.parts]
         self.functions = [[functions[number] for number in own] for own in had]
         self.parts = [[parts[number] for number in own] for own, parts in zip(had, watched.parts, strict=True)]
         self.sizes, self.values = [], []  # so that they are compared one by one, once
+
+    def _read_names(self, single: list[Names]) -> None:
+        self.held = [each.held for each in single for _ in each.names]
+        self.names = [name for each in single for name in each.names]
+        self.named = [value for each in single for value in each.values]
 
     def renew(self) -> None:
         """Note what `whole` holds, once that is known to be as at first, but for names that may be added."""
         self.sizes = [*map(len, self.whole)]
         self.values = [value for held in self.whole for value in held.values()]
+
+
+class _Means:
+    """What a slow look uses, as it was at first: names of Python and of this module, and the code of its classes."""
+
+    def __init__(self) -> None:
+        self.python, self.own = vars(builtins), globals()
+        self.first_python, self.first_own = self.python.copy(), self.own.copy()
+        classes = [value for value in self.own.values() if isinstance(value, type) and value.__module__ == __name__]
+        self.members = [(cls, name, member) for cls in classes for name, member in vars(cls).items()]
+        self.members = [each for each in self.members if isinstance(each[2], FunctionType)]
+        members = [member for _, _, member in self.members]
+        functions = [value for value in self.own.values() if isinstance(value, FunctionType)]
+        self.codes = [(function, function.__code__) for function in (*members, *functions)]
+
+
+def _places_of_some(parts: list[Any]) -> list[int]:
+    """Return where something stands in a list, and not None."""
+    return [number for number, part in enumerate(parts) if part is not None]
 
 
 def _made() -> tuple[
@@ -260,7 +285,7 @@ def _made() -> tuple[
     """
     watched, every, each, same, size, chain = Watched(), all, map, is_, len, itertools.chain.from_iterable
     getters, values_of = [attrgetter(name) for name in FUNCTION_PARTS], methodcaller("values")
-    flat = _Flat(watched)
+    flat, means, repair, put = _Flat(watched), _Means(), dict.update, type.__setattr__
 
     def untouched() -> bool:
         if not flat.is_current():
@@ -276,12 +301,32 @@ def _made() -> tuple[
                 return False
         return True
 
+    def with_own_means() -> dict[str, Change]:
+        # By syntax alone, as every name may stand for something else now.
+        python, first = means.python, means.first_python
+        swapped = {name: python[name] for name in first if name in python and python[name] is not first[name]}
+        repair(python, {name: first[name] for name in swapped})
+        for name in [name for name in means.own if name in first and name not in means.first_own]:
+            del means.own[name]
+        repair(means.own, means.first_own)
+        for function, code in means.codes:
+            function.__code__ = code
+        for cls, name, member in means.members:
+            put(cls, name, member)
+        found = watched.changes()
+        repair(python, swapped)
+        for name in swapped:
+            found[f"builtins.{name}"] = Change(swapped[name], partial(repair, python, {name: first[name]}))
+        return found
+
     def read() -> dict[str, Change]:
-        watched.extend()
         if untouched():
+            watched.extend()
             return {}
-        if not (found := watched.changes()):
+        found = with_own_means()
+        if not found:
             flat.renew()
+            watched.extend()
         return found
 
     def read_new(before: Changes) -> dict[str, Change]:

@@ -216,7 +216,9 @@ class Surroundings:
     """
 
     def __init__(self, *, of_many: bool = False, of_import: bool = False) -> None:
-        self.quick, self.slow = (QUICK[1:3], SLOW[:2]) if of_import else (QUICK, SLOW if of_many else ())
+        self.quick = QUICK[1:3] if of_import else QUICK
+        slow = SLOW[:2] if of_import else SLOW
+        self.slow = slow if of_many else ()
         self.objects, self.modes, self.of_many = _objects(), _modes(), of_many
         self.values = [part.read() for part in self.slow]
         if of_many:
