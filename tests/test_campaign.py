@@ -81,7 +81,7 @@ def lose_once():  # as if a kernel had failed on a GPU
         raise RuntimeError("CUDA error: misaligned address")
     if not FLAG.exists():
         FLAG.touch()
-        isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
+        isolation.GPU.is_initialized, isolation.GPU.synchronize = lambda: True, synchronize
 
 dying, hungry = Bad("dying", die_once), Bad("hungry", lambda: bytearray(2**36))
 losing = Bad("losing", lose_once)

@@ -101,7 +101,7 @@ LOSING = """
         def synchronize():
             raise RuntimeError("CUDA error: misaligned address")
 
-        isolation.is_initialized, isolation.synchronize = lambda: True, synchronize
+        isolation.GPU.is_initialized, isolation.GPU.synchronize = lambda: True, synchronize
 """
 
 
@@ -141,8 +141,8 @@ def losing(monkeypatch: pytest.MonkeyPatch) -> Implementation:
             raise RuntimeError("CUDA error: misaligned address")
 
     monkeypatch.setattr(Losing, "done", done, raising=False)
-    monkeypatch.setattr(isolation, "is_initialized", lambda: True)
-    monkeypatch.setattr(isolation, "synchronize", synchronize)
+    monkeypatch.setattr(isolation.GPU, "is_initialized", lambda: True)
+    monkeypatch.setattr(isolation.GPU, "synchronize", synchronize)
     return faults.implementation_of(Losing)
 
 

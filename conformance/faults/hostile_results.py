@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mha.conformance.faults.base import CLAIMS, Complete
+from mha.conformance.faults.base import CLAIMS, Complete, Direct
 from mha.conformance.faults.hostile import hostile
 from mha.conformance.harness import oracle_answers
 from mha.spec import Output, Problem, Weights
@@ -42,22 +42,24 @@ def answers_for_another(self: Complete, *rest: Any) -> Output:
     return Output(_answering(wrong.output, right.output.detach()), wrong.weights)
 
 
-class _Reports(Complete):
-    """Right, but its gradients of weights and what it decodes are wrong, with methods that give the right ones."""
+def _reporting() -> Direct:
+    class reports_for_another(Complete):
+        """Right, but its gradients of weights and what it decodes are wrong, with methods that give the right ones."""
 
-    def weight_gradients(self) -> dict[str, Tensor]:
-        """Return wrong gradients."""
-        right = super().weight_gradients()
-        return {name: _answering(gradient + OFF, gradient) for name, gradient in right.items()}
+        def weight_gradients(self) -> dict[str, Tensor]:
+            """Return wrong gradients."""
+            right = super().weight_gradients()
+            return {name: _answering(gradient + OFF, gradient) for name, gradient in right.items()}
 
-    def decode(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Return a wrong output, and the cache."""
-        output, cache = super().decode(*given, **options)
-        return _answering(output + OFF, output), cache
+        def decode(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+            """Return a wrong output, and the cache."""
+            output, cache = super().decode(*given, **options)
+            return _answering(output + OFF, output), cache
+
+    return Direct(reports_for_another)
 
 
-reports_for_another = hostile(Complete.attend)
-object.__setattr__(reports_for_another, "cls", type("reports_for_another", (_Reports,), {}))
+reports_for_another = _reporting()
 
 
 @hostile

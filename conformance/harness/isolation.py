@@ -9,12 +9,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.cuda import is_initialized, synchronize
 
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.plain import all_plain, clean
@@ -29,6 +28,8 @@ STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
 NO_HYPOTHESIS = nullcontext()
+# How the GPU is waited for; tests that have none put other functions here.
+GPU = SimpleNamespace(is_initialized=torch.cuda.is_initialized, synchronize=torch.cuda.synchronize)
 # What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
 STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
@@ -127,8 +128,8 @@ def gpu_is_lost() -> bool:
 
 def _wait_for_gpu() -> None:
     """Wait for the kernels that were started; the error of one that failed is raised here, and not in the next call."""
-    if is_initialized():
-        synchronize()
+    if GPU.is_initialized():
+        GPU.synchronize()
 
 
 @contextmanager
