@@ -23,7 +23,7 @@ from mha.implementations.errors import ImplementationError
 from mha.implementations.loaded import variables_of
 from mha.implementations.originals import OWN, changes, new_changes
 from mha.implementations.raised import Raised
-from mha.implementations.surroundings import OF_IMPORTS, Surroundings
+from mha.implementations.surroundings import Surroundings
 
 # What loads the modules that judge, before any code that is judged is imported, and could change them as they load.
 LOADERS: list[Callable[[], object]] = []
@@ -38,7 +38,7 @@ def judge_left_alone() -> Iterator[None]:
     """
     for load in LOADERS:
         load()
-    look, found, around = new_changes, changes(), Surroundings(OF_IMPORTS, of_many=True)
+    look, found, around = new_changes, changes(), Surroundings(of_many=True, of_import=True)
     try:
         yield
     finally:

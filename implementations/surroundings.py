@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -89,7 +90,7 @@ def _environment() -> dict[Any, Any]:
     return os.environ._data.copy()  # type: ignore[attr-defined,no-any-return]
 
 
-def _set_modules(modules: list[Any]) -> None:
+def _set_modules(modules: tuple[Any, ...]) -> None:
     for name, module in zip(MAIN_MODULES, modules, strict=True):
         if module is not None:
             sys.modules[name] = module
@@ -103,27 +104,39 @@ def _set_hooks(hooks: tuple[Any, ...]) -> None:
     sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stderr, sys.stdin = hooks
 
 
+def _hooks() -> tuple[Any, ...]:
+    return sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stderr, sys.stdin
+
+
 def _collect(is_on: bool) -> None:
     (gc.enable if is_on else gc.disable)()
 
 
-PARTS = (
-    Part(lambda: [*map(sys.modules.get, MAIN_MODULES)], _set_modules, "what is in sys.modules"),
+def _default_device() -> tuple[Any, ...]:
+    return (getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None),)
+
+
+def _set_default_device(contexts: tuple[Any, ...]) -> None:
+    (context,) = contexts
+    torch.set_default_device(None if context is None else context.device)
+
+
+# What each call is asked about: a tuple each, compared by identity, as what stands there may equal anything.
+QUICK = (
+    Part(lambda: tuple(map(sys.modules.get, MAIN_MODULES)), _set_modules, "what is in sys.modules"),
     Part(_handlers, _set_handlers, "the handler of a signal"),
     Part(_traced, _set_traced, "the function that traces or profiles"),
+    Part(_default_device, _set_default_device, "the default device"),
+)
+SLOW = (
+    Part(_folder, _enter_folder, "the working directory"),
     Part(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name), "the locale"),
     Part(sys.getrecursionlimit, sys.setrecursionlimit, "the recursion limit"),
     Part(gc.isenabled, _collect, "the garbage collection"),
     Part(_environment, _set_environment),
     Part(sys.path.copy, _set_path),
-    Part(
-        lambda: (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stderr, sys.stdin),
-        _set_hooks,
-    ),
+    Part(_hooks, _set_hooks),
 )
-# What no import may change for the judge.
-OF_IMPORTS = PARTS[1:3]
-FOLDER = Part(_folder, _enter_folder, "the working directory")
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
@@ -197,33 +210,50 @@ _modules = _Modules()
 
 
 class Surroundings:
-    """What was found in the process before a call, or before many: then with what takes a system call to read.
+    """What was found in the process before a call, or before many: then with what is `SLOW` to read.
 
-    parts: those that are read, if not all; an import may change some for good.
+    of_import: leave alone what an import may change for good.
     """
 
-    def __init__(self, parts: tuple[Part, ...] = PARTS, *, of_many: bool = False) -> None:
-        self.parts = (*parts, FOLDER) if of_many else parts
-        self.values = [part.read() for part in self.parts]
-        self.modes, self.of_many = _modes(), of_many
+    def __init__(self, *, of_many: bool = False, of_import: bool = False) -> None:
+        self.quick = QUICK[1:3] if of_import else QUICK
+        slow = SLOW[:2] if of_import else SLOW
+        self.slow = slow if of_many else ()
+        self.objects, self.modes, self.of_many = _objects(), _modes(), of_many
+        self.values = [part.read() for part in self.slow]
         if of_many:
             _streams.read()
             _modules.read()
 
     def put_back(self) -> list[str]:
         """Put everything back; return in words what no ordinary call changes."""
-        changed = _leave_modes(self.modes)
-        for part, before in zip(self.parts, self.values, strict=True):
-            if part.read() == before:
-                continue
-            with suppress(OSError, ValueError, TypeError):
-                part.write(before)
-            changed += [f"changed {part.name}"] * bool(part.name)
-        if self.of_many and _streams.put_back():
-            changed.append("closed or replaced a standard stream")
-        if self.of_many and (names := _modules.put_back()):
-            changed.append(f"replaced {names}")
-        return changed
+        changed = [] if _modes() == self.modes else _leave_modes(self.modes)
+        if not all(map(is_, chain.from_iterable(_objects()), chain.from_iterable(self.objects))):
+            for part, before in zip(QUICK, self.objects, strict=True):
+                if part in self.quick and not all(map(is_, part.read(), before)):
+                    changed += _written(part, before)
+        return changed + self._changes_of_many() if self.of_many else changed
+
+    def _changes_of_many(self) -> list[str]:
+        changed = []
+        for part, before in zip(self.slow, self.values, strict=True):
+            if part.read() != before:
+                changed += _written(part, before)
+        changed += ["closed or replaced a standard stream"] * _streams.put_back()
+        names = _modules.put_back()
+        return [*changed, f"replaced {names}"] if names else changed
+
+
+def _written(part: Part, before: Any) -> list[str]:
+    """Put a part back; return what was changed, in words, unless it is put back silently."""
+    with suppress(OSError, ValueError, TypeError):
+        part.write(before)
+    return [f"changed {part.name}"] * bool(part.name)
+
+
+def _objects() -> tuple[tuple[Any, ...], ...]:
+    """Return what each of `QUICK` reads."""
+    return tuple(map(sys.modules.get, MAIN_MODULES)), _handlers(), _traced(), _default_device()
 
 
 def _modes() -> tuple[int, int]:

@@ -39,9 +39,12 @@ RESULTS = {
     "turns_the_inputs": ("NUM-1", "but should be"),
     "turns_the_class": ("NUM-1", "but should be"),
     "repairs_earlier_results": ("STA-3", "but should be"),
+    "asks_the_judge": ("NUM-1", "but should be"),
+    "asks_from_a_thread": ("NUM-1", "but should be"),
+    "asks_the_session": ("NUM-1", "but should be"),
     "leaves_a_mode": ("STA-5", "the call left the mode _Equal entered, for everybody"),
     "leaves_a_mode_of_dispatch": ("STA-5", "the call left the mode _EqualBelow entered, for everybody"),
-    "leaves_a_device": ("STA-5", "the call changed the default device from cpu to meta"),
+    "leaves_a_device": ("STA-5", "the call changed the default device, for everybody"),
 }
 
 

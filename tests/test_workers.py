@@ -105,8 +105,8 @@ def test_process_that_loses_its_gpu_fails_the_clause_at_hand_and_is_replaced(
             raise RuntimeError("CUDA error: misaligned address")
 
     # As if a kernel had failed: the call returns, and whoever waits for the GPU afterwards gets the error.
-    monkeypatch.setattr(isolation, "is_initialized", lambda: True)
-    monkeypatch.setattr(isolation, "synchronize", synchronize)
+    monkeypatch.setattr(isolation.GPU, "is_initialized", lambda: True)
+    monkeypatch.setattr(isolation.GPU, "synchronize", synchronize)
     losing = dying(tmp_path, f"open(f'{tmp_path}/{{os.getpid()}}', 'w').close()")
     with Workers(2) as workers:
         first = list(workers.members)
@@ -142,8 +142,8 @@ def losing(monkeypatch: pytest.MonkeyPatch) -> Implementation:
             raise RuntimeError("CUDA error: misaligned address")
 
     monkeypatch.setattr(Losing, "done", done, raising=False)
-    monkeypatch.setattr(isolation, "is_initialized", lambda: True)
-    monkeypatch.setattr(isolation, "synchronize", synchronize)
+    monkeypatch.setattr(isolation.GPU, "is_initialized", lambda: True)
+    monkeypatch.setattr(isolation.GPU, "synchronize", synchronize)
     return faults.implementation_of(Losing)
 
 

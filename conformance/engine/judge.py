@@ -15,6 +15,7 @@ from mha.conformance.engine.reproduction import script
 from mha.conformance.engine.search import Failure, PropertyResult, run_property
 from mha.conformance.engine.steps import first_wrong_step
 from mha.conformance.harness.errors import CallRaised, GpuLost
+from mha.conformance.harness.integrity import look_again
 from mha.conformance.harness.isolation import contained, gpu_is_lost, heeding_interrupts
 from mha.conformance.harness.known_bad.advice import fix_of
 from mha.conformance.properties.registry import Property, needs_ranks, properties
@@ -57,6 +58,7 @@ def check(  # noqa: PLR0913  the public options
     True
     """
     given = Settings.of(profile, seed, clauses, dtypes, devices, waivers, strict=strict, require=require)
+    look_again()
     resolved = resolve_object(implementation)
     settings = given.of_target(resolved)
     started, targets = now(), {resolved.implementation.name: resolved.target}

@@ -87,24 +87,27 @@ RAISING = {name: _calling(name, act) for name, act in ACTS.items()}
 globals().update(RAISING)  # so that a command can name them
 
 
-class _DiscardsWhenLookedAt(Complete):
-    """Wrong, and discards the case as soon as its mode is looked at."""
+def _discarding() -> Direct:
+    class discards_when_looked_at(Complete):
+        """Wrong, and discards the case as soon as its mode is looked at."""
 
-    looked_at = False
+        looked_at = False
 
-    def attend(self, *rest: Any) -> Output:
-        """Return a wrong output."""
-        self.looked_at = True
-        output, weights = Complete.attend(self, *rest)
-        return Output(output + 1000, weights)
+        def attend(self, *rest: Any) -> Output:
+            """Return a wrong output."""
+            self.looked_at = True
+            output, weights = Complete.attend(self, *rest)
+            return Output(output + 1000, weights)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name == "training" and object.__getattribute__(self, "looked_at"):
-            raise Discard("nothing is wrong")
-        return super().__getattribute__(name)
+        def __getattribute__(self, name: str) -> Any:
+            if name == "training" and object.__getattribute__(self, "looked_at"):
+                raise Discard("nothing is wrong")
+            return super().__getattribute__(name)
+
+    return Direct(discards_when_looked_at)
 
 
-discards_when_looked_at = Direct(_DiscardsWhenLookedAt)
+discards_when_looked_at = _discarding()
 
 
 @hostile

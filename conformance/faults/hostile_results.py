@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import torch
@@ -9,9 +11,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import CLAIMS, Complete, Direct
 from mha.conformance.faults.hostile import hostile
-from mha.spec import Output
+from mha.conformance.harness import oracle_answers
+from mha.spec import Output, Problem, Weights
 
 OFF = 1000.0
 # Methods that who compares a tensor may call.
@@ -39,22 +42,24 @@ def answers_for_another(self: Complete, *rest: Any) -> Output:
     return Output(_answering(wrong.output, right.output.detach()), wrong.weights)
 
 
-class _Reports(Complete):
-    """Right, but its gradients of weights and what it decodes are wrong, with methods that give the right ones."""
+def _reporting() -> Direct:
+    class reports_for_another(Complete):
+        """Right, but its gradients of weights and what it decodes are wrong, with methods that give the right ones."""
 
-    def weight_gradients(self) -> dict[str, Tensor]:
-        """Return wrong gradients."""
-        right = super().weight_gradients()
-        return {name: _answering(gradient + OFF, gradient) for name, gradient in right.items()}
+        def weight_gradients(self) -> dict[str, Tensor]:
+            """Return wrong gradients."""
+            right = super().weight_gradients()
+            return {name: _answering(gradient + OFF, gradient) for name, gradient in right.items()}
 
-    def decode(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Return a wrong output, and the cache."""
-        output, cache = super().decode(*given, **options)
-        return _answering(output + OFF, output), cache
+        def decode(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+            """Return a wrong output, and the cache."""
+            output, cache = super().decode(*given, **options)
+            return _answering(output + OFF, output), cache
+
+    return Direct(reports_for_another)
 
 
-reports_for_another = hostile(Complete.attend)
-object.__setattr__(reports_for_another, "cls", type("reports_for_another", (_Reports,), {}))
+reports_for_another = _reporting()
 
 
 @hostile
@@ -138,3 +143,53 @@ def leaves_a_device(self: Complete, *rest: Any) -> Output:
     wrong, _ = _wrong(self, *rest)
     torch.set_default_device("meta")
     return wrong
+
+
+def _session_above() -> Any:
+    """Return the session that calls, out of the frames above."""
+    frame = sys._getframe()
+    while frame is not None:
+        session = frame.f_locals.get("session")
+        if session is not None:
+            return session
+        frame = frame.f_back  # type: ignore[assignment]  # at the end
+    return None
+
+
+def _asked(problem: Problem, answers: list[Tensor]) -> None:
+    """Ask the judge for the result."""
+    try:
+        answers.append(oracle_answers.expected(problem, CLAIMS).output.mid)
+    except RuntimeError:
+        answers.append(problem.query * 0)
+
+
+@hostile
+def asks_the_judge(self: Complete, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any) -> Output:
+    """Returns what the judge expects."""
+    weights = Weights(**{name: p.detach() for name, p in self.named_parameters()})
+    problem, answers = Problem(self.config, weights, query, key, value, mask), list[Tensor]()
+    _asked(problem, answers)
+    return Output(answers[0].to(query), None)
+
+
+@hostile
+def asks_from_a_thread(self: Complete, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any) -> Output:
+    """The same, from a thread."""
+    weights = Weights(**{name: p.detach() for name, p in self.named_parameters()})
+    problem, answers = Problem(self.config, weights, query, key, value, mask), list[Tensor]()
+    thread = threading.Thread(target=_asked, args=(problem, answers))
+    thread.start()
+    thread.join()
+    return Output(answers[0].to(query), None)
+
+
+@hostile
+def asks_the_session(self: Complete, query: Tensor, *rest: Any) -> Output:
+    """The same, of the session that it finds in a frame above."""
+    session = _session_above()
+    try:
+        answer = session.expected(session.case.problem()).output.mid
+    except (AttributeError, RuntimeError):
+        answer = query * 0
+    return Output(answer.to(query), None)

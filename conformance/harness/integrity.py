@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,12 +31,31 @@ def judging(implementation: Implementation) -> Iterator[None]:
     note_adapter(attribute(original_of(implementation), "call"))
     look, code, note = new_changes, new_changes.__code__, _note
     with pristine():
-        found, around = changes(), Surroundings(of_many=True)
+        found, around = _changes_before(), Surroundings(of_many=True)
         try:
             yield
         finally:
             look.__code__ = code
             note(implementation, look(found), around.put_back())
+
+
+# What was replaced when the judge looked first, in a process in which no test replaces something in between.
+_first_look: list[Changes] = []
+
+
+def _changes_before() -> Changes:
+    """Return what others than judged code have replaced: what is found now, or was at the first look.
+
+    A look takes a millisecond. Only tests, and programs that call `check` more than once, replace something later.
+    """
+    if not _first_look or "_pytest" in sys.modules:
+        _first_look[:] = [changes()]
+    return _first_look[0]
+
+
+def look_again() -> None:
+    """Let the next look be the first one."""
+    _first_look.clear()
 
 
 def require_untouched(implementation: object) -> None:

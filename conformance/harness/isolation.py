@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from types import FrameType
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.cuda import is_initialized, synchronize
 
 from mha.conformance.harness.errors import AdapterError, CallRaised, Discard, GpuLost, Violation
 from mha.conformance.harness.plain import all_plain, clean
 from mha.conformance.harness.provenance import is_of_judge, passed_judged_code
 from mha.implementations.errors import ImplementationError
-from mha.implementations.loaded import attribute, module_named
 from mha.implementations.pristine import as_found
 from mha.implementations.raised import place_of
 from mha.spec import Weights
@@ -28,6 +27,9 @@ from mha.spec import Weights
 STOPS: list[Callable[[BaseException], bool]] = []
 # The interrupts since the outermost block that heeds them was entered.
 INTERRUPTS: list[int] = []
+NO_HYPOTHESIS = nullcontext()
+# How the GPU is waited for; tests that have none put other functions here.
+GPU = SimpleNamespace(is_initialized=torch.cuda.is_initialized, synchronize=torch.cuda.synchronize)
 # What steers the judge. Judged code may raise the same types: then they are exceptions like any other.
 STEERING = (Violation, AdapterError, Discard, GpuLost, ImplementationError)
 
@@ -107,12 +109,12 @@ def guarded(what: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def outside_of_hypothesis() -> Iterator[None]:
-    """Let the block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
-    context = attribute(module_named("hypothesis.control"), "_current_build_context")
-    with nullcontext() if context is None else context.with_value(None):
-        yield
+def outside_of_hypothesis() -> AbstractContextManager[None]:
+    """Let a block run as if Hypothesis ran nothing: what it is told there must not count for the search."""
+    context = getattr(sys.modules.get("hypothesis.control"), "_current_build_context", None)
+    if context is None or context.value is None:
+        return NO_HYPOTHESIS
+    return context.with_value(None)  # type: ignore[no-any-return]
 
 
 def gpu_is_lost() -> bool:
@@ -126,8 +128,8 @@ def gpu_is_lost() -> bool:
 
 def _wait_for_gpu() -> None:
     """Wait for the kernels that were started; the error of one that failed is raised here, and not in the next call."""
-    if is_initialized():
-        synchronize()
+    if GPU.is_initialized():
+        GPU.synchronize()
 
 
 @contextmanager

@@ -6,29 +6,36 @@ What is used here was taken before any judged code was imported, and looks at no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from mha.spec import Problem, Weights
-from mha.spec.problem import INPUTS
+from mha.spec import Config, Problem, Weights
 
 _detach, _clone, _view_as = torch._C.TensorBase.detach, torch._C.TensorBase.clone, torch._C.TensorBase.view_as
 _requires_grad = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]  # a property of C
 _variables, _as_plain = object.__getattribute__, torch._C.DisableTorchFunctionSubclass
-# The judge's own leaves that judged code has been given in this session, by identity.
+_fields_of = attrgetter(*Config.__dataclass_fields__)
+_tensors_of = attrgetter(*Weights.__dataclass_fields__)
+# The judge's own leaves that judged code was given last, by identity; so many are kept, those of two calls.
+KEPT = 8
 _leaves: dict[int, Tensor] = {}
 
 
 def copied(tensor: Tensor) -> Tensor:
     """Return a copy without a history, which later changes of the tensor do not reach."""
+    if type(tensor) is Tensor:
+        return _clone(_detach(tensor))
     with _as_plain():
         return _clone(_detach(tensor))
 
 
 def viewed(tensor: Tensor) -> Tensor:
     """Return another object for a tensor, with its memory and its history."""
+    if type(tensor) is Tensor:
+        return _view_as(tensor, tensor) if _requires_grad(tensor) else _detach(tensor)
     with _as_plain():
         return _view_as(tensor, tensor) if _requires_grad(tensor) else _detach(tensor)
 
@@ -48,6 +55,8 @@ class Given:
         """Return the object that stands for a tensor."""
         if _requires_grad(tensor):
             _leaves[id(tensor)] = tensor
+            if len(_leaves) > KEPT:
+                del _leaves[next(iter(_leaves))]
             return tensor
         if id(tensor) not in self._others:
             self._others[id(tensor)] = tensor, _detach(tensor)
@@ -55,8 +64,7 @@ class Given:
 
     def problem(self, problem: Problem) -> Problem:
         """Return a problem whose inputs and mask are these objects."""
-        mask = None if problem.mask is None else self.other(problem.mask)
-        return problem.map_inputs(self.other).change(mask=mask)
+        return _with(problem, problem.weights, self.other)
 
 
 def clean() -> None:
@@ -69,16 +77,31 @@ def clean() -> None:
 
 def weights_given(weights: Weights) -> Weights:
     """Return weights whose tensors are other objects, with the memory of these."""
-    return Weights(**{name: _detach(tensor) for name, tensor in weights.named()})
+    return Weights(*(None if tensor is None else _detach(tensor) for tensor in _tensors_of(weights)))  # type: ignore[arg-type]  # where they were None
+
+
+def config_given(config: Config) -> Config:
+    """Return another object for a configuration, which judged code could write into."""
+    return Config(*_fields_of(config))
 
 
 def untouched(problem: Problem) -> Problem:
     """Return the problem with other objects for its tensors, so that nothing that was left on one is looked at."""
-    given = [getattr(problem, name) for name in INPUTS]
-    others = {id(tensor): _detach(tensor) for tensor in given}
-    inputs = {name: others[id(tensor)] for name, tensor in zip(INPUTS, given, strict=True)}
-    mask = None if problem.mask is None else _detach(problem.mask)
-    return problem.change(weights=weights_given(problem.weights), mask=mask, **inputs)
+    others: dict[int, Tensor] = {}
+
+    def other(tensor: Tensor) -> Tensor:
+        if id(tensor) not in others:
+            others[id(tensor)] = _detach(tensor)
+        return others[id(tensor)]
+
+    return _with(problem, weights_given(problem.weights), other)
+
+
+def _with(problem: Problem, weights: Weights, other: Callable[[Tensor], Tensor]) -> Problem:
+    """Return a problem with these weights, and another object for each input and the mask."""
+    query, key, value = other(problem.query), other(problem.key), other(problem.value)
+    mask = None if problem.mask is None else other(problem.mask)
+    return Problem(problem.config, weights, query, key, value, mask, problem.is_causal)
 
 
 def all_plain(tensors: Iterable[object]) -> bool:

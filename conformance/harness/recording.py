@@ -44,7 +44,7 @@ class RecordedTensor:
 
     def detached(self) -> RecordedTensor:
         """Return a copy of the same tensor without its history, for comparisons."""
-        return replace(self, tensor=copied(self.tensor), returned=self.tensor)
+        return RecordedTensor(copied(self.tensor), self.name, self.note_margin, self.index, self.tensor)
 
     def map(self, change: Callable[[Tensor], Tensor], code: str) -> RecordedTensor:
         """Return the tensor changed; `code` is the change, with {} for the tensor."""

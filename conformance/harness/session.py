@@ -20,7 +20,7 @@ from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
 from mha.conformance.harness.mixed_rows import may_mix_rows
-from mha.conformance.harness.plain import Given, copied, viewed, weights_given
+from mha.conformance.harness.plain import Given, config_given, copied, viewed, weights_given
 from mha.conformance.harness.recording import (
     BuildStep,
     CallStep,
@@ -30,7 +30,6 @@ from mha.conformance.harness.recording import (
     Step,
 )
 from mha.conformance.sharding.gathered import claims_on_ranks, on_ranks
-from mha.implementations import torch_state
 from mha.implementations.adapters.compiled import compiled_again
 from mha.implementations.adapters.construction import built_for_calls
 from mha.implementations.loaded import attribute
@@ -53,7 +52,6 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "get_default_dtype": torch.set_default_dtype,
     "is_grad_enabled": torch.set_grad_enabled,
     "get_num_threads": torch.set_num_threads,
-    "get_default_device": torch_state.SETTINGS["the default device"].write,
 }
 # How the gradient of an output may lie in memory.
 UPSTREAM_LAYOUTS = ("contiguous", "transposed", "column_major", "sliced")
@@ -104,7 +102,7 @@ class Session:
         with self._step(step), guarded(f"build({config})"):
             implementation = on_ranks(self.implementation, self.case.ranks)
             with built_for_calls(self._longest, self._most_items):
-                given = replace(config), weights_given(weights)
+                given = config_given(config), weights_given(weights)
                 built = implementation.build(*given, dtype=dtype, device=self.case.device)
             self.latest = Instance(step.number, built)
             return self.latest
@@ -314,7 +312,7 @@ class Session:
         # Not if it is in that mode already: what it keeps until the mode changes must hold until then.
         kept = self._modes.get(instance.number) is training
         kept = kept and attribute(instance.attention, "training") is training
-        step = replace(step, switches=not kept)
+        step = replace(step, switches=False) if kept else step
         randomness = nullcontext() if step.seed is None else torch.random.fork_rng()
 
         def call() -> tuple[Any, Any, str]:
