@@ -13,16 +13,13 @@ from mha.implementations.adapters.construction import SIZES, assumed_arguments, 
 from mha.implementations.adapters.constructor_names import BIAS_ROLES, causal_flags
 from mha.implementations.adapters.loading import ParameterPath
 from mha.implementations.adapters.names import INPUT_NAMES, NEUTRAL_MEANING, PAIRED
-from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
+from mha.implementations.inference.unused import unused_options
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
-# What constructors take beside sizes, each with the claim that trial runs may have added for it.
-NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout", "output_dropout": "dropout"}
-NOT_TESTED |= {"n_kv_heads": "grouped_query", "kdim": "kv_widths", "vdim": "kv_widths"}
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
 # Arguments that are the same in every configuration.
 CONSTANTS = {"max_length": "longest input", "max_batch": "largest batch", "causal": "False"}
@@ -352,55 +349,3 @@ def _weights(candidate: Candidate) -> str:
         at = candidate.weights_at
         return f"per head, on the attribute {at}" if isinstance(at, str) else "returned per head"
     return f"not returned {candidate.beside}".rstrip()
-
-
-def unused_options(candidate: Candidate, arguments: Mapping[str, str]) -> list[str]:
-    """Return the calls that are not made, and the options of `forward` and of the constructor that no call uses."""
-    signature, parameters, used = candidate.signature, candidate.forward_parameters, _used_options(candidate)
-    used |= {*signature.others, *(parameter.name for parameter in required_inputs(parameters))}
-    unused = [name for name, p in parameters.items() if p.default is not p.empty and name not in used]
-    unused += [f"{name}=None" for name in signature.others if name not in NEUTRAL_MEANING]
-    unused += [name for name, field in arguments.items() if not _tested(candidate, field, arguments)]
-    unused = [name for name in unused if name != candidate.idle_flag]
-    return _never_called(candidate) + unused + _defaults(candidate, {*arguments, *parameters})
-
-
-def _never_called(candidate: Candidate) -> list[str]:
-    """Return what a causal flag, or a mask or memory that is left out, might mean, and no call shows."""
-    always = candidate.may_leave_out_memory and not candidate.memory_optional
-    never = [f"calls without {candidate.signature.memory}"] if always else []
-    never += [f"{candidate.idle_flag} (has no effect)"] if candidate.idle_flag else []
-    if candidate.causal_by_default and candidate.cross_attention:
-        never.append("calls without a mask that are not causal")
-    never += [candidate.left_out] if candidate.left_out else []
-    return never
-
-
-def _used_options(candidate: Candidate) -> set[str | None]:
-    signature = candidate.signature
-    used = {*signature.inputs, signature.padding, signature.is_causal, signature.need_weights, signature.average}
-    if candidate.mask:
-        used |= {signature.mask, candidate.mask_alone}
-    if candidate.hides_queries:
-        used.add(signature.mask)
-    if candidate.cross_attention:
-        used.add(signature.memory)
-    return used
-
-
-def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
-    """Return the options of the constructor that keep their defaults, except these; a switch with its other value."""
-    known |= {*candidate.keywords}
-    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    options = candidate.constructor_parameters.items()
-    kept = [(name, p.default) for name, p in options if name not in known and p.kind in kinds and name[0] != "_"]
-    values = [(name, not default if isinstance(default, bool) else default) for name, default in kept]
-    return [f"{name}={value!r}" for name, value in values if value is not inspect.Parameter.empty]
-
-
-def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
-    dropout = candidate.claims.get("dropout", False)
-    of_output = dropout in ("output", "both")
-    of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout in (True, "both")
-    claimed = {"dropout": of_either, "output_dropout": of_output}
-    return field not in NOT_TESTED or claimed.get(field, NOT_TESTED[field] in candidate.claims)

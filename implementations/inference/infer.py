@@ -31,7 +31,7 @@ from mha.implementations.inference.candidate import Candidate, may_need_a_gpu, o
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.causal_flags import not_causal, with_idle_constructor_flag
 from mha.implementations.inference.declaration import declaration_of
-from mha.implementations.inference.describe import WIDTH, Row, rows_of, table, unused_options
+from mha.implementations.inference.describe import WIDTH, Row, rows_of, table
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.masks import with_masks, with_required_mask
 from mha.implementations.inference.nearest import (
@@ -57,6 +57,7 @@ from mha.implementations.inference.refusals import refusal
 from mha.implementations.inference.scope import require_plain, without_window
 from mha.implementations.inference.self_attention import find_self_attention
 from mha.implementations.inference.sizes import claim_more_lengths, find_longest, find_widths, in_whole_tiles
+from mha.implementations.inference.unused import unused_options
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.torch_state import threads
 from mha.spec import Weights

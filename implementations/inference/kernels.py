@@ -27,7 +27,7 @@ from mha.implementations.inference.candidate import Candidate, Kind, may_need_a_
 from mha.implementations.inference.causal import find_causal
 from mha.implementations.inference.causal_flags import with_idle_constructor_flag
 from mha.implementations.inference.declaration import declaration_of
-from mha.implementations.inference.describe import Row, shared_rows, unused_options
+from mha.implementations.inference.describe import Row, shared_rows
 from mha.implementations.inference.empty_rows import find_empty_row
 from mha.implementations.inference.infer import Inference
 from mha.implementations.inference.kernel_forms import PACKED_INPUTS, code_of, require_inputs, required_names
@@ -38,6 +38,7 @@ from mha.implementations.inference.probes import FEW_DTYPES, GENERAL, Probe, is_
 from mha.implementations.inference.projections import ParameterMap, Unclear, Undeclarable
 from mha.implementations.inference.refusals import calls_raise
 from mha.implementations.inference.sizes import PATIENCE, TILES, claim_more_sizes, find_widths, in_few_sizes
+from mha.implementations.inference.unused import unused_options
 from mha.implementations.pristine import as_found, pristine
 from mha.implementations.raised import main_one
 from mha.implementations.torch_state import threads
