@@ -1,5 +1,8 @@
 """The errors of finding, loading and adapting implementations."""
 
+# What code does that raises KeyboardInterrupt by itself.
+INTERRUPTED = "it raised KeyboardInterrupt, as if someone had stopped the run"
+
 
 class ImplementationError(ValueError):
     """An implementation cannot be found, loaded or adapted; the message says what was expected and what to do.

@@ -19,7 +19,7 @@ from typing import NoReturn
 from torch import nn
 
 from mha.implementations.clock import CLOCK
-from mha.implementations.errors import ImplementationError
+from mha.implementations.errors import INTERRUPTED, ImplementationError
 from mha.implementations.loaded import variables_of
 from mha.implementations.originals import OWN, changes, new_changes
 from mha.implementations.raised import Raised
@@ -184,7 +184,8 @@ def _said_if_slow(what: str) -> Iterator[None]:
 def _own_interrupts_only() -> Iterator[None]:
     """Let through what Ctrl-C raises, but no interrupt of the code; end the block after `PATIENCE`."""
     previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.default_int_handler or current_thread() is not main_thread():
+    is_ignored = previous is signal.SIG_IGN  # as in the background of a shell
+    if not (is_ignored or previous is signal.default_int_handler) or current_thread() is not main_thread():
         yield
         return
     interrupts, late = list[int](), list[bool]()
@@ -192,6 +193,8 @@ def _own_interrupts_only() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if late:
             raise ImplementationError(f"it took longer than {PATIENCE:g} s to load")
+        if is_ignored:
+            return
         interrupts.append(number)
         raise KeyboardInterrupt
 
@@ -208,8 +211,7 @@ def _own_interrupts_only() -> Iterator[None]:
     except KeyboardInterrupt:
         if interrupts:
             raise
-        reason = "it raised KeyboardInterrupt, as if someone had stopped the run"
-        raise ImplementationError(reason) from None
+        raise ImplementationError(INTERRUPTED) from None
     finally:
         timer.cancel()
         signal.signal(signal.SIGINT, previous)

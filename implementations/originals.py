@@ -216,7 +216,7 @@ class _Flat:
     """
 
     def __init__(self, watched: Watched) -> None:
-        self.watched, self.count = watched, (0, 0)
+        self.watched, self.count = watched, (-1, -1)
         self.whole: list[Mapping[Any, Any]] = []
         self.sizes: list[int] = []
         self.values: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from mha.conformance.engine.sensitivity import Sensitivity
 
 # The tests use all cores by themselves, and change the judge of their own process.
 os.environ["MHA_JOBS"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -196,7 +196,7 @@ def test_run_in_which_nothing_is_judged_has_status_2() -> None:
     assert last.startswith("mha: exit status 2: nothing was judged: needs the claim "), done.stdout
 
 
-# Its parameters have other names for other numbers of heads than that of the first look.
+# It lacks a layer for other numbers of heads than that of the first look.
 BROKEN = """\
 import torch
 from mha.implementations import from_module
@@ -207,7 +207,7 @@ class Broken(MinimalAttention):
     def __init__(self, d_model, n_heads):
         super().__init__(d_model, n_heads)
         if n_heads != 2:
-            self.w_q = torch.nn.Parameter(torch.zeros(1, 7))
+            del self.q
 
 names = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o"}
 implementation = from_module(Broken, name="broken", parameters=names, claims=Claims(returns_weights=False))
@@ -221,7 +221,7 @@ def test_last_lines_say_why_the_judge_failed(tmp_path: Path) -> None:
     last = done.stdout.splitlines()[-2]
     reason = "the judge or an adapter failed (harness error) on SHP-1 of broken: "
     assert last.startswith(f"mha: exit status 2: {reason}"), done.stdout
-    assert "w_q" in last
+    assert "the module has no 'q'" in last
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

@@ -16,7 +16,7 @@ from mha.conformance import check
 from mha.conformance.campaign.folder import Folder, Stamp
 from mha.conformance.campaign.plan import Campaign, Plan
 from mha.conformance.campaign.run import RunOptions, RunState, run_campaign
-from mha.conformance.cli.app import _default_jobs, app
+from mha.conformance.cli.app import _jobs, app
 from mha.conformance.cli.bench import BenchOptions
 from mha.conformance.engine import workers
 from mha.conformance.project import PROFILE_NAMES, read_project
@@ -305,9 +305,10 @@ def test_table_of_the_docs_can_be_read() -> None:
 
 def test_few_processes_share_the_gpu_of_a_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "cores", lambda: 8)
-    assert _default_jobs(None) == 8
+    assert _jobs(0, None, few=False) == 8
     write('[tool.mha]\ndevice = "cuda"\n')
-    assert _default_jobs(None) == _default_jobs(["cpu"]) == 4
+    assert _jobs(0, None, few=False) == _jobs(0, ["cpu"], few=False) == 4
+    assert _jobs(0, None, few=True) == 1
 
 
 OF_CAMPAIGN = """\

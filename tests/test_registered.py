@@ -98,6 +98,13 @@ def test_each_that_cannot_be_loaded_is_found_with_its_reason(plugins: Path) -> N
         check("all", "quick", clauses="SHP-1")
 
 
+def test_interrupt_of_code_ends_nothing_where_ctrl_c_is_ignored(plugins: Path) -> None:
+    command = f"trap '' INT; {sys.executable} -m mha.conformance check my_interrupts:x"
+    done = subprocess.run(["bash", "-c", command], cwd=plugins, capture_output=True, text=True)
+    assert done.returncode == 2, done
+    assert "it raised KeyboardInterrupt, as if someone had stopped the run" in done.stderr
+
+
 def test_claims_that_raise_are_an_error_in_one_line(plugins: Path) -> None:
     for target in ("my_claimless", "my_claimless:x", f"{plugins}/my_claimless.py:x"):
         with pytest.raises(ImplementationError, match=r"cannot be used: .*RuntimeError: no claims") as error:

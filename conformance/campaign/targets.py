@@ -76,14 +76,19 @@ def find_all(targets: Collection[str], memory: float) -> Targets:
     cannot be used; of what "all" names, that is no error.
     """
     named = [(each, target == "all") for target in targets for each in _expanded(target)]
+    # In this thread: what an import replaces is found by looking before and after it.
+    found = {target: find(target) for target, _ in named if place_of(target).startswith(OURS)}
+    others = [target for target, _ in named if target not in found]
     running = Processes()
     with ThreadPoolExecutor(min(4, all_cores())) as threads:
         try:
-            found = list(threads.map(lambda each: _find_apart(each[0], memory, running), named))
+            apart = threads.map(lambda target: _find_apart(target, memory, running), others)
+            found |= zip(others, apart, strict=True)
         finally:
             running.kill()
     resolved, sources, unavailable = [], {}, []
-    for (target, is_optional), each in zip(named, found, strict=True):
+    for target, is_optional in named:
+        each = found[target]
         if each.resolved:
             resolved.append(each.resolved)
             sources[target] = each.sources
@@ -104,9 +109,7 @@ def _expanded(target: str) -> list[str]:
 
 
 def _find_apart(target: str, memory: float, running: Processes) -> Found:
-    """Find what a target names; what is not ours, by a process that may crash, hang or exit."""
-    if place_of(target).startswith(OURS):
-        return find(target)
+    """Find what a target names by a process that may crash, hang or exit."""
     process = Supervised(COMMAND, START)
     answer: dict[str, Any] = {}
     try:

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mha.conformance.engine.watch import TIMES_SIZE
 from mha.implementations.clock import CLOCK
+from mha.implementations.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from mha.implementations import Resolved
@@ -140,8 +141,9 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
                 broken |= found.broken
                 notes += found.notes
             chosen = by_name(resolved)
-        except ValueError as error:
-            say({"error": str(error)})
+        except (ValueError, KeyboardInterrupt) as error:  # no Ctrl-C reaches this process
+            reason = str(error) if isinstance(error, ValueError) else f"{target!r} cannot be used: {INTERRUPTED}"
+            say({"error": reason})
             return None
     known = {"found": subjects.written(list(chosen.values())), "broken": broken, "notes": notes}
     say(known | {"torch_changes": torch_changes()})

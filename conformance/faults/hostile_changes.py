@@ -194,3 +194,6 @@ SAID = {
     _changes_the_recursion_limit: "changed the recursion limit",
 }
 CHANGING = {act.__name__.removeprefix("_"): (_changing(act.__name__[1:], act), said) for act, said in SAID.items()}
+globals().update(
+    {name: implementation for name, (implementation, _) in CHANGING.items()}
+)  # so that a command can name them
