@@ -185,7 +185,7 @@ class _Remembers(Complete):
         return result
 
 
-@fault("NUM-1", script_shows=False, trigger="a second call")
+@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
 class ResultsByIdentity(_Remembers):
     """An earlier result is returned for a query with the same `id`."""
 
@@ -193,7 +193,7 @@ class ResultsByIdentity(_Remembers):
         return id(x)
 
 
-@fault("NUM-1", script_shows=False, trigger="a second call")
+@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
 class ResultsByAddress(_Remembers):
     """An earlier result is returned for a query at the same address."""
 
