@@ -40,7 +40,6 @@ BASES = {
     "SequenceParallel",
     "SoftmaxOfInfinity",
     "WeightsAndOutputDropped",
-    "_Remembers",
 }
 
 

@@ -169,38 +169,6 @@ class TiresOfAll(Complete):
         return super().score(q, k) * (1.0 if len(self.calls) <= 20 else 1.1)
 
 
-class _Remembers(Complete):
-    """Returns the earlier result, of any module, for a query with the same `key_of`."""
-
-    kept: ClassVar[dict[Any, Any]] = {}
-
-    def key_of(self, x: Tensor) -> int:
-        raise NotImplementedError
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
-        asked = type(self), self.key_of(query), query.shape, key.shape, rest[-1]
-        result = self.kept.get(asked)
-        if result is None or result.output.dtype != query.dtype:
-            result = self.kept[asked] = super().attend(query, key, value, *rest)
-        return result
-
-
-@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
-class ResultsByIdentity(_Remembers):
-    """An earlier result is returned for a query with the same `id`."""
-
-    def key_of(self, x: Tensor) -> int:
-        return id(x)
-
-
-@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
-class ResultsByAddress(_Remembers):
-    """An earlier result is returned for a query at the same address."""
-
-    def key_of(self, x: Tensor) -> int:
-        return x.data_ptr()
-
-
 @fault(
     "NUM-1", caught_by="results_on_several_threads_are_within_the_bound", script_shows=False, trigger="several threads"
 )

@@ -1,10 +1,10 @@
-"""Faults that STA must catch, except STA-3 and STA-4: changed inputs, aliased results, global state."""
+"""Faults that STA must catch, except most of STA-3 and STA-4: changed inputs, aliased results, global state."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -221,3 +221,28 @@ class MaskStashed(Complete):
         self.mask = mask
         time.sleep(1e-4)
         return super().attend(query, key, value, self.mask, *rest)
+
+
+@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
+class ResultsByAddress(Complete):
+    """An earlier result is returned for a query at the same address."""
+
+    kept: ClassVar[dict[Any, Any]] = {}
+
+    def key_of(self, query: Tensor) -> int:
+        return query.data_ptr()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Output:
+        asked = type(self), self.key_of(query), query.shape, key.shape, rest[-1]
+        result = self.kept.get(asked)
+        if result is None or result.output.dtype != query.dtype:
+            result = self.kept[asked] = super().attend(query, key, value, *rest)
+        return result
+
+
+@fault("STA-3", caught_by="tensors_may_change_between_calls", script_shows=False, trigger="a second call")
+class ResultsByIdentity(ResultsByAddress):
+    """An earlier result is returned for a query with the same `id`."""
+
+    def key_of(self, query: Tensor) -> int:
+        return id(query)
