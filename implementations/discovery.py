@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -107,16 +107,19 @@ class Registered:
         return self.target.startswith("mha.implementations.")
 
 
-def discover() -> list[Registered]:
-    """Load every registered implementation, in the order of their names.
+def discover(started: Callable[[str], object] = str) -> list[Registered]:
+    """Load every registered implementation, in the order of their names; started: is told each before it is loaded.
 
     Raises nothing: an implementation that fails to load is returned with its error.
 
     >>> {entry.name: entry.target for entry in discover()}["loop"]
     'mha.implementations.loop:implementation'
     """
-    points = list(entry_points(group=GROUP))
-    return [_load_named(name, points) for name in sorted({point.name for point in points})]
+    points, loaded = list(entry_points(group=GROUP)), []
+    for name in sorted({point.name for point in points}):
+        started(name)
+        loaded.append(_load_named(name, points))
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,10 @@ class Found:
         return [entry.note for entry in self.unavailable]
 
 
-def find(targets: Iterable[str]) -> Found:
+def find(targets: Iterable[str], started: Callable[[str], object] = str) -> Found:
     """Return what targets name, and what "all" would name if it could be used; raises ImplementationError as `resolve`.
+
+    started: is told each target, and each that "all" names, before it is loaded.
 
     >>> find(["all"]).broken
     {}
@@ -147,10 +152,11 @@ def find(targets: Iterable[str]) -> Found:
     unavailable: list[Registered] = []
     for target in targets:
         if target == "all":
-            entries = discover()
+            entries = discover(started)
             resolved += available(entries)
             unavailable += [entry for entry in entries if entry.implementation is None]
         else:
+            started(target)
             resolved += resolve(target)
     return Found(resolved, tuple({entry.name: entry for entry in unavailable}.values()))
 

@@ -196,7 +196,7 @@ def test_call_that_does_not_return_fails_its_clause(judge_only: Callable[..., No
     status, output = run("hangs.py:implementation", "--dtype", "float32", "--profile", "quick", "--strict")
     assert status == 1
     place = "in hang (hangs.py, line 14)"
-    assert f"judging did not end: a call did not return within 2 s, {place}" in " ".join(output.split())
+    assert f"judging did not end: a call did not return within 2 s (call_timeout = 2), {place}" in " ".join(output.split())
     assert [each.status for each in read(LAST).verdicts] == ["pass", "fail", "pass"]
 
 

@@ -193,7 +193,7 @@ def test_verdict_on_a_crash_heeds_levels_and_waivers(status: int | None, reason:
 def test_process_that_was_killed_is_not_blamed_on_the_implementation() -> None:
     verdict = crashed(resolve("loop")[0], Task("SHP-5", "float32", "cpu"), SETTINGS, Ended(why(-9), -9))
     assert verdict.status == "harness_error"
-    assert verdict.message.endswith("its process was killed, as where memory runs out")
+    assert verdict.message.endswith("its process was killed (SIGKILL), perhaps for want of memory")
 
 
 def test_target_that_cannot_be_found_is_refused() -> None:

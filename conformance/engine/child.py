@@ -40,16 +40,16 @@ def work(channel: socket.socket, times: memoryview[float], last_words: IO[bytes]
     times: where `CLOCK` is shared. last_words: where the traceback goes if the process crashes.
     """
     _prepare(times, last_words)
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    Thread(target=_read, args=(channel, tasks), daemon=True).start()
+    token, sys.path[:] = tasks.get()
     own = os.getpid()
 
     def say(answer: dict[str, Any]) -> None:
         if os.getpid() != own:  # a fork that code which is judged has made
             os._exit(1)
-        channel.sendall(json.dumps(answer).encode() + b"\n")
+        channel.sendall(f"{token} {json.dumps(answer)}\n".encode())
 
-    tasks: SimpleQueue[Any] = SimpleQueue()
-    Thread(target=_read, args=(channel, tasks), daemon=True).start()
-    sys.path[:] = tasks.get()
     with suppress(BrokenPipeError):
         _judge_what_comes(tasks, say)
 
@@ -131,23 +131,26 @@ def _found(targets: Sequence[str], say: Say, *, is_heard: bool) -> dict[str, Res
     from mha.implementations.discovery import find
     from mha.implementations.pristine import torch_changes
 
-    resolved, broken, notes = list[Any](), dict[str, str](), list[str]()
+    loading = ""
+
+    def note(target: str) -> None:
+        nonlocal loading
+        loading = target
+        say({"finding": target})
+
     with nullcontext() if is_heard else _muted():
         try:
-            for target in targets:
-                say({"finding": target})
-                found = find([target])
-                resolved += found.resolved
-                broken |= found.broken
-                notes += found.notes
-            chosen = by_name(resolved)
-        except (ValueError, KeyboardInterrupt) as error:  # no Ctrl-C reaches this process
-            reason = str(error) if isinstance(error, ValueError) else f"{target!r} cannot be used: {INTERRUPTED}"
-            say({"error": reason})
+            found = find(targets, note)
+            chosen = by_name(found.resolved)
+        except ValueError as error:
+            say({"error": str(error)})
             return None
-    known = {"found": subjects.written(list(chosen.values())), "broken": broken, "notes": notes}
+        except KeyboardInterrupt:  # no Ctrl-C reaches this process
+            say({"error": f"{loading!r} cannot be used: {INTERRUPTED}"})
+            return None
+    known = {"found": subjects.written(list(chosen.values())), "broken": found.broken, "notes": list(found.notes)}
     say(known | {"torch_changes": torch_changes()})
-    return {each.target: each for each in resolved}
+    return {each.target: each for each in found.resolved}
 
 
 @contextmanager

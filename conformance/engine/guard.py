@@ -6,8 +6,10 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import os
+import secrets
 import select
 import signal
 import sys
@@ -21,9 +23,16 @@ from typing import IO
 
 from mha.conformance.engine.watch import Times, place_in, why
 
-# In seconds: between two looks, and for a process that has given its status, or was asked to say where it is.
-LOOK, EXIT_TIMEOUT, LAST_WORDS_TIMEOUT = 0.25, 5.0, 1.0
-
+# In seconds: between two looks; for a process that has given its status, or closed the pipe for it; and for one that
+# was asked to say where it is.
+LOOK, EXIT_TIMEOUT, CLOSED_TIMEOUT, LAST_WORDS_TIMEOUT = 0.25, 60.0, 5.0, 1.0
+# Of `prctl`, from linux/prctl.h.
+PR_SET_PDEATHSIG = 1
+# In bytes, of what begins a status, so that nothing else is taken for one.
+TOKEN = 16
+# In the place of a status: Python comes to its end by itself, and so the exit status is the command's.
+BY_ITSELF = 0xFF
+GARBLED = "its process wrote to the pipe of its exit status what is not one"
 
 # What a fork shares with the process that waits for it, as long as it lives.
 KEPT: list[object] = []
@@ -49,11 +58,11 @@ def may_fork() -> bool:
 def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
     """Run a command in a fork, and return how it ended; where no process may be forked, run it in this one.
 
-    timeout: in seconds, of a call of what is judged, 0 for none. Signals that interrupt the command reach it.
+    timeout: in seconds, of a call of what is judged, 0 for none. SIGTERM reaches the fork, and so does Ctrl-C.
     """
     if not may_fork():
         return Outcome(run())
-    parted = part(timeout)
+    parted = fork_off(timeout)
     if isinstance(parted, Outcome):
         return parted
     leave, status = os._exit, run()
@@ -66,18 +75,21 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
     raise AssertionError
 
 
-def part(timeout: float) -> Outcome | Callable[[int], None]:
+def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
     """Fork this process: return, in the fork, what takes its status at the end, and in the other how it ended."""
     times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  it is closed, or kept in the fork
     reading, writing = os.pipe()
+    token, parent = secrets.token_bytes(TOKEN), os.getpid()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     child = os.fork()
     if child:
         os.close(writing)
-        with _Forwarding(child), closing(times), last_words:
-            return _watched(child, reading, times, last_words, timeout)
+        times.restart()
+        with _Forwarding(child), closing(times), last_words, os.fdopen(reading, "rb", buffering=0) as given:
+            return _Fork(child, given, token, times, last_words).outcome(timeout)
     os.close(reading)
+    _end_with(parent)
     KEPT.extend((times, last_words))
     faulthandler.enable(last_words, all_threads=False)
     from mha.implementations.clock import CLOCK
@@ -87,27 +99,56 @@ def part(timeout: float) -> Outcome | Callable[[int], None]:
 
     def finish(status: int) -> None:
         if os.getpid() == own:  # and no fork that code which is judged has made
-            os.write(writing, bytes([status & 0xFF]))
+            os.write(writing, token + bytes([status & 0xFF]))
+
+    atexit.register(finish, BY_ITSELF)
 
     return finish
 
 
-def _watched(child: int, reading: int, times: Times, last_words: IO[bytes], timeout: float) -> Outcome:
-    """Return how the command in a child ended, once it has."""
-    times.restart()
-    with os.fdopen(reading, "rb", buffering=0) as given:
-        while not select.select([given], [], [], LOOK)[0]:
-            late = times.overdue(timeout) if timeout else ""
-            if late:
-                with suppress(OSError):
-                    os.kill(child, signal.SIGABRT)
-                _reaped(child, LAST_WORDS_TIMEOUT)
-                return Outcome(None, late + place_in(last_words))
-            if (status := _reaped(child, 0.0)) is not None:  # what it has started may keep the pipe open
-                return Outcome(None, why(status) + place_in(last_words))
-        code = given.read(1)
-    status = _reaped(child, EXIT_TIMEOUT)
-    return Outcome(code[0]) if code else Outcome(None, why(status) + place_in(last_words))
+def _end_with(parent: int) -> None:
+    """Let this process end as soon as its parent does, which would otherwise be killed alone; Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@dataclass
+class _Fork:
+    """A fork, as its parent knows it. given: where it writes its status, after the token. times, last_words: shared."""
+
+    process: int
+    given: IO[bytes]
+    token: bytes
+    times: Times
+    last_words: IO[bytes]
+
+    def outcome(self, timeout: float) -> Outcome:
+        """Return how the command in the fork ended, once it has; timeout: in seconds, of a call, 0 for none."""
+        status = None
+        # It is reaped before the last look: what it has started may keep the pipe open, and it may just have written.
+        while not _is_readable(self.given, LOOK) and status is None:
+            if timeout and (late := self.times.overdue(timeout)):
+                return Outcome(None, late + self._place())
+            status = _reaped(self.process, 0.0)
+        said = self.given.read(TOKEN + 1) if _is_readable(self.given, 0.0) else b""
+        is_status = len(said) == TOKEN + 1 and said.startswith(self.token)
+        if status is None:
+            status = _reaped(self.process, EXIT_TIMEOUT if is_status else CLOSED_TIMEOUT)
+        if is_status:
+            return Outcome(status if said[-1] == BY_ITSELF else said[-1])
+        return Outcome(None, GARBLED if said else why(status) + place_in(self.last_words))
+
+    def _place(self) -> str:
+        """Ask the fork to crash, and return where it was, in words."""
+        with suppress(OSError):
+            os.kill(self.process, signal.SIGABRT)
+        _reaped(self.process, LAST_WORDS_TIMEOUT)
+        return place_in(self.last_words)
+
+
+def _is_readable(given: IO[bytes], patience: float) -> bool:
+    return bool(select.select([given], [], [], patience)[0])
 
 
 def _reaped(child: int, patience: float) -> int | None:
@@ -130,7 +171,7 @@ def _reaped(child: int, patience: float) -> int | None:
 
 
 class _Forwarding:
-    """Lets signals that interrupt a command reach it in its fork, where they are heeded; one from a terminal does."""
+    """Lets SIGTERM reach a command in its fork, where it is heeded; Ctrl-C at a terminal reaches both."""
 
     def __init__(self, child: int) -> None:
         self.child = child

@@ -10,7 +10,8 @@ from mha.conformance.cases.case import Case
 from mha.conformance.cases.parsing import read_case
 from mha.conformance.engine.search import allowed_refusal
 from mha.conformance.harness.errors import AdapterError, Discard, GpuLost, Violation
-from mha.conformance.harness.integrity import judging
+from mha.conformance.harness.integrity import judging, require_never_touched
+from mha.conformance.harness.isolation import of_property
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.results import NONCONFORMING, Report, Verdict
@@ -89,8 +90,9 @@ def _tried(implementation: Implementation, prop: Property, case: Case) -> Replay
         return Replay("INAPPLICABLE", domain)
     session = Session(implementation, case)
     try:
-        with threads(1), judging(implementation):
+        with threads(1), judging(implementation), of_property(prop.function):
             prop.function(session, case)
+        require_never_touched(implementation)
     except (Discard, AdapterError) as reason:
         return Replay("INAPPLICABLE", str(reason))
     except (Violation, GpuLost) as failed:

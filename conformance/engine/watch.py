@@ -11,14 +11,16 @@ import re
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import IO
 
-# Of the two times of `mha.implementations.clock`, in bytes.
-TIMES_SIZE = 16
-# What takes no call at all may take so many times as long as a call: the judge's own work on a large case.
-OUTSIDE_CALLS = 10
+# Of the three numbers of `mha.implementations.clock`, in bytes.
+TIMES_SIZE = 24
+# What takes no call at all, as the judge's own work on a large case, may take so many times as long as a call, and so
+# many seconds at least.
+OUTSIDE_CALLS, LEAST_OUTSIDE = 10, 600.0
 # In bytes.
 LONGEST_TRACEBACK = 1 << 16
 # A line of the traceback that Python writes when its process crashes.
@@ -36,23 +38,43 @@ class Times:
 
     def restart(self) -> None:
         """Count from now on."""
-        self.shared[0], self.shared[1] = 0.0, monotonic()
+        self.shared[0], self.shared[1], self.shared[2] = 0.0, monotonic(), 1.0
 
     def overdue(self, limit: float) -> str:
         """Return why the process has to be ended, in words, "" if it has not; limit: in seconds, of a call."""
-        entered = self.shared[0]
-        is_late = entered and monotonic() - entered > limit
-        return f"a call did not return within {limit:g} s" if is_late else ""
+        entered, times_as_long = self.shared[0], self.shared[2]
+        if not entered or monotonic() - entered <= limit * times_as_long:
+            return ""
+        what = "it was not imported" if times_as_long > 1 else "a call did not return"
+        return f"{what} within {limit * times_as_long:g} s (call_timeout = {limit:g})"
 
     def idle(self, limit: float) -> str:
         """Return why a process that does nothing but judge has to be ended, in words, as `overdue` does."""
-        is_idle = monotonic() - self.shared[1] > OUTSIDE_CALLS * limit
-        return f"nothing was called for {OUTSIDE_CALLS * limit:g} s" if is_idle else ""
+        longest = max(LEAST_OUTSIDE, OUTSIDE_CALLS * limit)
+        return f"nothing was called for {longest:g} s" if monotonic() - self.shared[1] > longest else ""
 
     def close(self) -> None:
         """Give the memory back."""
         self.shared.release()
         self._map.close()
+
+
+class GarbledError(Exception):
+    """A process has sent what is no message of ours."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a process.
+
+    why: in words. status: None if it did not end by itself. is_late: whether a call hung. is_ours: whether what hung is
+    the judge.
+    """
+
+    why: str
+    status: int | None = None
+    is_late: bool = False
+    is_ours: bool = False
 
 
 def place_in(last_words: IO[bytes]) -> str:
@@ -81,7 +103,7 @@ def why(status: int | None) -> str:
     if status >= 0:
         return f"its process exited with status {status}"
     if status == -signal.SIGKILL:
-        return "its process was killed, as where memory runs out"
+        return "its process was killed (SIGKILL), perhaps for want of memory"
     with suppress(ValueError):  # a number without a name
         return f"its process was ended by {signal.Signals(-status).name}"
     return f"its process was ended by signal {-status}"

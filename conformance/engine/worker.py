@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any
 
 from mha.conformance.engine import child
-from mha.conformance.engine.watch import TIMES_SIZE, Times, place_in
+from mha.conformance.engine.watch import TIMES_SIZE, Ended, GarbledError, Times, place_in
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
@@ -29,13 +30,17 @@ COMMAND = "from mha.conformance.engine.child import work_by_itself; work_by_itse
 EXIT_TIMEOUT, LAST_WORDS_TIMEOUT = 2.0, 1.0
 # In bytes; no verdict is nearly as long.
 LONGEST_MESSAGE = 1 << 26
+# A write to a process that has ended is an error, and no signal, which would end the command; for macOS, from
+# sys/socket.h.
+NO_SIGNAL, SO_NOSIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0), 0x1022
 
 
 class Worker:
     """A process that judges.
 
     is_ready: whether it has found the targets. task: the number of what it is judging. compiles: whether it has judged
-    any of `COMPILED`. finding: the target that it is importing.
+    any of `COMPILED`. finding: the target that it is importing. token: what each of its messages begins with.
+    is_silent: whether nothing was left to read at the last look.
     """
 
     def __init__(self, process: Popen[bytes] | ForkProcess, ends: _Ends) -> None:
@@ -44,8 +49,12 @@ class Worker:
         self.task: int | None = None
         self.compiles = False
         self.finding = ""
-        self.unread = b""
+        self.unread, self.is_silent = b"", False
+        self.token = secrets.token_hex(8)
+        if sys.platform == "darwin":
+            self.channel.setsockopt(socket.SOL_SOCKET, SO_NOSIGPIPE, 1)
         self.channel.setblocking(False)
+        self.send((self.token, sys.path))
 
     @classmethod
     def started(cls) -> Worker:
@@ -71,38 +80,46 @@ class Worker:
         self.times.restart()
         self.channel.setblocking(True)
         with suppress(OSError):
-            self.channel.sendall(pickle.dumps(message))
+            self.channel.sendall(pickle.dumps(message), NO_SIGNAL)
         self.channel.setblocking(False)
 
     def received(self) -> list[dict[str, Any]] | None:
-        """Return what the process has said since the last look; None at the end, or for what is no message."""
+        """Return what the process has said since the last look; None at the end. Raises GarbledError."""
+        self.is_silent = False
         try:
             data = self.channel.recv(1 << 20)
         except BlockingIOError:
+            self.is_silent = True
             return []
         except OSError:
             return None
         *lines, self.unread = (self.unread + data).split(b"\n")
-        if not data or len(self.unread) > LONGEST_MESSAGE:
-            return None
-        try:
-            messages = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            return None
-        return messages if all(isinstance(message, dict) for message in messages) else None
+        if len(self.unread) > LONGEST_MESSAGE:
+            raise GarbledError
+        return [self._message(line) for line in lines] if data else None
+
+    def _message(self, line: bytes) -> dict[str, Any]:
+        token, _, text = line.partition(b" ")
+        with suppress(ValueError, RecursionError):
+            message = json.loads(text)
+            if token == self.token.encode() and isinstance(message, dict):
+                return message
+        raise GarbledError
 
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended; another one may hold its channel open."""
         return self._status is not None
 
-    def overdue(self, limit: float) -> str:
-        """Return why the process has to be ended, "" if it has not; limit: in seconds, of a call, 0 for none."""
+    def overdue(self, limit: float) -> Ended | None:
+        """Return why the process has to be ended, None if it has not; limit: in seconds, of a call, 0 for none."""
         is_idle = self.is_ready and self.task is None
         if not limit or is_idle:
-            return ""
-        reason = self.times.overdue(limit) or self.times.idle(limit)
-        return reason and reason + self._place()
+            return None
+        if late := self.times.overdue(limit):
+            return Ended(late + self._place(), is_late=True)
+        idle = self.times.idle(limit)
+        return Ended(idle + self._place(), is_ours=True) if idle else None
 
     def _place(self) -> str:
         """Ask the process to crash, and return where it was, in words."""

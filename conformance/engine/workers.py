@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mha.conformance.engine import guard
-from mha.conformance.engine.watch import why
+from mha.conformance.engine.watch import Ended, GarbledError, why
 from mha.conformance.project import CALL_TIMEOUT
 
 if TYPE_CHECKING:
@@ -81,15 +80,6 @@ class TimeIsUp(Exception):
     """The run is over, because its time is."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The end of a process. why: in words. status: None if it did not end by itself. is_late: whether a call hung."""
-
-    why: str
-    status: int | None = None
-    is_late: bool = False
-
-
 Message = dict[str, Any] | Ended
 
 
@@ -118,7 +108,7 @@ class Workers:
     def __init__(self, jobs: int) -> None:
         self.jobs = max(1, jobs)
         self.timeout, self.until = CALL_TIMEOUT, 0.0
-        self.heard: Callable[[Verdict], object] = id
+        self.heard: Callable[[Verdict], object] = lambda _: None
         self.unread: list[Verdict] = []
         self.members: list[Worker] = []
         self._targets: tuple[str, ...] = ()
@@ -249,29 +239,41 @@ class Workers:
             self._start()
 
     def _next(self) -> tuple[Worker, Message]:
-        """Wait for what a process says, or for its end; raises TimeIsUp."""
+        """Wait for what a process says, beside what it is importing, or for its end; raises TimeIsUp."""
         while not self._messages:
             if self.until and monotonic() > self.until:
                 raise TimeIsUp
             self._look()
-        worker, message = self._messages.popleft()
-        if not isinstance(message, Ended) and "finding" in message:
-            worker.finding = str(message["finding"])
-            return self._next()
-        return worker, message
+        return self._messages.popleft()
 
     def _look(self) -> None:
         """Queue what the processes have said, and end those whose time is up."""
-        ready = wait([worker.channel for worker in self.members], LOOK)
+        wait([worker.channel for worker in self.members], LOOK)
         for worker in [*self.members]:
-            said = worker.received() if worker.channel in ready else []
-            self._messages += [(worker, message) for message in said or ()]
-            late = worker.overdue(self.timeout)
-            if late or said is None or (not said and worker.has_ended):
-                self.members.remove(worker)
-                status, place = worker.end(patient=not late)
-                ended = Ended(late, is_late=True) if late else Ended(why(status) + place, status)
+            has_ended = worker.has_ended  # asked before what it has said last is read
+            try:
+                said = worker.received()
+            except GarbledError:
+                ended = self._garbled(worker)
                 self._messages.append((worker, ended))
+                continue
+            self._note_said(worker, said or [])
+            if said is None or (has_ended and worker.is_silent):
+                self.members.remove(worker)
+                status, place = worker.end(patient=True)
+                self._messages.append((worker, Ended(why(status) + place, status)))
+            elif not said and (late := worker.overdue(self.timeout)):
+                self.members.remove(worker)
+                self._messages.append((worker, late))
+                worker.end()
+
+    def _note_said(self, worker: Worker, messages: Iterable[dict[str, Any]]) -> None:
+        """Queue messages, and note what the process is importing."""
+        for message in messages:
+            if "finding" in message:
+                worker.finding = str(message["finding"])
+            else:
+                self._messages.append((worker, message))
 
     def _start(self, count: int = 1) -> None:
         """Start so many processes; raises ValueError where none can start."""
@@ -286,7 +288,6 @@ class Workers:
                 raise ValueError(f"no process can be started to judge in: {error.strerror}") from None
         self.members += new
         for worker in new:
-            worker.send(sys.path)
             if self._targets:
                 worker.send((self._targets, False))
 
@@ -335,6 +336,6 @@ def crashed(resolved: Resolved, task: Task, settings: Settings, ended: Ended) ->
     """Return the verdict on what a process was judging when it ended."""
     from mha.conformance.engine.judge import stopped
 
-    # Not by itself: as where memory runs out.
-    is_ours = ended.status == -signal.SIGKILL
+    # Killed by another process, as where memory runs out.
+    is_ours = ended.is_ours or ended.status == -signal.SIGKILL
     return stopped(resolved, task, settings, ended.why, status="harness_error" if is_ours else "fail")

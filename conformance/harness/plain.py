@@ -16,12 +16,18 @@ from mha.spec import Config, Problem, Weights
 
 _detach, _clone, _view_as = torch._C.TensorBase.detach, torch._C.TensorBase.clone, torch._C.TensorBase.view_as
 _requires_grad = torch._C.TensorBase.requires_grad.__get__  # type: ignore[attr-defined]  # a property of C
+_version_of = torch._C.TensorBase._version.__get__  # type: ignore[attr-defined]  # a property of C
 _variables, _as_plain = object.__getattribute__, torch._C.DisableTorchFunctionSubclass
 _fields_of = attrgetter(*Config.__dataclass_fields__)
 _tensors_of = attrgetter(*Weights.__dataclass_fields__)
 # The judge's own leaves that judged code was given last, by identity; so many are kept, those of two calls.
 KEPT = 8
 _leaves: dict[int, Tensor] = {}
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return int(_version_of(tensor))
 
 
 def copied(tensor: Tensor) -> Tensor:

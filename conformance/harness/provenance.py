@@ -6,6 +6,7 @@ the identity of its code, which no name can pretend; frames of torch and of Pyth
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ RAISERS = (
 JUDGING = ("mha.spec", "mha.conformance", "mha.implementations.adapters", "mha.implementations.pristine")
 _paths = sysconfig.get_paths()
 _INSTALLED = (_paths["purelib"], _paths["platlib"])
-_TORCH, _PYTHON = str(Path(torch.__file__).parent), (_paths["stdlib"], "<frozen ")
+_TORCH, _PYTHON = str(Path(torch.__file__).parent) + os.sep, (_paths["stdlib"] + os.sep, "<frozen ")
 _traceback_of: Callable[[BaseException], TracebackType | None] = vars(BaseException)["__traceback__"].__get__
 # The function `call` that the author of an adapter has given, of what is judged now.
 _calls: list[CodeType] = []

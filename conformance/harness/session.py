@@ -20,7 +20,7 @@ from mha.conformance.harness.errors import CALL, Discard, Violation
 from mha.conformance.harness.integrity import require_untouched
 from mha.conformance.harness.isolation import guarded, require_gradients, require_plain
 from mha.conformance.harness.mixed_rows import may_mix_rows
-from mha.conformance.harness.plain import Given, config_given, copied, viewed, weights_given
+from mha.conformance.harness.plain import Given, config_given, copied, version_of, viewed, weights_given
 from mha.conformance.harness.recording import (
     BuildStep,
     CallStep,
@@ -280,7 +280,7 @@ class Session:
             raise Discard("torch's own products carry NaN from row to row on this CPU")
         problem = self.given.problem(step.problem)
         given = _tensors(problem)
-        versions = {name: tensor._version for name, tensor in given.items()}
+        versions = {name: version_of(tensor) for name, tensor in given.items()}
         with as_found():
             settings = {name: getattr(torch, name)() for name in SETTINGS}
             returned = self._returned(step, instance, problem)
@@ -292,7 +292,7 @@ class Session:
             assertion = f"assert torch.{name}() == {value!r}"
             raise Violation(f"the call changed torch.{name}() from {value}", (assertion,), family="STA")
         for name, version in versions.items():
-            if given[name]._version != version:
+            if version_of(given[name]) != version:
                 assertion = f"assert {name}_{step.number}._version == 0, 'changed in place'"
                 raise Violation(f"the call changed its {name} in place", (assertion,), family="STA")
         return self._recorded(step, returned, dtypes)

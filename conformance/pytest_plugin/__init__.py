@@ -28,6 +28,9 @@ from mha.conformance.pytest_plugin.stash import (
 from mha.conformance.shown import visible_line
 
 CONFORMANCE = Path(__file__).resolve().parents[1]
+UNGUARDED = (
+    "unguarded: code that ends its process ends this run without a word (docs/results.md); use -n 1, or mha check"
+)
 # A clause in a `-k` expression. `-k` selects substrings of names, and names of items end with the clause and "]".
 CLAUSE_IN_KEYWORD = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 
@@ -65,12 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run in a fork, as code that is judged may end its process; the fork goes on with the next hook."""
-    from mha.conformance.pytest_plugin.guarded import may_guard, part
+    from mha.conformance.pytest_plugin.guarded import may_guard, run_in_fork
 
     if not may_guard(config, judges=_has_options(config) or any(map(_is_of_ours, config.args))):
         return None
     try:
-        return part(config)
+        return run_in_fork(config)
     except ValueError:  # of pyproject.toml, which `pytest_configure` reports
         return None
 
@@ -154,7 +157,12 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         return []
     chosen = config.stash[SELECTION]
     ours = sum(item.name.startswith("contract[") for item in items)
-    return [*chosen.header(), *([chosen.takes(ours)] if ours else [])]
+    lines = chosen.header()
+    if ours:
+        lines.append(chosen.takes(ours))
+    if ours and FINISH not in config.stash and not config.getoption("numprocesses", None):
+        lines.append(UNGUARDED)
+    return lines
 
 
 @pytest.hookimpl(wrapper=True)
@@ -198,11 +206,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Say that the run has ended, and how; one without a session was refused."""
-    if FINISH in config.stash or JOURNAL in config.stash:
+    """Say that the run has ended, and how."""
+    if SESSION in config.stash and (FINISH in config.stash or JOURNAL in config.stash):
         from mha.conformance.pytest_plugin.guarded import finish
 
-        finish(config, int(config.stash[SESSION].exitstatus) if SESSION in config.stash else 2)
+        finish(config, int(config.stash[SESSION].exitstatus))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -15,10 +15,10 @@ from mha.conformance.project import read_project
 from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL
 
 
-def part(config: pytest.Config) -> int | None:
+def run_in_fork(config: pytest.Config) -> int | None:
     """Go on in a fork, where None is returned; return the exit status of the run once that has ended."""
     folder = config.invocation_params.dir
-    parted = guard.part(read_project(folder).call_timeout)
+    parted = guard.fork_off(read_project(folder).call_timeout)
     if not isinstance(parted, guard.Outcome):
         config.stash[FINISH] = parted
         return None

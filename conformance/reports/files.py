@@ -61,7 +61,10 @@ def save_last(report: Report, folder: Path) -> str:
     No link is written through, and nothing in an earlier report says where a file is written: its folder may be one
     that someone else has prepared.
     """
+    from mha.conformance.reports.journal import recover  # which saves what it finds by this module
+
     target = folder / LAST
+    recover(folder)  # what was ended before: it is older than this report
     try:
         make_ignored_folder(target.parent)
     except OSError as error:
@@ -94,7 +97,7 @@ def _warning(error: OSError) -> str:
 
 def _read_if_any(file: Path) -> Report | None:
     try:
-        return read(file) if file.is_file() else None
+        return _read(file) if file.is_file() else None
     except ValueError:
         return None
 
@@ -107,6 +110,10 @@ def read(file: Path) -> Report:
         recover(Path())
     if file == LAST and not file.exists():
         raise ValueError("no run is saved in this folder: run `mha check` first, or name a report")
+    return _read(file)
+
+
+def _read(file: Path) -> Report:
     try:
         return Report.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:

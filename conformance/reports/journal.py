@@ -17,7 +17,7 @@ from typing import IO
 
 from mha.conformance.reports.files import LAST, save_last
 from mha.conformance.reports.writing import make_ignored_folder
-from mha.conformance.results import Report, Verdict
+from mha.conformance.results import Report, Verdict, read_verdict
 
 NAMES = "run-*.jsonl"
 # The message of a verdict on a clause that is being judged.
@@ -47,19 +47,17 @@ class Journal:
 
 @contextmanager
 def journal(folder: Path) -> Iterator[Journal]:
-    """Keep a journal in a folder for as long as the block lasts; it is left where the process is ended in it."""
+    """Keep a journal in a folder for as long as the block lasts; it is left where the block ends in an error."""
     place = (folder / LAST.parent).absolute() / NAMES.replace("*", f"{os.getpid()}-{token_hex(4)}")
     file = None
     with suppress(OSError):
         make_ignored_folder(place.parent)
         file = place.open("x", encoding="utf-8")
-    try:
-        yield Journal(file)
-    finally:
-        if file:
-            with suppress(OSError):
-                file.close()
-                place.unlink()
+    yield Journal(file)
+    if file:
+        with suppress(OSError):
+            file.close()
+            place.unlink()
 
 
 def recover(folder: Path) -> list[Report]:
@@ -69,10 +67,12 @@ def recover(folder: Path) -> list[Report]:
         if file.is_symlink() or _is_running(file):
             continue
         report = None
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             report = _read(file)
-        with suppress(OSError):
+        try:
             file.unlink()  # before it is saved, which looks for journals too
+        except OSError:
+            continue
         if report and report.verdicts:
             save_last(report, folder)
             found.append(report)
@@ -81,13 +81,14 @@ def recover(folder: Path) -> list[Report]:
 
 def _read(file: Path) -> Report:
     """Return the report of a journal; raises ValueError for what is none. Its last line may be cut off."""
-    first, *lines = file.read_text(encoding="utf-8").splitlines()
-    verdicts: dict[tuple[object, ...], object] = {}
+    first, *lines = file.read_text(encoding="utf-8").splitlines() or [""]
+    report = Report.from_json(first)
+    verdicts: dict[tuple[str, ...], Verdict] = {}
     for line in lines:
         with suppress(ValueError):
-            verdict = json.loads(line)
-            verdicts[tuple(map(verdict.get, ("implementation", "clause", "dtype", "device")))] = verdict
-    return Report.from_json(json.dumps(json.loads(first) | {"verdicts": list(verdicts.values())}))
+            verdict = read_verdict(json.loads(line))
+            verdicts[verdict.implementation, verdict.clause, verdict.dtype, verdict.device] = verdict
+    return replace(report, verdicts=tuple(verdicts.values()))
 
 
 def _is_running(file: Path) -> bool:

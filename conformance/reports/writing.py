@@ -10,16 +10,24 @@ from pathlib import Path
 from secrets import token_hex
 from shutil import copymode
 
+# What replacing a file fails with where writing to it may not.
+IRREPLACEABLE = {errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS}
+
 
 def write_text(file: Path, text: str) -> None:
     """Write a file that the user has named in one step, so that it is there as a whole, or as it was before.
 
-    A link is followed. What is not a file, such as a device, is written to as it is. Raises OSError.
+    A link is followed. What cannot be replaced is written to as it is: a device, a file that is mounted by itself, or
+    one in a folder to which nothing can be added. Raises OSError.
     """
-    if file.exists() and not file.is_file():
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
-        return
-    write_together({file.resolve(): text})
+    if file.is_file() or not file.exists():
+        try:
+            write_together({file.resolve(): text})
+            return
+        except OSError as error:
+            if error.errno not in IRREPLACEABLE or not file.is_file():
+                raise
+    file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_own(file: Path, text: str) -> None:
@@ -46,7 +54,7 @@ def make_ignored_folder(folder: Path) -> None:
 
 
 def write_together(texts: Mapping[Path, str]) -> None:
-    """Write files in one step each; where one cannot be written, as on a full disk, none is.
+    """Write files in one step each, and none of them before all are on the disk.
 
     A link in the place of a file is replaced, and not followed. Raises OSError, with the name of the file.
     """
