@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from time import monotonic, sleep
@@ -12,7 +14,10 @@ from time import monotonic, sleep
 import pytest
 from forks import run_module
 
-from mha.conformance.reports.files import LAST, read
+from mha.conformance.cases.case import Case
+from mha.conformance.engine.replay import replay_case
+from mha.conformance.faults.hostile_changes import CHANGING
+from mha.conformance.reports.files import LAST, read, save_last
 from mha.conformance.reports.journal import NAMES, journal
 from mha.conformance.results import Report, Verdict
 from mha.implementations.clock import CLOCK
@@ -52,7 +57,8 @@ def test_process_that_ends_or_blocks_fails_its_clause(limited: Path, name: str) 
 
 
 def test_process_that_ends_later_is_not_taken_for_one_that_judged(limited: Path) -> None:
-    done = run_module("mha.conformance", "check", f"{PROCESSES}:ends_later", "--profile", "quick", cwd=limited)
+    options = "--profile", "quick", "--dtype", "float32", "--clause", "SHP"
+    done = run_module("mha.conformance", "check", f"{PROCESSES}:ends_later", *options, cwd=limited)
     assert done.returncode in (1, 2), done
 
 
@@ -165,3 +171,82 @@ def test_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     assert done.returncode == 2, done
     assert "mha: the current folder does not exist any more" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SENDING = """
+import signal
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in the command
+from mha.conformance.engine.worker import Worker
+worker = Worker.started()
+worker.process.kill()
+worker.process.wait()
+for _ in range(3):
+    worker.send("x" * 1_000_000)
+print("sent")
+"""
+
+
+def test_message_to_a_process_that_has_ended_does_not_end_the_command() -> None:
+    done = subprocess.run([sys.executable, "-c", SENDING], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "sent\n"), done
+
+
+def ended_process() -> int:
+    """Return the number of a process that has ended."""
+    with Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def write_journal(folder: Path, *lines: object) -> None:
+    (folder / LAST.parent).mkdir()
+    place = folder / LAST.parent / NAMES.replace("*", f"{ended_process()}-0")
+    place.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+
+
+VERDICT = Verdict(implementation="x", clause="SHP-1", level="MUST", dtype="float32", device="cpu", status="fail")
+EMPTY = Report(verdicts=(), profile="quick", seed=0, versions={}, incomplete=True)
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", "[" * 5000, '{"clause": []}', "null", '{"clause": "SHP-1"'])
+def test_journal_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_journal(tmp_path, line)
+    with pytest.raises(ValueError, match="no run is saved"):
+        read(LAST)
+    LAST.parent.rename("other")
+    write_journal(tmp_path, asdict(EMPTY), line, asdict(VERDICT))
+    assert [each.status for each in read(LAST).verdicts] == ["fail"]
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_run_that_was_ended_before_is_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_absolute: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_journal(tmp_path, asdict(EMPTY), asdict(VERDICT))
+    save_last(replace(EMPTY, verdicts=(replace(VERDICT, status="pass"),), incomplete=False), Path().absolute())
+    report = read(LAST.absolute() if is_absolute else LAST)
+    assert [each.status for each in report.verdicts] == ["pass"]
+    assert not report.incomplete
+
+
+def test_replay_of_code_that_changes_the_judge_fails() -> None:
+    implementation, _ = CHANGING["replaces_a_function"]
+    assert replay_case(implementation, "SHP-1", Case()).outcome == "FAILS"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a run forked")
+def test_status_of_pytest_cannot_be_written_by_what_is_judged(limited: Path) -> None:
+    options = "--mha-profile", "quick", "--mha-dtype", "float32", "--mha-impl", f"{PROCESSES}:writes_to_descriptors"
+    done = run_module("pytest", *PYTEST, *options, cwd=limited)
+    assert done.returncode == 2, done
+    assert "wrote to the pipe of its exit status what is not one" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a run forked")
+@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("--markers", 0), ("--no-such-option", 4)])
+def test_run_of_pytest_without_a_session_keeps_its_status(tmp_path: Path, option: str, status: int) -> None:
+    done = run_module("pytest", *PYTEST, "--mha-impl", "loop", option, cwd=tmp_path)
+    assert done.returncode == status, done
+    assert "ended early" not in done.stderr

@@ -85,7 +85,7 @@ def _read(file: Path) -> Report:
     report = Report.from_json(first)
     verdicts: dict[tuple[str, ...], Verdict] = {}
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             verdict = read_verdict(json.loads(line))
             verdicts[verdict.implementation, verdict.clause, verdict.dtype, verdict.device] = verdict
     return replace(report, verdicts=tuple(verdicts.values()))
