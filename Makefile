@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # Most tests start processes, which should not each compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem versions report lint clean
+.PHONY: conformance test pytest campaign-ray lattice benchmark seeds ecosystem versions hostile report lint clean
 
 # In the quick profile; OPTIONS='--mha-profile default' tries every boundary case, and rows of up to 4096 keys.
 conformance: $(READY)
@@ -56,6 +56,10 @@ ecosystem:
 # up to 7 GB. ENVIRONMENTS=lowest for some; OPTIONS='--torch-index URL' for builds of torch without CUDA.
 versions:
 	$(PYTHON) tests/versions.py $(ENVIRONMENTS) $(OPTIONS)
+
+# What each front end says of code that works against the judge. Takes most of an hour.
+hostile: $(READY)
+	$(BIN)/python tests/hostile_table.py
 
 # The tests of campaigns on a Ray cluster, which is started on this machine; CI does without Ray (355 MB).
 campaign-ray:

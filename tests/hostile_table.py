@@ -1,7 +1,9 @@
-"""Print the table of docs/hostile.md: what each front end says of code that works against the judge.
+"""Print a table: what each front end says of each kind of code that works against the judge.
 
-Takes most of an hour. All kinds of a column are judged in one run, with `loop`, which has to conform; those that
-end their process are judged in runs of their own where pytest judges in one process.
+A cell is "conforms", the first clause that fails, or "error", for the judge's own. The script ends in an error where a
+verdict is lost, where an exit status is not that of the verdicts, or where `loop`, which is judged too, does not conform.
+All kinds of a column are judged in one run, but those that end their process where a front end has one alone. It takes
+most of an hour; words on the command line are the front ends to try.
 """
 
 from __future__ import annotations
