@@ -1,7 +1,7 @@
 """Print a table: what each front end says of each kind of code that works against the judge.
 
-A cell is "conforms", the first clause that fails, or "error", for the judge's own. The script ends in an error where a
-verdict is lost, where an exit status is not that of the verdicts, or where `loop`, which is judged too, does not conform.
+A cell is "conforms", the first clause that fails, or "error", for the judge's own. The script ends in an error if a
+verdict is lost, an exit status is not that of the verdicts, or `loop`, judged beside them, does not conform.
 All kinds of a column are judged in one run, but those that end their process where a front end has one alone. It takes
 most of an hour; words on the command line are the front ends to try.
 """

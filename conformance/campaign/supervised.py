@@ -9,7 +9,6 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -20,12 +19,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
 from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import IO, Any, NoReturn
+
+from mha.conformance.engine.descendants import adopt_orphans, end_with_parent, kill_descendants
 
 Process = subprocess.Popen[bytes]
 # What the allocators of Python, C++ and torch say; the last on GPUs.
@@ -36,8 +36,6 @@ GARBLED = "its process wrote to the pipe of its verdicts what is not one"
 CLOSED = "its process closed its output"
 # In bytes, of a message. In seconds: between looks at the clock, and for a process to end.
 LONGEST, TICK, GRACE = 1 << 24, 0.5, 2.0
-# Of `prctl`, from linux/prctl.h.
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Supervised:
@@ -215,56 +213,23 @@ def _die_at_end(tasks: IO[bytes]) -> None:
 
 def _become_the_child(tasks: IO[bytes], output: int) -> None:
     """Fork, and return in the child; the parent waits for the end of it, and kills what is left."""
-    control, parent = ctypes.CDLL(None).prctl, os.getpid()
-    control(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    parent = os.getpid()
+    adopt_orphans()
     worker = os.fork()
     if worker:
         os.close(output)
         Thread(target=_kill_at_end, args=(tasks, worker), daemon=True).start()
         _, status = os.waitpid(worker, 0)
-        _kill_descendants()
+        kill_descendants()
         _exit_as(os.waitstatus_to_exitcode(status))
     tasks.close()
-    control(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
 
 
 def _kill_at_end(tasks: IO[bytes], worker: int) -> None:
     tasks.read()
     with suppress(OSError):
         os.kill(worker, signal.SIGKILL)
-
-
-def _kill_descendants() -> None:
-    """Kill all that descends from this process until nothing is left, for at most `GRACE`."""
-    deadline = monotonic() + GRACE
-    while monotonic() < deadline:
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        left = _descendants()
-        if not left:
-            return
-        for process in left:
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        sleep(0.01)
-
-
-def _descendants() -> set[int]:
-    """Return the processes that descend from this one and have not ended."""
-    parents = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            state, parent = file.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(file.parent.name)] = int(parent)
-    found, new = set[int](), {os.getpid()}
-    while new:
-        new = {process for process, parent in parents.items() if parent in new}
-        found |= new
-    return found
 
 
 def _exit_as(status: int) -> NoReturn:

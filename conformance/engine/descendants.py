@@ -1,4 +1,7 @@
-"""Processes that code which is judged has started: none is left when the command ends."""
+"""Processes that code which is judged has started: none is left when the command, or the process of a job, ends.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 
-# Of Linux: a process with it becomes the parent of descendants whose own parent has ended.
-PR_SET_CHILD_SUBREAPER = 36
-# So many generations of processes are ended one after another.
-GENERATIONS = 64
+# Of `prctl`, from linux/prctl.h.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# In seconds: for all that was started to end.
+GRACE = 2.0
 
 
 @contextmanager
@@ -22,29 +26,51 @@ def ending_descendants() -> Iterator[None]:
 
     It is for a process of ours, which starts nothing that is to live longer.
     """
-    before = _children()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if sys.platform != "linux":
+        yield
+        return
+    before = descendants()
+    adopt_orphans()
     try:
         yield
     finally:
-        for _ in range(GENERATIONS):
-            started = _children() - before
-            if not started:
-                break
-            for child in started:
-                _end(child)
+        kill_descendants(before)
 
 
-def _end(child: int) -> None:
-    with suppress(OSError):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends; Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _children() -> set[int]:
-    """Return the children of this process, also those that it has adopted."""
-    with suppress(OSError):
-        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-        return {int(each) for each in text.split()}
-    return set()
+def end_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent ends, or end it now if that has ended; Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_descendants(besides: Collection[int] = ()) -> None:
+    """Kill all that descends from this process, besides some, until nothing is left, for at most `GRACE`."""
+    deadline = monotonic() + GRACE
+    while (left := descendants().difference(besides)) and monotonic() < deadline:
+        for process in left:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+            with suppress(OSError):  # it may be the child of another descendant, which is killed too
+                os.waitpid(process, os.WNOHANG)
+        sleep(0.01)
+
+
+def descendants() -> set[int]:
+    """Return the processes that descend from this one and have not ended."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            state, parent = file.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(file.parent.name)] = int(parent)
+    found, new = set[int](), {os.getpid()}
+    while new:
+        new = {process for process, parent in parents.items() if parent in new}
+        found |= new
+    return found

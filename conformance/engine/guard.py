@@ -6,7 +6,6 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import secrets
@@ -21,13 +20,12 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import IO
 
+from mha.conformance.engine.descendants import end_with_parent
 from mha.conformance.engine.watch import Times, place_in, why
 
 # In seconds: between two looks; for a process that has given its status, or closed the pipe for it; and for one that
 # was asked to say where it is.
 LOOK, EXIT_TIMEOUT, CLOSED_TIMEOUT, LAST_WORDS_TIMEOUT = 0.25, 60.0, 5.0, 1.0
-# Of `prctl`, from linux/prctl.h.
-PR_SET_PDEATHSIG = 1
 # In bytes, of what begins a status, so that nothing else is taken for one.
 TOKEN = 16
 # In the place of a status: Python comes to its end by itself, and so the exit status is the command's.
@@ -89,7 +87,7 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
         with _Forwarding(child), closing(times), last_words, os.fdopen(reading, "rb", buffering=0) as given:
             return _Fork(child, given, token, times, last_words).outcome(timeout)
     os.close(reading)
-    _end_with(parent)
+    end_with_parent(parent)
     KEPT.extend((times, last_words))
     faulthandler.enable(last_words, all_threads=False)
     from mha.implementations.clock import CLOCK
@@ -104,13 +102,6 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
     atexit.register(finish, BY_ITSELF)
 
     return finish
-
-
-def _end_with(parent: int) -> None:
-    """Let this process end as soon as its parent does, which would otherwise be killed alone; Linux only."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 @dataclass
