@@ -161,7 +161,7 @@ def test_fork_that_goes_on_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["leaving", "dying", "hanging"])
 def test_what_a_job_started_ends_with_it(tmp_path: Path, name: str) -> None:
     job = job_of(tmp_path, name)
-    run_job(replace(job, clauses=("SHP-1",)), Limits(25 if name == "hanging" else 300, 8))
+    run_job(replace(job, clauses=("SHP-1",)), Limits(15 if name == "hanging" else 300, 8))
     children = [int(line) for line in (tmp_path / "children").read_text().split()]
     assert len(children) == 3
     deadline = monotonic() + 20

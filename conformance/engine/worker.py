@@ -40,7 +40,7 @@ class Worker:
 
     is_ready: whether it has found the targets. task: the number of what it is judging. compiles: whether it has judged
     any of `COMPILED`. finding: the target that it is importing. token: what each of its messages begins with.
-    is_silent: whether nothing was left to read at the last look.
+    is_silent: whether nothing was left to read at the last look. judged: the targets that it was given tasks of.
     """
 
     def __init__(self, process: Popen[bytes] | ForkProcess, ends: _Ends) -> None:
@@ -49,6 +49,7 @@ class Worker:
         self.task: int | None = None
         self.compiles = False
         self.finding = ""
+        self.judged: set[str] = set()
         self.unread, self.is_silent = b"", False
         self.token = secrets.token_hex(8)
         if sys.platform == "darwin":

@@ -12,7 +12,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from multiprocessing.connection import wait
 from time import monotonic
@@ -189,6 +189,7 @@ class Workers:
             if worker.is_ready and worker.task is None and (chosen := self.next_for(worker, queue.waiting)):
                 queue.waiting.remove(chosen)
                 worker.task, task = chosen
+                worker.judged.add(queue.resolved.target)
                 worker.send((queue.resolved.target, task, queue.settings))
 
     def _refused(self, queue: _Queue) -> str:
@@ -203,7 +204,11 @@ class Workers:
         """Wait for what a process says, and note the verdict, if it is one."""
         worker, message = self._next()
         number, worker.task = worker.task, None
-        if number is not None:
+        if number is not None and isinstance(message, Ended) and worker.judged != {queue.resolved.target}:
+            # Another implementation may have left what ended the process, such as a thread.
+            queue.waiting.insert(0, (number, queue.settings.tasks[number]))
+            message = replace(message, is_late=False)
+        elif number is not None:
             verdict = _verdict_in(message, queue, number)
             if verdict is None:  # from code that has found the channel
                 message = self._garbled(worker)
