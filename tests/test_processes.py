@@ -220,6 +220,25 @@ def test_journal_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch:
     assert [each.status for each in read(LAST).verdicts] == ["fail"]
 
 
+def test_journal_of_another_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    write_journal(other, asdict(EMPTY), asdict(VERDICT))
+    LAST.parent.symlink_to(other / LAST.parent)
+    with pytest.raises(ValueError, match="no run is saved"):
+        read(LAST)
+    assert len(list((other / LAST.parent).iterdir())) == 1
+
+
+def test_journal_of_a_process_that_cannot_be_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_journal(tmp_path, asdict(EMPTY), asdict(VERDICT))
+    (journal,) = LAST.parent.iterdir()
+    journal.rename(journal.with_name(f"run-{10**30}-0.jsonl"))
+    assert read(LAST).verdicts
+
+
 @pytest.mark.parametrize("is_absolute", [True, False])
 def test_run_that_was_ended_before_is_no_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_absolute: bool

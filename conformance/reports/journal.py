@@ -61,9 +61,10 @@ def journal(folder: Path) -> Iterator[Journal]:
 
 
 def recover(folder: Path) -> list[Report]:
-    """Save the reports of runs that were ended before they could, and return them."""
-    found = []
-    for file in sorted((folder / LAST.parent).glob(NAMES)):
+    """Save the reports of runs that were ended before they could, and return them; no link is followed."""
+    found: list[Report] = []
+    place = folder / LAST.parent
+    for file in sorted(place.glob(NAMES)) if not place.is_symlink() else ():
         if file.is_symlink() or _is_running(file):
             continue
         report = None
@@ -95,7 +96,7 @@ def _is_running(file: Path) -> bool:
     """Return whether the process that writes a journal is still there, by its number in the name."""
     try:
         os.kill(int(file.stem.split("-")[1]), 0)
-    except ValueError:
+    except (ValueError, OverflowError):  # of a name that is not ours
         return False
     except OSError as error:
         return not isinstance(error, ProcessLookupError)
