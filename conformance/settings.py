@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -237,11 +237,14 @@ class Settings:
         The profile is the least thorough one, so that a report does not claim more than was tried.
         """
         each = [self.of_target(resolved) for resolved in chosen] or [self]
+        profiles = [settings.profile for settings in each]
+        dtypes = chain.from_iterable(settings.dtypes for settings in each)
+        devices = chain.from_iterable(settings.devices for settings in each)
         return replace(
             self,
-            profile=min((settings.profile for settings in each), key=list(PROFILES).index),
-            dtypes=tuple(dict.fromkeys(dtype for settings in each for dtype in settings.dtypes)),
-            devices=tuple(dict.fromkeys(device for settings in each for device in settings.devices)),
+            profile=min(profiles, key=list(PROFILES).index),
+            dtypes=tuple(dict.fromkeys(dtypes)),
+            devices=tuple(dict.fromkeys(devices)),
         )
 
 

@@ -52,8 +52,7 @@ def judge_left_alone() -> Iterator[None]:
         raise ImplementationError(f"it replaces {', '.join(sorted(own)[:3])}, for everybody, so nothing can be judged")
 
 
-# In seconds: after the first, what still loads is named on standard error; after the second, it
-# counts as broken.
+# In seconds: after the first, what still loads is named on standard error; after the second, it counts as broken.
 SLOW, PATIENCE = 20.0, 300.0
 # An import may take so many times as long as a call, where these are limited: by default a bit longer than `PATIENCE`.
 IMPORTS = 6.0

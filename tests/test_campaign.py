@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from acting import ACTING
 from typer.testing import CliRunner
 
 from mha.conformance.campaign import jobs, local
@@ -47,23 +48,10 @@ rare = Rare()
 """
 CLAUSES = ("SHP-1", "SHP-5", "MSK-1")
 PLAN = Plan(implementations=("loop", "sdpa"), dtypes=("float32",), seeds=3, profile="quick", clauses=CLAUSES)
-KILLING = """
-import os, signal, time
-from pathlib import Path
-from mha.implementations.loop import implementation as loop
-
+KILLING = (
+    ACTING
+    + """
 FLAG = Path(__file__).with_suffix(".flag")
-
-class Bad:
-    claims = loop.claims
-
-    def __init__(self, name, act):
-        self.name, self.act = name, act
-
-    def build(self, config, weights, *, dtype, device):
-        attention = loop.build(config, weights, dtype=dtype, device=device)
-        attention.register_forward_pre_hook(lambda *_: self.act())
-        return attention
 
 def die_once():
     if not FLAG.exists():
@@ -82,6 +70,7 @@ dying, hungry = Bad("dying", die_once), Bad("hungry", lambda: bytearray(2**36))
 losing = Bad("losing", lose_once)
 slow = Bad("slow", sleep)
 """
+)
 
 # The process of a job, as if a kernel had failed on its GPU once there is a file with its number.
 LOSING = """

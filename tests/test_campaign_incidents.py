@@ -12,29 +12,17 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from acting import ACTING
 from test_campaign import PLAN, verdict_on
 
 from mha.conformance.campaign import jobs
 from mha.conformance.campaign.jobs import run_job
 from mha.conformance.campaign.plan import Campaign, Job, Limits
 
-CODE = """
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
-from mha.implementations.loop import implementation as loop
-
+CODE = (
+    ACTING
+    + """
 NOTE = Path(__file__).with_name("note")
-
-class Bad:
-    claims = loop.claims
-
-    def __init__(self, name, act):
-        self.name, self.act = name, act
-
-    def build(self, config, weights, *, dtype, device):
-        attention = loop.build(config, weights, dtype=dtype, device=device)
-        attention.register_forward_pre_hook(lambda *_: self.act())
-        return attention
 
 def once(act):
     def acts():
@@ -120,6 +108,7 @@ forking = Bad("forking", once(fork))
 leaving, dying = Bad("leaving", once(leave_children)), Bad("dying", once(leave_children_and_die))
 hanging = Bad("hanging", once(leave_children_and_hang))
 """
+)
 
 
 def job_of(folder: Path, name: str) -> Job:

@@ -134,13 +134,13 @@ def test_built_in_waivers_apply_to_what_this_package_ships() -> None:
     shipped = [entry for entry in discover() if entry.target.startswith("mha.implementations.")]
     loaded = [entry.implementation for entry in shipped if entry.implementation]
     assert all(shipped_as(implementation) for implementation in loaded)
-    assert {waiver.implementation for waiver in built_in_waivers()} <= {each.name for each in loaded}
+    names = {each.name for each in loaded}
+    assert {waiver.implementation for waiver in built_in_waivers()} <= names
     of_torch_mha = tuple(waiver for waiver in built_in_waivers() if waiver.implementation == "torch_mha")
     assert Settings().waivers_of(torch_mha) == of_torch_mha
     renamed = Settings().waivers_of(resolve("mine=torch_mha")[0].implementation)
-    assert [(waiver.implementation, waiver.clause) for waiver in renamed] == [
-        ("mine", waiver.clause) for waiver in of_torch_mha
-    ]
+    given = [(waiver.implementation, waiver.clause) for waiver in renamed]
+    assert given == [("mine", waiver.clause) for waiver in of_torch_mha]
 
 
 @pytest.mark.parametrize(("implementation", "status"), [(CORRECT, "pass"), (FAULTY, "fail")])

@@ -66,9 +66,9 @@ def _prepare(times: memoryview[float], last_words: IO[bytes]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     FORMER.extend((sys.stdin, sys.stdout, sys.stderr))
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  it is open to the end, as the others are
     sys.stdout, sys.stderr = (
-        open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  the same
         for number in (1, 2)
     )
     # As a Python of its own has them, whatever the command has.

@@ -201,7 +201,7 @@ class Workers:
         return ""
 
     def _take(self, queue: _Queue) -> None:
-        """Wait for what a process says, and note the verdict, if it is one."""
+        """Wait for what a process says, note the verdict, if it is one, and go on with the process or with another."""
         worker, message = self._next()
         number, worker.task = worker.task, None
         if number is not None and isinstance(message, Ended) and worker.judged != {queue.resolved.target}:
@@ -209,12 +209,7 @@ class Workers:
             queue.waiting.insert(0, (number, queue.settings.tasks[number]))
             message = replace(message, is_late=False)
         elif number is not None:
-            verdict = _verdict_in(message, queue, number)
-            if verdict is None:  # from code that has found the channel
-                message = self._garbled(worker)
-                verdict = crashed(queue.resolved, queue.settings.tasks[number], queue.settings, message)
-            queue.found[number] = verdict
-            self.heard(verdict)
+            message = self._note_verdict(worker, message, queue, number)
         elif not isinstance(message, Ended) and not {"error", "found"} & set(message):
             message = self._garbled(worker)
         if isinstance(message, Ended):
@@ -225,6 +220,16 @@ class Workers:
             self._replace(worker)
         elif "found" in message:
             worker.is_ready, self._failed_starts = True, 0
+
+    def _note_verdict(self, worker: Worker, message: Message, queue: _Queue, number: int) -> Message:
+        """Note the verdict on a task; return the message, or the end of a process that has sent another one."""
+        verdict = _verdict_in(message, queue, number)
+        if verdict is None:  # from code that has found the channel
+            message = self._garbled(worker)
+            verdict = crashed(queue.resolved, queue.settings.tasks[number], queue.settings, message)
+        queue.found[number] = verdict
+        self.heard(verdict)
+        return message
 
     def _garbled(self, worker: Worker) -> Ended:
         """End a process that has sent what was not due."""

@@ -64,11 +64,11 @@ def _replaces_a_constant() -> None:
 
 
 def _hides_a_builtin() -> None:
-    assertions.bool = _true  # type: ignore[attr-defined]
+    assertions.bool = _true  # type: ignore[attr-defined]  # a name that it hides
 
 
 def _replaces_the_oracle() -> None:
-    mha.spec.forward.oracle = _nothing  # type: ignore[assignment]
+    mha.spec.forward.oracle = _nothing  # type: ignore[assignment]  # that is the attack
 
 
 def _changes_a_table() -> None:
@@ -81,15 +81,17 @@ def _changes_a_property() -> None:
 
 def _replaces_what_looks() -> None:
     _replaces_a_function()
-    integrity.require_untouched = integrity._note = originals.changes = originals.new_changes = _nothing  # type: ignore[assignment]
+    for module, names in {integrity: ("require_untouched", "_note"), originals: ("changes", "new_changes")}.items():
+        for name in names:
+            setattr(module, name, _nothing)
     isolation.clean = _nothing
 
 
 def _replaces_how_it_looks() -> None:
     _replaces_a_function()
-    originals.Watched.changes = lambda self: {}  # type: ignore[method-assign]
+    originals.Watched.changes = lambda self: {}  # type: ignore[method-assign]  # that is the attack
     originals.Names.changes.__code__ = (lambda self: []).__code__
-    originals.zip = lambda *_, **__: []  # type: ignore[attr-defined]
+    originals.zip = lambda *_, **__: []  # type: ignore[attr-defined]  # a name that it hides
 
 
 def _replaces_hypothesis() -> None:

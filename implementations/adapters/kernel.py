@@ -271,10 +271,11 @@ def _one_by_one(kernel: Callable[..., Any]) -> Callable[..., Any]:
         def one(number: int, given: Any) -> Any:
             return given[number] if isinstance(given, Tensor) and given.ndim == query.ndim else given
 
-        results = [
-            kernel(*(one(i, x) for x in inputs), **{name: one(i, x) for name, x in options.items()})
-            for i in range(len(query))
-        ]
+        results = []
+        for number in range(len(query)):
+            own_inputs = [one(number, given) for given in inputs]
+            own_options = {name: one(number, given) for name, given in options.items()}
+            results.append(kernel(*own_inputs, **own_options))
         return _stacked(results) if results else query  # of no items
 
     return attend
