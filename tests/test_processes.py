@@ -122,6 +122,17 @@ def test_run_of_pytest_that_vanishes_is_red(limited: Path, name: str) -> None:
     assert {(each.implementation, each.status) for each in report.verdicts} == {("loop", "pass"), (name, "fail")}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a worker watched")
+def test_worker_of_xdist_ends_where_a_call_does_not_return(limited: Path) -> None:
+    (limited / "pyproject.toml").write_text(LIMITED.replace("5", "2"))
+    targets = "loop", "mha.conformance.faults.hostile:loops"
+    options = "-n", "1", "--mha-profile", "quick", "--mha-dtype", "float32", "--mha-impl", *targets
+    done = run_module("pytest", "--pyargs", "mha.conformance", "-q", "-k", "SHP-1", *options, cwd=limited)
+    assert done.returncode == 1, done
+    assert "mha: a call did not return within 2 s (call_timeout = 2)" in done.stderr
+    assert [each.status for each in read(LAST).verdicts] == ["pass", "fail"]
+
+
 def test_run_that_was_killed_keeps_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "mha.conformance", "check", "loop", "--profile", "quick", "--jobs", "1"]

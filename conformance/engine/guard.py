@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from time import monotonic, sleep
 from types import FrameType
-from typing import IO
+from typing import IO, NoReturn
 
 from mha.conformance.engine.descendants import end_with_parent
 from mha.conformance.engine.watch import Times, place_in, why
@@ -90,9 +90,7 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
     end_with_parent(parent)
     KEPT.extend((times, last_words))
     faulthandler.enable(last_words, all_threads=False)
-    from mha.implementations.clock import CLOCK
-
-    CLOCK.share(times.shared)
+    _share(times)
     own = os.getpid()
 
     def finish(status: int) -> None:
@@ -102,6 +100,47 @@ def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
     atexit.register(finish, BY_ITSELF)
 
     return finish
+
+
+def watch_from_outside(timeout: float) -> None:
+    """Let a fork end this process where a call does not return; Linux only.
+
+    It is for a process that another one has started, and waits for. The fork runs nothing of torch, which may be
+    imported already. timeout: in seconds, of a call.
+    """
+    times, parent = Times(), os.getpid()
+    times.restart()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if os.fork() == 0:
+        _end_when_overdue(times, parent, timeout)
+    KEPT.append(times)
+    _share(times)
+
+
+def _end_when_overdue(times: Times, parent: int, timeout: float) -> NoReturn:
+    """Kill the parent once a call takes too long, and say so; then, or when the parent has ended, end."""
+    try:
+        end_with_parent(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # What is left open here would never seem closed to those who read it.
+        error_stream = sys.__stderr__.fileno() if sys.__stderr__ else 2
+        os.closerange(0, error_stream)
+        os.closerange(error_stream + 1, os.sysconf("SC_OPEN_MAX"))
+        while os.getppid() == parent:
+            sleep(LOOK)
+            if late := times.overdue(timeout):
+                os.write(error_stream, f"\nmha: {late}\n".encode())
+                os.kill(parent, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _share(times: Times) -> None:
+    """Let the clock of this process write where another one reads."""
+    from mha.implementations.clock import CLOCK
+
+    CLOCK.share(times.shared)
 
 
 @dataclass

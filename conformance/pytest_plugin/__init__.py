@@ -198,8 +198,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Keep the verdicts on disk while the run goes on, in the process that prints."""
-    if SELECTION in session.config.stash and not hasattr(session.config, "workerinput"):
+    """Keep the verdicts on disk while the run goes on, in the process that prints; watch the others."""
+    if SELECTION not in session.config.stash:
+        return
+    if hasattr(session.config, "workerinput"):  # of pytest-xdist
+        from mha.conformance.pytest_plugin.guarded import watch_worker
+
+        watch_worker(session.config)
+    else:
         from mha.conformance.pytest_plugin.summary import keep_journal
 
         keep_journal(session.config)

@@ -12,7 +12,7 @@ import pytest
 
 from mha.conformance.engine import guard
 from mha.conformance.project import read_project
-from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL
+from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL, SELECTION
 
 
 def run_in_fork(config: pytest.Config) -> int | None:
@@ -29,6 +29,13 @@ def run_in_fork(config: pytest.Config) -> int | None:
         capture.suspend_global_capture(in_=True)
     print(f"\nmha: {_said(parted.why, folder)}", file=sys.stderr, flush=True)
     return 2
+
+
+def watch_worker(config: pytest.Config) -> None:
+    """Let a worker of pytest-xdist end where a call does not return; the process that started it goes on."""
+    timeout = config.stash[SELECTION].given.call_timeout
+    if timeout and sys.platform == "linux":
+        guard.watch_from_outside(timeout)
 
 
 def _said(why: str, folder: Path) -> str:
