@@ -133,6 +133,19 @@ def test_worker_of_xdist_ends_where_a_call_does_not_return(limited: Path) -> Non
     assert [each.status for each in read(LAST).verdicts] == ["pass", "fail"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there do such calls end their process alone")
+def test_run_that_xdist_gives_up_is_incomplete(limited: Path) -> None:
+    targets = f"{PROCESSES}:exits_in_c", "loop"
+    options = "-n", "1", "--max-worker-restart", "0", "--mha-profile", "quick", "--mha-dtype", "float32"
+    done = run_module(
+        "pytest", "--pyargs", "mha.conformance", "-k", "SHP-1", *options, "--mha-impl", *targets, cwd=limited
+    )
+    assert done.returncode == 1, done
+    report = read(LAST)
+    assert report.incomplete
+    assert [each.status for each in report.verdicts] == ["fail"]
+
+
 def test_run_that_was_killed_keeps_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "mha.conformance", "check", "loop", "--profile", "quick", "--jobs", "1"]

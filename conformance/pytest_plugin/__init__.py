@@ -31,6 +31,8 @@ CONFORMANCE = Path(__file__).resolve().parents[1]
 UNGUARDED = (
     "unguarded: code that ends its process ends this run without a word (docs/results.md); use -n 1, or mha check"
 )
+# Workers of pytest-xdist that crash are replaced: each fails one clause, and the others are due.
+RESTARTS = 10_000
 # A clause in a `-k` expression. `-k` selects substrings of names, and names of items end with the clause and "]".
 CLAUSE_IN_KEYWORD = re.compile(r"\b([A-Za-z]{3}-\d+)\b(?!\])")
 
@@ -70,7 +72,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run in a fork, as code that is judged may end its process; the fork goes on with the next hook."""
     from mha.conformance.pytest_plugin.guarded import may_guard, run_in_fork
 
-    if not may_guard(config, judges=_has_options(config) or any(map(_is_of_ours, config.args))):
+    judges = _has_options(config) or any(map(_is_of_ours, config.args))
+    if judges and getattr(config.option, "maxworkerrestart", "") is None:  # of pytest-xdist, not asked for
+        config.option.maxworkerrestart = str(RESTARTS)
+    if not may_guard(config, judges=judges):
         return None
     try:
         return run_in_fork(config)

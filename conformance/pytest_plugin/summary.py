@@ -88,6 +88,9 @@ def _reasons(report: Report) -> Iterator[str]:
 def _report(session: pytest.Session, chosen: Selection, verdicts: list[Verdict]) -> Report:
     """Return the report of a run; it is incomplete if the run ended early."""
     ended_early = bool(session.shouldfail or session.shouldstop) or session.exitstatus not in COMPLETE
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    tried = {report.nodeid for report in _reports(reporter) if getattr(report, "when", "collect") != "collect"}
+    ended_early |= len(tried) < session.testscollected  # pytest-xdist may give up
     return _report_of(chosen, verdicts, incomplete=ended_early)
 
 
@@ -119,9 +122,14 @@ def summary(config: pytest.Config) -> list[str]:
     return [*runner_annotations(report), *chosen.header(), "", *drawn, "", *summaries]
 
 
+def _reports(reporter: Any) -> list[Any]:
+    """Return what was reported on tests and collectors."""
+    return [report for members in reporter.stats.values() for report in members]
+
+
 def _verdicts(reporter: Any, chosen: Selection) -> list[Verdict]:
     """Return the verdicts on the items that were run, in this process or in workers of pytest-xdist."""
-    reports = [report for members in reporter.stats.values() for report in members]
+    reports = _reports(reporter)
     carried = {report.nodeid: report.mha_verdict for report in reports if hasattr(report, "mha_verdict")}
     verdicts = [_from_dict(value) for value in carried.values()]
     for report in reports:
