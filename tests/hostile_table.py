@@ -93,8 +93,8 @@ def campaign(targets: Sequence[str], folder: Path) -> tuple[int, Report]:
     plan = {"implementations": [*targets], "clauses": [*CLAUSES], "dtypes": ["float32"], "group": "all"}
     lines = [f"{name} = {json.dumps(value)}" for name, value in plan.items()]
     (folder / "plan.toml").write_text("\n".join([*lines, 'profile = "quick"', "timeout = 60", "memory = 4"]))
-    done = run(["-m", "mha.conformance", "campaign", "run", "plan.toml", "--out", "results", "--jobs", "2"], folder)
-    run(["-m", "mha.conformance", "campaign", "report", "results", "--to", "report.json"], folder)
+    run(["-m", "mha.conformance", "campaign", "run", "plan.toml", "--out", "results", "--jobs", "2"], folder)
+    done = run(["-m", "mha.conformance", "campaign", "report", "results", "--to", "report.json"], folder)
     return done.returncode, Report.from_json((folder / "report.json").read_text())
 
 
