@@ -4,30 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import lru_cache
 from math import comb
 
+import torch
+from torch import Tensor
+
 from mha.conformance.cases.case import Case
+from mha.conformance.cases.modes import MODES
 from mha.conformance.harness.errors import CallRaised, Discard, Violation
 from mha.conformance.harness.known_bad.answers import REJECTED
 from mha.conformance.harness.known_bad.defect import Defect, KnownBad
-from mha.conformance.harness.session import Session
+from mha.conformance.harness.recording import CallStep, RecordedOutput, RecordedTensor
+from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.registry import Property
 from mha.conformance.results import Rejections
 from mha.implementations.pristine import as_our_own
-from mha.spec import Claims
+from mha.spec import Claims, Problem
+from mha.spec.bounds import Ball
+from mha.spec.problem import INPUTS
 
-# The most cases that known-bad answers are tried on, unless one is never rejected: then all. Fewer, once as many were
-# rejected as would be unlikely at the least rate.
-SAMPLED, UNLIKELY = 24, 0.15
-# A run of so few rejections is a fault of the judge: its probability at the least rate.
-IMPROBABLE = 2e-3
+# The most cases that known-bad answers are tried on, unless one is never rejected: then all. Fewer, once so many were
+# tried, and the least share of them was rejected.
+SAMPLED, ENOUGH = 24, 4
+# A run of so few rejections is a fault of the judge, and one of none at all: their probabilities at the least rate.
+IMPROBABLE, NONE = 0.01, 0.1
+# So are known-bad answers that are right in all of so many cases.
+ALL_RIGHT = 2
+
+
+class Outcome(Enum):
+    """What a property makes of a known-bad answer in a case."""
+
+    REJECTED = "rejected"
+    MISSED = "wrong, but not rejected"
+    RIGHT = "right in this case"
+    UNTRIED = "discarded, or refused"
 
 
 class Sensitivity:
-    """How many cases of a property reject the known-bad answers that it must reject.
+    """How many cases of a property reject the known-bad answers that it must reject, of those in which they are wrong.
 
-    missed: for each known-bad answer that no case rejected, how many cases it was tried on.
+    rejections: of each known-bad answer; where a sample has none, of all cases. right: the cases in which one is right.
     """
 
     def __init__(self, prop: Property, claims: Claims) -> None:
@@ -36,7 +55,7 @@ class Sensitivity:
         right = () if claims.masks or claims.causal else ("unmasked",)
         self.defects = [defect for defect in prop.must_reject if defect not in right]
         self.rejections: dict[str, Rejections] = {}
-        self.missed: dict[str, int] = {}
+        self.right = set[Case]()
 
     def sample(self, cases: Sequence[Case]) -> None:
         """Try the known-bad answers in turn on some of the cases, from the smallest to the largest."""
@@ -44,66 +63,135 @@ class Sensitivity:
         spread = [place for start in range(3) for place in range(start, most, 3)] if defects else []
         for number, place in enumerate(spread):
             defect = defects[number % len(defects)]
-            if defect == defects[0] and self._is_clear:
+            if defect == defects[0] and self._is_enough:
                 break
             case = cases[place * len(cases) // most]
-            self._count(defect, rejects(self.prop, self.claims, case, REJECTED[defect]))
+            self._try(defect, case)
         for defect in defects:
-            if not (defect in self.rejections and self.rejections[defect].rejected):
+            if not self.rejections.get(defect, Rejections(0, 0)).rejected:
                 self._search(defect, cases)
 
     @property
     def problem(self) -> str:
         """Why the cases prove too little; empty if they prove enough."""
         total, rate = sum(self.rejections.values(), Rejections(0, 0)), self.prop.min_rejection_rate
-        if total.tried and _chance(range(total.rejected + 1), total.tried, rate) <= IMPROBABLE:
+        if total.tried and _chance(total, rate) <= (IMPROBABLE if total.rejected else NONE):
             defects = ", ".join(self.defects)
             counts = f"only {total.rejected} of {total.tried} cases"
             return f"{counts} reject the known-bad answers {defects}; at least {rate:.0%} must"
-        for defect, count in self.missed.items():
-            if (1 - rate / 2) ** count <= IMPROBABLE:
-                return f"none of {count} cases rejects the known-bad answer {defect}; at least {rate / 2:.0%} must"
+        for defect, own in self.rejections.items():
+            if _chance(own, rate) <= IMPROBABLE:
+                return f"only {own.rejected} of {own.tried} cases reject the known-bad answer {defect}"
+        if not total.tried and len(self.right) >= ALL_RIGHT:
+            return f"the known-bad answers {', '.join(self.defects)} are right in all of {len(self.right)} cases"
         return ""
 
     def _search(self, defect: str, cases: Sequence[Case]) -> None:
-        """Look for a case that rejects a known-bad answer, and count those that do not."""
-        outcomes = []
+        """Try a known-bad answer on all cases, up to one that rejects it."""
+        self.rejections.pop(defect, None)
         for case in cases:
-            outcomes.append(rejects(self.prop, self.claims, case, REJECTED[defect]))
-            if outcomes[-1]:
+            if self._try(defect, case) is Outcome.REJECTED:
                 return
-        if False in outcomes:
-            self.missed[defect] = outcomes.count(False)
 
-    def _count(self, defect: str, rejected: bool | None) -> None:
-        if rejected is not None:
-            self.rejections[defect] = self.rejections.get(defect, Rejections(0, 0)) + Rejections(int(rejected), 1)
+    def _try(self, defect: str, case: Case) -> Outcome:
+        """Try a known-bad answer in a case, and count it."""
+        found = outcome(self.prop, self.claims, case, REJECTED[defect])
+        if found is Outcome.RIGHT:
+            self.right.add(case)
+        if found in (Outcome.REJECTED, Outcome.MISSED):
+            one = Rejections(int(found is Outcome.REJECTED), 1)
+            self.rejections[defect] = self.rejections.get(defect, Rejections(0, 0)) + one
+        return found
 
     @property
-    def _is_clear(self) -> bool:
-        """Whether so many rejections would be unlikely at the least rate."""
+    def _is_enough(self) -> bool:
+        """Whether enough was tried, and the least share of it rejected."""
         total = sum(self.rejections.values(), Rejections(0, 0))
-        return _chance(range(total.rejected, total.tried + 1), total.tried, self.prop.min_rejection_rate) <= UNLIKELY
+        return total.tried >= ENOUGH and total.rejected >= self.prop.min_rejection_rate * total.tried
 
 
-def _chance(counts: range, tried: int, rate: float) -> float:
-    """Return the probability that one of these counts of `tried` cases reject, if each does with this probability."""
-    return sum(comb(tried, count) * rate**count * (1 - rate) ** (tried - count) for count in counts)
+def _chance(total: Rejections, rate: float) -> float:
+    """Return the probability of so few rejections if each case rejects with this probability."""
+    tried = total.tried
+    chances = (comb(tried, count) * rate**count * (1 - rate) ** (tried - count) for count in range(total.rejected + 1))
+    return round(sum(chances), 9)
 
 
 # Once for all implementations with the same claims.
 @lru_cache(maxsize=1 << 16)
-def rejects(prop: Property, claims: Claims, case: Case, defect: Defect) -> bool | None:
-    """Return whether a property rejects a known-bad answer in a case; None where it does not apply to it.
+def outcome(prop: Property, claims: Claims, case: Case, defect: Defect) -> Outcome:
+    """Return what a property makes of a known-bad answer in a case.
 
     They are tried on the CPU, where they cost a fraction of what they do on a GPU.
     """
     case = replace(case, device="cpu")
+    session = _Noting(KnownBad(defect, claims), case)
     try:
         with as_our_own():
-            prop.function(Session(KnownBad(defect, claims), case), case)
+            prop.function(session, case)
+            is_wrong = prop.within_bounds or session.has_been_wrong
     except (Discard, CallRaised):
-        return None
+        return Outcome.UNTRIED
     except Violation:
+        return Outcome.REJECTED
+    return Outcome.MISSED if is_wrong else Outcome.RIGHT
+
+
+class _Noting(Session):
+    """A session that notes what every call returned."""
+
+    def __init__(self, implementation: KnownBad, case: Case) -> None:
+        super().__init__(implementation, case)
+        self._results: list[tuple[CallStep, RecordedOutput]] = []
+        self._gradients: list[tuple[Problem, Tensor, dict[str, RecordedTensor]]] = []
+
+    def _call(self, step: CallStep, instance: Instance, dtypes: tuple[torch.dtype, ...]) -> RecordedOutput:
+        result = super()._call(step, instance, dtypes)
+        self._results.append((step, result))
+        return result
+
+    def gradients(
+        self, problem: Problem, upstream: Tensor, wanted: Sequence[str] = (*INPUTS, "mask"), *, frozen: bool = False
+    ) -> dict[str, RecordedTensor]:
+        """See `Session.gradients`."""
+        found = super().gradients(problem, upstream, wanted, frozen=frozen)
+        self._gradients.append((problem, upstream, found))
+        return found
+
+    @property
+    def has_been_wrong(self) -> bool:
+        """Whether something that was returned is wrong, as far as is known: by more than the bounds of two calls.
+
+        What calls of another kind return, those with a cache among them, is not known here.
+        """
+        if not self._results or any(_may_drop(step) for step, _ in self._results):
+            return True
+        if any(self._is_wrong(step.problem, result) for step, result in self._results):
+            return True
+        for problem, upstream, found in self._gradients:
+            expected = self.expected_gradients(problem, upstream)
+            if any(_differs(gradient, expected[name]) for name, gradient in found.items()):
+                return True
+        return False
+
+    def _is_wrong(self, problem: Problem, result: RecordedOutput) -> bool:
+        try:
+            expected = self.expected(problem)
+        except (ValueError, RuntimeError):  # there should be no result
+            return True
+        if _differs(result.output, expected.output):
+            return True
+        return result.weights is not None and _differs(result.weights, expected.weights)
+
+
+def _may_drop(step: CallStep) -> bool:
+    return step.problem.config.dropout > 0 and MODES[step.mode].training
+
+
+def _differs(result: RecordedTensor, expected: Ball) -> bool:
+    """Return whether a result is outside of twice the bound somewhere."""
+    actual = result.tensor.detach().double()
+    if actual.shape != expected.mid.shape:
         return True
-    return False
+    within = ((actual - expected.mid).abs() <= 2 * expected.rad) | (actual.isnan() & expected.mid.isnan())
+    return not bool((within | (actual == expected.mid) | expected.rad.isinf()).all())

@@ -20,14 +20,13 @@ from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import cases_of_each_width, expect_no_worse_than_plain, expect_result
 from mha.implementations.torch_state import threads
 
-FORWARD_DEFECTS = ("mean", "zeros", "unmasked", "unscaled")
+FORWARD_DEFECTS = ("lopsided", "slightly_lopsided", "unmasked", "slightly_scaled", "one_weight")
 
 
 @property_of(
     "NUM-1",
     Domain(masks=("none", "all", *BOOLEAN, *FLOAT), causal=BOTH, values=MOST_VALUES, layouts=ALL_LAYOUTS),
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
 )
 def results_are_within_the_bound(session: Session, case: Case) -> None:
     """Output and weights are within the bound of the oracle."""
@@ -55,7 +54,6 @@ MANY_ITEMS_AND_HEADS = Domain(
     MANY_ITEMS_AND_HEADS,
     requires="HED-1",
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
     max_cases=12,
     number=2,
 )
@@ -69,7 +67,6 @@ def results_for_many_items_and_heads_are_within_the_bound(session: Session, case
     EVERYDAY_SIZES,
     requires="HED-1",
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
     max_cases=6,
     number=3,
 )
@@ -88,7 +85,6 @@ def _expect_within_the_bound(session: Session, case: Case) -> None:
     replace(EVERYDAY_SIZES, masks=("none", "padding"), modes=("no_grad", "train")),
     requires="HED-1",
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
     max_cases=2,
     number=4,
 )
@@ -105,7 +101,6 @@ def results_on_several_threads_are_within_the_bound(session: Session, case: Case
     replace(MANY_ITEMS_AND_HEADS, min_B=66, max_B=66),
     requires="HED-1",
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
     max_cases=4,
     number=5,
 )
@@ -119,7 +114,6 @@ def results_for_more_than_1024_heads_of_a_batch_are_within_the_bound(session: Se
     WIDE_HEADS,
     requires="HED-1",
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
     max_cases=3,
     number=6,
 )
@@ -133,7 +127,6 @@ def results_of_heads_wider_than_256_are_within_the_bound(session: Session, case:
     EVERYDAY_INFERENCE,
     requires="HED-1",
     must_reject=("mean", "zeros", "unscaled"),
-    min_rejection_rate=0.3,
     max_cases=6,
     number=7,
 )
@@ -182,7 +175,9 @@ def double_precision_is_double_throughout(session: Session, case: Case) -> None:
     expect_close(actual, expected, because="the oracle's value; a float32 step would show here")
 
 
-@property_of("NUM-3", replace(MANY_ELEMENTS_IN_HALF, masks=("none", *FEW), causal=BOTH), must_reject=("noise", "zeros"))
+@property_of(
+    "NUM-3", replace(MANY_ELEMENTS_IN_HALF, masks=("none", *FEW), causal=BOTH), must_reject=("lopsided", "zeros")
+)
 def half_precision_is_no_worse_than_the_plain_formula(session: Session, case: Case) -> None:
     """In half precision the root mean square error is at most twice that of the plain formula in the same dtype."""
     expect_no_worse_than_plain(session, case)
@@ -192,7 +187,6 @@ def half_precision_is_no_worse_than_the_plain_formula(session: Session, case: Ca
     "NUM-4",
     Domain(dtypes=("float16",), masks=BOOLEAN, causal=BOTH, values=("normal", "large")),
     must_reject=FORWARD_DEFECTS,
-    min_rejection_rate=0.3,
 )
 def masks_work_in_half_precision(session: Session, case: Case) -> None:
     """Masks work in float16, where a fill value of -1e9 does not fit."""
@@ -202,7 +196,9 @@ def masks_work_in_half_precision(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "NUM-6", Domain(masks=("none", *FEW), values=("tiny", "huge", "heavy"), causal=BOTH), must_reject=("zeros", "noise")
+    "NUM-6",
+    Domain(masks=("none", *FEW), values=("tiny", "huge", "heavy"), causal=BOTH),
+    must_reject=("zeros", "lopsided", "slightly_lopsided"),
 )
 def very_small_and_very_large_inputs(session: Session, case: Case) -> None:
     """Outputs for inputs of very small and of very large scale are within the bound."""

@@ -30,8 +30,7 @@ def _causal_mask(session: Session, problem: Problem) -> torch.Tensor:
 @property_of(
     "CAU-1",
     Domain(masks=("none", *BOOLEAN), causal=CAUSAL, square=True, min_L=2, min_S=2, layouts=DENSE),
-    must_reject=("unmasked", "noise"),
-    min_rejection_rate=0.3,
+    must_reject=("unmasked", "lopsided"),
 )
 def later_positions_have_no_influence(session: Session, case: Case) -> None:
     """Changing position j changes no output at i < j."""
@@ -54,8 +53,7 @@ def later_positions_have_no_influence(session: Session, case: Case) -> None:
     ),
     needs="causal_with_mask",
     level="SHOULD",
-    must_reject=("unmasked", "noise"),
-    min_rejection_rate=0.3,
+    must_reject=("unmasked", "lopsided"),
     number=2,
 )
 def later_positions_have_no_influence_beside_the_lowest_number(session: Session, case: Case) -> None:

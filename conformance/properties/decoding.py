@@ -48,7 +48,15 @@ def _expect_decoded(session: Session, case: Case, problem: Problem) -> None:
         sequence.expect_one_pass(torch.cat(outputs, 1))
 
 
-@property_of("INC-1", replace(DECODING, max_length=2), needs="decodes", requires="HED-1", max_cases=1, number=3)
+@property_of(
+    "INC-1",
+    replace(DECODING, max_length=2),
+    needs="decodes",
+    requires="HED-1",
+    max_cases=1,
+    number=3,
+    must_reject=("lopsided", "slightly_lopsided"),
+)
 def long_decoding_equals_one_causal_pass(session: Session, case: Case) -> None:
     """Decoding equals one causal pass beyond the length that caches often start with, in heads of everyday width."""
     _expect_decoded(session, case, replace(case, head_dim=64, L=260, S=260).problem())
@@ -77,7 +85,13 @@ def items_of_different_lengths_are_decoded_each_for_itself(session: Session, cas
 
 
 @property_of(
-    "INC-1", replace(DECODING, min_B=3, max_length=2), needs="decodes_ragged", requires="HED-1", max_cases=1, number=6
+    "INC-1",
+    replace(DECODING, min_B=3, max_length=2),
+    needs="decodes_ragged",
+    requires="HED-1",
+    max_cases=1,
+    number=6,
+    must_reject=("lopsided", "slightly_lopsided"),
 )
 def long_items_are_decoded_each_for_itself(session: Session, case: Case) -> None:
     """Items that advance at their own pace equal one causal pass beyond the usual length of a page of a cache."""

@@ -39,7 +39,7 @@ from mha.conformance.properties.shared import (
 from mha.spec import Problem
 from mha.spec.problem import INPUTS
 
-GRADIENT_DEFECTS = ("mean", "unmasked", "unscaled", "detached", "softmax_gradient_without_row_sum")
+GRADIENT_DEFECTS = ("slightly_lopsided", "unmasked", "detached", "softmax_gradient_without_row_sum")
 # Distributions of values for which no gradient overflows or vanishes.
 REGULAR_VALUES = ("normal", "integers", "large", "offset", "duplicates", "heavy", "selection", "uniform")
 
@@ -50,7 +50,6 @@ REGULAR_VALUES = ("normal", "integers", "large", "offset", "duplicates", "heavy"
     needs="gradients",
     requires="HED-1",
     must_reject=GRADIENT_DEFECTS,
-    min_rejection_rate=0.3,
 )
 def gradients_are_within_the_bound(session: Session, case: Case) -> None:
     """The gradients of inputs, weights and mask are within the bound of the oracle's."""
@@ -63,7 +62,6 @@ def gradients_are_within_the_bound(session: Session, case: Case) -> None:
     needs="gradients",
     requires="HED-1",
     must_reject=GRADIENT_DEFECTS,
-    min_rejection_rate=0.3,
     max_cases=4,
     number=2,
 )
@@ -77,7 +75,7 @@ def gradients_of_everyday_sizes_are_within_the_bound(session: Session, case: Cas
     replace(ONE_OF_EACH_WIDTH, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
-    must_reject=("nan_gradients", "detached", "unscaled"),
+    must_reject=("nan_gradients", "detached", "lopsided"),
     max_cases=1,
     number=11,
 )
@@ -92,7 +90,7 @@ def gradients_of_each_width_of_heads_are_within_the_bound(session: Session, case
     Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=HALF),
     needs="gradients",
     requires="HED-1",
-    must_reject=("nan_gradients", "noise"),
+    must_reject=("nan_gradients", "lopsided"),
     number=3,
 )
 def half_gradients_are_within_the_bound(session: Session, case: Case) -> None:
@@ -105,7 +103,7 @@ def half_gradients_are_within_the_bound(session: Session, case: Case) -> None:
     replace(EVERYDAY_SIZES, modes=WITH_GRADIENT, dtypes=HALF),
     needs="gradients",
     requires="HED-1",
-    must_reject=("nan_gradients", "noise"),
+    must_reject=("nan_gradients", "lopsided"),
     max_cases=3,
     number=4,
 )
@@ -120,7 +118,7 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case
     needs="gradients",
     requires="HED-1",
     level="SHOULD",
-    must_reject=("nan_gradients", "noise"),
+    must_reject=("nan_gradients", "lopsided"),
     number=5,
 )
 def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None:
@@ -172,7 +170,7 @@ def all_weight_gradients_are_reported(session: Session, case: Case) -> None:
         max_heads=2,
     ),
     needs="gradients",
-    must_reject=("detached", "softmax_gradient_without_row_sum"),
+    must_reject=("softmax_gradient_without_row_sum",),
     max_cases=12,
 )
 def gradcheck_passes(session: Session, case: Case) -> None:
@@ -276,7 +274,7 @@ def any_subset_has_the_same_gradients(session: Session, case: Case) -> None:
     Domain(masks=COMMON, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
-    must_reject=("nan_gradients", "detached"),
+    must_reject=("nan_gradients", "detached", "lopsided"),
     max_cases=12,
     number=2,
 )
@@ -351,7 +349,8 @@ def _subset(names: Sequence[str], number: int) -> list[str]:
     Domain(masks=FLOAT, causal=BOTH, values=MODERATE, modes=WITH_GRADIENT, dtypes=BOUNDED),
     needs="gradients",
     requires="HED-1",
-    must_reject=("unmasked", "zeros", "unscaled"),
+    must_reject=("unmasked", "lopsided"),
+    min_rejection_rate=0.5,  # of one allowed key, the score has no gradient
 )
 def an_additive_mask_has_the_expected_gradient(session: Session, case: Case) -> None:
     """An additive mask that requires a gradient gets the oracle's."""

@@ -32,7 +32,6 @@ SMALL = Domain(layouts=DENSE, values=("normal",), max_length=5)
     replace(SMALL, min_B=2, min_heads=2, min_L=2, min_S=2),
     needs=("masks", "per_item_mask"),
     must_reject=("unmasked",),
-    min_rejection_rate=0.3,
 )
 def masks_of_other_conventions_are_refused_or_read_as_meant(session: Session, case: Case) -> None:
     """A mask in a shape of other libraries, such as (B, S), raises, or is read as it is meant."""

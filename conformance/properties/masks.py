@@ -31,12 +31,13 @@ from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_rows_unchanged, expect_unread, hidden_pairs, refuses, weights_of
 from mha.spec import Claims, Problem
 
+NOTHING_HIDDEN = "no key is masked"
+
 
 @property_of(
     "MSK-1",
     Domain(masks=(*BOOLEAN, *FLOAT), causal_as_mask=True, min_S=2, layouts=DENSE),
-    must_reject=("unmasked", "noise"),
-    min_rejection_rate=0.3,
+    must_reject=("unmasked", "lopsided"),
 )
 def masked_keys_have_no_influence(session: Session, case: Case) -> None:
     """Replacing a masked key and value with any finite numbers changes no output."""
@@ -47,7 +48,6 @@ def masked_keys_have_no_influence(session: Session, case: Case) -> None:
     "MSK-1",
     Domain(masks=BOOLEAN, causal_as_mask=True, min_S=2, layouts=DENSE, values=("low",)),
     must_reject=("unmasked",),
-    min_rejection_rate=0.3,
     max_cases=12,
     number=2,
 )
@@ -71,8 +71,10 @@ def _expect_masked_unread(session: Session, case: Case) -> None:
 def masked_weights_are_zero(session: Session, case: Case) -> None:
     """The weight of a masked key is exactly 0."""
     problem = case.problem()
+    hidden = hidden_pairs(session, problem)
+    assume(bool(hidden.any()), NOTHING_HIDDEN)
     weights = weights_of(session(problem))
-    leaks = (hidden_pairs(session, problem) & (weights.tensor != 0)).nonzero()
+    leaks = (hidden & (weights.tensor != 0)).nonzero()
     if len(leaks):
         at = tuple(leaks[0].tolist())
         because = f"key {at[3]} is masked for query {at[2]} of item {at[0]}"
@@ -89,7 +91,9 @@ def masked_weights_are_zero(session: Session, case: Case) -> None:
 def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None:
     """Where no weights are returned, the context of one-hot values shows that the weight of a masked key is 0."""
     problem = with_weights_as_output(case, session.claims)
-    output, hidden = session(problem).output, hidden_pairs(session, problem)
+    hidden = hidden_pairs(session, problem)
+    assume(bool(hidden.any()), NOTHING_HIDDEN)
+    output = session(problem).output
     leaks = (hidden & (weights_in(output.tensor, problem) != 0)).nonzero()
     if len(leaks):
         item, head, query, key = leaks[0].tolist()
@@ -97,7 +101,7 @@ def masked_keys_add_nothing_to_the_context(session: Session, case: Case) -> None
         expect_equal(output[item, query, head * problem.config.head_dim + key], 0.0, because=because)
 
 
-@property_of("MSK-3", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "noise"))
+@property_of("MSK-3", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "lopsided"))
 def masking_equals_deleting(session: Session, case: Case) -> None:
     """Masking keys equals deleting them."""
     whole = case.problem()
@@ -185,7 +189,7 @@ def mask_of_fewer_dimensions_is_broadcast(session: Session, case: Case) -> None:
 @property_of(
     "MSK-6",
     Domain(masks=("items", "heads", "full"), causal=BOTH, values=MODERATE, min_S=2, layouts=DENSE),
-    must_reject=("unmasked", "noise"),
+    must_reject=("lopsided",),
 )
 def mask_entry_affects_only_its_own_row(session: Session, case: Case) -> None:
     """Mask entries differ per batch item, per query and per head, and each affects only its own row."""
@@ -265,9 +269,7 @@ def _removable_entry(session: Session, problem: Problem, generator: torch.Genera
     return tuple(places[int(torch.randint(len(places), (1,), generator=generator))].tolist())
 
 
-@property_of(
-    "MSK-7", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "noise"), min_rejection_rate=0.3
-)
+@property_of("MSK-7", Domain(min_S=2, layouts=DENSE), needs="masks", must_reject=("unmasked", "lopsided"))
 def every_position_can_be_masked(session: Session, case: Case) -> None:
     """Masking works at every position, including the first and last key."""
     problem = case.problem()
@@ -287,6 +289,7 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
     "MSK-10",
     Domain(masks=BOOLEAN, values=MODERATE, inputs=("cross",), min_S=2, layouts=DENSE),
     must_reject=("unmasked",),
+    min_rejection_rate=0.4,  # where every key is masked for some queries only, NaN in an allowed one is all there is
 )
 def nan_reaches_the_output_only_through_allowed_keys(session: Session, case: Case) -> None:
     """NaN or infinity in a masked key or value does not reach the output; NaN in an allowed one does."""

@@ -35,7 +35,8 @@ class Property:
         possible, or "field=one|other" where one of them will do.
     requires: the basic clause that must hold for the property to mean anything (see `engine.preconditions`).
     must_reject: the known-bad answers of `harness.known_bad` that it must reject, in at least the share
-        `min_rejection_rate` of the cases.
+        `min_rejection_rate` of the cases in which they are wrong. within_bounds: whether it is about errors that are
+        within the bounds, so that they need not be wrong by more than these.
     max_cases: the most boundary cases, and one more than the most random ones, of a property that takes long.
     may_refuse: whether an implementation may refuse a causal call with L != S here, as CAU-3 allows.
     slow: whether a case takes so long that the quick profile tries none.
@@ -52,6 +53,7 @@ class Property:
     requires: str | None
     must_reject: tuple[str, ...]
     min_rejection_rate: float
+    within_bounds: bool
     max_cases: int
     may_refuse: bool
     slow: bool
@@ -95,8 +97,9 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
     needs: str | tuple[str, ...] = (),
     level: Level | None = None,
     requires: str | None = "SHP-1",
-    must_reject: tuple[str, ...] = ("noise",),
-    min_rejection_rate: float = 0.5,
+    must_reject: tuple[str, ...] = ("lopsided",),
+    min_rejection_rate: float = 0.9,
+    within_bounds: bool = False,
     max_cases: int = NO_LIMIT,
     may_refuse: bool = True,
     slow: bool = False,
@@ -117,6 +120,7 @@ def property_of(  # noqa: PLR0913  the fields of a property, each by name
             requires=None if CLAUSES[clause].family in ("CFG", "SHP") else requires,
             must_reject=must_reject,
             min_rejection_rate=min_rejection_rate,
+            within_bounds=within_bounds,
             max_cases=max_cases,
             may_refuse=may_refuse,
             slow=slow,

@@ -35,6 +35,12 @@ def has_empty_row(session: Session, problem: Problem) -> bool:
     return bool(problem.empty_rows(session.claims.causal).any())
 
 
+def another_order(count: int, generator: torch.Generator) -> Tensor:
+    """Return a permutation of so many places, two at least, that moves some."""
+    order = torch.randperm(count, generator=generator)
+    return order.flip(0) if torch.equal(order, torch.arange(count)) else order
+
+
 def hidden_pairs(session: Session, problem: Problem) -> Tensor:
     """Return boolean (B, H, L, S): the keys that a query may not attend to, by the mask or the causal flag.
 
@@ -77,8 +83,12 @@ def expect_unread(session: Session, problem: Problem, hidden: Tensor, generator:
     hidden: boolean (B, L, S), which keys are hidden from which query. why: how these
         keys are hidden, before the queries are named, as in "which are masked for".
     """
-    batch, queries, _ = hidden.shape
-    rows = torch.randint(queries, (batch,), generator=generator)
+    assume(bool(hidden.any()), f"no keys are hidden, {why} a query")
+    batch = len(hidden)
+    # Of the queries of an item, those that some key is hidden from, if there are any.
+    hidden_from = hidden.any(-1)
+    drawable = (hidden_from | ~hidden_from.any(-1, keepdim=True)).double().cpu()
+    rows = torch.multinomial(drawable, 1, generator=generator).squeeze(1)
     replaced = hidden[torch.arange(batch), rows]
     unaffected = (hidden | ~replaced.unsqueeze(1)).all(-1)
     noise = torch.randn(problem.key.shape, generator=generator, dtype=torch.float64).to(problem.query.device)

@@ -130,7 +130,7 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
     return session.built(other)
 
 
-@property_of("STA-4", Domain(masks=COMMON, causal=BOTH, values=MODERATE), max_cases=20)
+@property_of("STA-4", Domain(masks=COMMON, causal=BOTH, values=MODERATE), must_reject=("unsaved",), max_cases=20)
 def state_round_trips(session: Session, case: Case) -> None:
     """A state_dict that is saved and loaded into a new module gives the same output."""
     problem = case.problem()
@@ -140,7 +140,7 @@ def state_round_trips(session: Session, case: Case) -> None:
     expect_unchanged(session, output, base, bound=bound, because="the attention has the same state_dict")
 
 
-@property_of("STA-8", Domain(masks=COMMON, causal=BOTH, values=MODERATE), max_cases=20)
+@property_of("STA-8", Domain(masks=COMMON, causal=BOTH, values=MODERATE), must_reject=("unsaved",), max_cases=20)
 def copies_are_the_same_attention(session: Session, case: Case) -> None:
     """A deep copy and a pickled copy give the same output, and a deep copy keeps its own weights."""
     problem = case.problem()
@@ -239,7 +239,10 @@ def training_mode_matters_to_dropout_only(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "STA-7", Domain(masks=COMMON, causal=BOTH, values=MODERATE, modes=("eval", "no_grad"), min_L=2), max_cases=12
+    "STA-7",
+    Domain(masks=COMMON, causal=BOTH, values=MODERATE, modes=("eval", "no_grad"), min_L=2),
+    must_reject=("haunted",),
+    max_cases=12,
 )
 def threads_do_not_disturb_one_another(session: Session, case: Case) -> None:
     """Calls from several threads on one module give the results of calls one by one."""

@@ -11,43 +11,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.conformance.harness.known_bad.catalogue import scores_times
+from mha.conformance.harness.known_bad.conduct import (
+    DropsNothingBackward,
+    Haunted,
+    NeverEmpty,
+    OwnDraws,
+    SharedDraws,
+    Unsaved,
+)
 from mha.conformance.harness.known_bad.defect import Defect
+from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
 from mha.spec import Claims, Config, Output, Weights
 from mha.spec.dtypes import computable
 
 
-class MadeUp(TextbookAttention):
-    """Numbers that have nothing to do with the inputs."""
-
-    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
-        """Make up output and weights; every input and weight has a gradient of zeros."""
-        query, key, value = inputs
-        shape = (query.shape[0], self.config.n_heads, query.shape[1], key.shape[1]) if query.ndim == 3 else (1,)
-        touched = sum(x.sum() * 0 for x in (query, key, value, *map(computable, self.parameters())))
-        output = self.make_up(query.shape, query, value) + touched
-        return Output(output, self.make_up(shape, query, value) if need_weights else None)
-
-    def make_up(self, shape: tuple[int, ...], query: Tensor, value: Tensor) -> Tensor:
-        """Return numbers of this shape, in the dtype of the query."""
-        raise NotImplementedError
-
-
-class Zeros(MadeUp):
+class Zeros(TextbookAttention):
     """Zeros, whatever the inputs are."""
 
-    def make_up(self, shape: tuple[int, ...], query: Tensor, value: Tensor) -> Tensor:
-        """Return zeros."""
-        return torch.zeros(shape).to(query)
-
-
-class Noise(MadeUp):
-    """Other random numbers at each call, about as large as the values."""
-
-    def make_up(self, shape: tuple[int, ...], query: Tensor, value: Tensor) -> Tensor:
-        """Return random numbers."""
-        drawn = torch.randn(shape, generator=self.generator).to(query)
-        return drawn * (1 + value.abs().max())
+    def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
+        """Return zeros; every input and weight has a gradient of zeros."""
+        query, key, _ = inputs
+        zero = sum(x.sum() * 0 for x in (*inputs, *map(computable, self.parameters())))
+        if not need_weights or query.ndim != 3:
+            return Output(torch.zeros_like(query) + zero, None)
+        weights = query.new_zeros(query.shape[0], self.config.n_heads, query.shape[1], key.shape[1])
+        return Output(torch.zeros_like(query) + zero, weights + zero)
 
 
 class Unmasked(TextbookAttention):
@@ -72,6 +61,15 @@ class Unscaled(TextbookAttention):
     def scale(self) -> float:
         """Leave the scores as they are, or scale them as usual."""
         return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
+
+
+class OneWeight(TextbookAttention):
+    """The weight of the first key is 1% too large."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        """Multiply the first column of the weights."""
+        weights = super().weigh(scores, allowed, bias)
+        return torch.cat([1.01 * weights[..., :1], weights[..., 1:]], -1)
 
 
 class SinglePrecision(TextbookAttention):
@@ -136,17 +134,26 @@ class RandomGradientScale(TextbookAttention):
 
 ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "zeros": Zeros,
-    "noise": Noise,
+    "lopsided": Lopsided,
+    "slightly_lopsided": SlightlyLopsided,
     "mean": Mean,
     "unmasked": Unmasked,
     "unscaled": Unscaled,
     "one_percent": scores_times(1.01).attention,
+    "slightly_scaled": scores_times(1.001).attention,
+    "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,
     "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
     "never_refuses": NeverRefuses,
     "nan_gradients": NanGradients,
     "random_gradient_scale": RandomGradientScale,
+    "haunted": Haunted,
+    "unsaved": Unsaved,
+    "never_empty": NeverEmpty,
+    "own_draws": OwnDraws,
+    "shared_draws": SharedDraws,
+    "drops_nothing_backward": DropsNothingBackward,
     "correct": TextbookAttention,
 }
 # By the names under which reports count how often each was rejected.
