@@ -117,6 +117,7 @@ REJECTED_BY = {
     "haunted": ("STA-3", "float32"),
     "unsaved": ("STA-4", "float32"),
     "never_empty": ("SHP-5", "float32"),
+    "first_key_if_empty": ("MSK-8", "float32"),
     "own_draws": ("DRP-3", "float32"),
     "shared_draws": ("DRP-5", "float32"),
     "drops_nothing_backward": ("GRD-1", "float32"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from mha.conformance.harness.known_bad.catalogue import scores_times
 from mha.conformance.harness.known_bad.conduct import (
     DropsNothingBackward,
+    FirstKeyIfEmpty,
     Haunted,
     NeverEmpty,
     OwnDraws,
@@ -151,6 +152,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "haunted": Haunted,
     "unsaved": Unsaved,
     "never_empty": NeverEmpty,
+    "first_key_if_empty": FirstKeyIfEmpty,
     "own_draws": OwnDraws,
     "shared_draws": SharedDraws,
     "drops_nothing_backward": DropsNothingBackward,

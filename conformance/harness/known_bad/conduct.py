@@ -1,4 +1,4 @@
-"""Known-bad answers that are right, call by call, but remember, forget, or drop what they should not."""
+"""Known-bad answers that are right in most calls, but remember, forget, drop or make up what they should not."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ class NeverEmpty(TextbookAttention):
         if items and queries and inputs[1].shape[1]:
             return super().attend(inputs, mask, is_causal, need_weights)
         return Output(inputs[0].new_ones(max(1, items), max(1, queries), width), None)
+
+
+class FirstKeyIfEmpty(TextbookAttention):
+    """A row without an allowed key attends to the first key."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
+        """Give the first key of an empty row all weight."""
+        weights = super().weigh(scores, allowed, bias)
+        first = torch.zeros_like(weights)
+        first[..., :1] = 1.0
+        return torch.where(allowed.any(-1, keepdim=True), weights, first)
 
 
 class OwnDraws(TextbookAttention):
