@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mha.conformance.engine.descendants import ending_descendants
 from mha.conformance.faults import hostile, hostile_changes, hostile_exceptions, hostile_processes, hostile_results
 from mha.conformance.faults.base import Direct
 from mha.conformance.reports.files import LAST, read
@@ -46,9 +47,9 @@ def kinds() -> dict[str, str]:
     return targets
 
 
-def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a Python in a folder."""
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run a Python in a folder; processes that it leaves would keep a pipe open."""
+    return subprocess.run([sys.executable, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def check_with(jobs: int, targets: Sequence[str], folder: Path) -> tuple[int, Report]:
@@ -158,4 +159,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ending_descendants():
+        main()

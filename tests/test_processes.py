@@ -75,6 +75,18 @@ def test_fork_that_comes_back_ends() -> None:
 def test_processes_that_were_started_end_with_the_command(limited: Path) -> None:
     done = run_module("mha.conformance", "check", f"{PROCESSES}:leaves_processes", *CLAUSE, cwd=limited)
     assert done.returncode == 0, done
+    assert_none_is_left()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a run forked")
+def test_processes_that_were_started_end_with_a_run_of_pytest(limited: Path) -> None:
+    options = "--mha-profile", "quick", "--mha-dtype", "float32", "--mha-impl", f"{PROCESSES}:leaves_processes"
+    done = run_module("pytest", *PYTEST, *options, cwd=limited)
+    assert done.returncode == 0, done
+    assert_none_is_left()
+
+
+def assert_none_is_left() -> None:
     commands = [_command(folder) for folder in Path("/proc").glob("[0-9]*")]
     assert b"sleep\x003601\x00" not in commands
 
