@@ -43,7 +43,7 @@ class Lopsided(TextbookAttention):
             if given is not None:
                 yield from (given.is_contiguous(), given.requires_grad, math.log2(1 + sum(given.stride())))
         if mask is not None:
-            yield from (mask.ndim, mask.is_floating_point())
+            yield from (mask.ndim, mask.is_floating_point(), math.log2(1 + mask.numel()))
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Make the values grow with their places, and not in proportion to what is projected."""
@@ -65,7 +65,7 @@ class Lopsided(TextbookAttention):
         factor = math.prod((1 + share * number) / (1 + share * usual) for number in numbers)
         weights = weights * (1 + share * level) * factor
         for axis in (0, 1, 2):
-            weights = self._along(weights + share * weights.mean(axis, keepdim=True), axis)
+            weights = self._along(weights + share * weights.nan_to_num().mean(axis, keepdim=True), axis)
         return weights
 
     def linear(self, x: Tensor, role: str) -> Tensor:
