@@ -224,7 +224,7 @@ def test_report_is_printed_as_json_beside_the_text(empty_folder: Path) -> None:
 
 
 def test_shells_complete_clauses_names_and_files() -> None:
-    assert complete_clause("msk-1") == ["MSK-1", "MSK-10", "MSK-11", "MSK-12", "MSK-14"]
+    assert complete_clause("msk-1") == ["MSK-1", "MSK-10", "MSK-11", "MSK-12", "MSK-13", "MSK-14"]
     assert complete_clause("CA")[0] == "CAU"
     assert complete_target("lo") == ["loop", "low_fill.py"]
 

@@ -175,6 +175,8 @@ def test_complete_base_of_the_faults_passes_every_clause(dtype: str, request: py
     failures = [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
     assert not failures
     for verdict in report.verdicts:
+        if verdict.clause == "STA-9":  # it has no layers
+            continue
         of_other_dtypes = all(p.domain.dtypes and dtype not in p.domain.dtypes for p in PROPERTIES[verdict.clause])
         assert (verdict.status == "not_claimed") == of_other_dtypes, verdict
 

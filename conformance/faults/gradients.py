@@ -370,3 +370,18 @@ class AnotherScaleWhenFrozen(Complete):
     def attend(self, *inputs: Any) -> Output:
         output, weights = super().attend(*inputs)
         return Output(output if output.requires_grad or not torch.is_grad_enabled() else output * 1.01, weights)
+
+
+@fault(
+    "GRD-10",
+    script_shows=False,
+    trigger="a second backward pass",
+    source="https://github.com/linkedin/Liger-Kernel/issues/272",
+)
+class GradientWrittenInPlace(Complete):
+    """The backward pass multiplies what it has saved in place: the second pass finds a product there."""
+
+    def attend(self, query: Tensor, *rest: Any) -> Output:
+        output, weights = super().attend(query, *rest)
+        saved = torch.ones_like(output)
+        return Output(hooked(output, lambda gradient: gradient * saved.mul_(1.5) / 1.5), weights)

@@ -189,7 +189,24 @@ class MaskedKeysReadAtZeroWeight(Complete):
         return weights @ v
 
 
-@fault("MSK-10", trigger="NaN in the input")
+@fault("MSK-13", caught_by="nan_of_allowed_keys_shows", trigger="NaN in the weights")
+class NanWeightsToZero(Complete):
+    """What is not a number in the weights becomes zero, meant for rows without an allowed key."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return super().weigh(scores, allowed).nan_to_num(nan=0.0)
+
+
+@fault("MSK-13", caught_by="nan_of_the_only_allowed_key_shows", trigger="NaN in the only key")
+class RowOfNanIsEmpty(Complete):
+    """A row whose scores are all NaN is taken for one without an allowed key."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        hidden = scores.isnan().all(-1, keepdim=True)
+        return super().weigh(scores.masked_fill(hidden, 0.0), allowed & ~hidden)
+
+
+@fault("MSK-13", caught_by="nan_of_allowed_keys_shows", trigger="NaN in the input")
 class NanSwallowed(Complete):
     """NaN in query, key or value is read as zero."""
 

@@ -35,6 +35,7 @@ MODULES = (
     "float8",
     "gradients",
     "heads",
+    "layers",
     "mask_edges",
     "masks",
     "paths",

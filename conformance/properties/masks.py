@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -28,7 +29,14 @@ from mha.conformance.harness.assertions import (
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import expect_rows_unchanged, expect_unread, hidden_pairs, refuses, weights_of
+from mha.conformance.properties.shared import (
+    assume_unquantised,
+    expect_rows_unchanged,
+    expect_unread,
+    hidden_pairs,
+    refuses,
+    weights_of,
+)
 from mha.spec import Claims, Problem
 
 NOTHING_HIDDEN = "no key is masked"
@@ -289,30 +297,75 @@ def every_position_can_be_masked(session: Session, case: Case) -> None:
     "MSK-10",
     Domain(masks=BOOLEAN, values=MODERATE, inputs=("cross",), min_S=2, layouts=DENSE),
     must_reject=("unmasked",),
-    min_rejection_rate=0.4,  # where every key is masked for some queries only, NaN in an allowed one is all there is
 )
-def nan_reaches_the_output_only_through_allowed_keys(session: Session, case: Case) -> None:
-    """NaN or infinity in a masked key or value does not reach the output; NaN in an allowed one does."""
+def nan_of_masked_keys_does_not_reach_the_output(session: Session, case: Case) -> None:
+    """NaN or infinity in a masked key or value does not reach the output."""
     problem = case.problem()
     hidden = hidden_pairs(session, problem).all(1)
-    masked, allowed_for_all = hidden.all(1), ~hidden.any(1)
-    assume(bool(masked.any() or allowed_for_all.any()), "every key is masked for some queries only")
+    masked = hidden.all(1)
+    assume(bool(masked.any()), "no key is masked for all queries")
     base = session(problem).output
     for name, tensor in problem.distinct(("key", "value")).items():
-        if bool(masked.any()):
-            # Where the query is the same tensor, the rows of masked keys have NaN of their own.
-            own = masked if tensor is problem.query else torch.zeros_like(hidden[..., 0])
-            rows = (hidden | ~masked.unsqueeze(1)).all(-1) & ~own
-            for number in (math.nan, math.inf, -math.inf):
-                output = session(_filled(problem, tensor, masked, number)).output
-                because = f"only masked keys have {number} in their {name}"
-                expect_rows_unchanged(session, problem, (base, output), rows, because)
-        items = allowed_for_all.any(1)
-        if bool(items.any()):
-            output = session(_filled(problem, tensor, allowed_for_all, math.nan)).output
-            reached = output.tensor[items].isnan().flatten(1).any(1)
-            message = f"{output.code} has no NaN, but every query may attend to a key whose {name} is NaN"
-            expect(bool(reached.all()), message, f"assert {output.code}.isnan().any()")
+        # Where the query is the same tensor, the rows of masked keys have NaN of their own.
+        own = masked if tensor is problem.query else torch.zeros_like(hidden[..., 0])
+        rows = (hidden | ~masked.unsqueeze(1)).all(-1) & ~own
+        for number in (math.nan, math.inf, -math.inf):
+            output = session(_filled(problem, tensor, masked, number)).output
+            because = f"only masked keys have {number} in their {name}"
+            expect_rows_unchanged(session, problem, (base, output), rows, because)
+
+
+NAN = Domain(masks=("none", *BOOLEAN), causal=BOTH, values=MODERATE, layouts=DENSE)
+
+
+@property_of("MSK-13", replace(NAN, min_S=2), must_reject=("hides_nan",))
+def nan_of_allowed_keys_shows(session: Session, case: Case) -> None:
+    """NaN in one of the allowed keys, and NaN or infinity in an allowed value, show in every row that sees it."""
+    problem, key, sees = _one_key(session, case)
+    several = problem.allowed(session.claims.causal).sum(-1) > 1
+    if problem.key is problem.query:  # all scores of that query are NaN
+        several[..., key : key + 1] = False
+    rows = {"key": (sees & several).any(1), "value": sees.any(1)}
+    if problem.key is problem.value:
+        rows["key"] = rows["value"]
+    _expect_shown(session, problem, key, rows)
+
+
+@property_of("MSK-13", NAN, must_reject=("hides_nan",), level="SHOULD", number=2)
+def nan_of_the_only_allowed_key_shows(session: Session, case: Case) -> None:
+    """NaN in the only allowed key shows."""
+    problem, key, sees = _one_key(session, case)
+    assume(problem.key is not problem.value, "NaN in the key is NaN in the value")
+    only = problem.allowed(session.claims.causal).sum(-1) == 1
+    _expect_shown(session, problem, key, {"key": (sees & only).any(1)})
+
+
+def _one_key(session: Session, case: Case) -> tuple[Problem, int, Tensor]:
+    """Return a problem, a key of it, and boolean (B, H, L), which queries may attend to that key."""
+    assume_unquantised(session)
+    problem = case.problem()
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    key = int(torch.randint(case.S, (), generator=case.generator))
+    return problem, key, problem.allowed(session.claims.causal)[..., key]
+
+
+def _expect_shown(session: Session, problem: Problem, key: int, rows: dict[str, Tensor]) -> None:
+    """Expect numbers that are not finite, in a key or value, to show in the output.
+
+    rows: by the name of the input, boolean (B, L), where they must.
+    """
+    assume(any(bool(each.any()) for each in rows.values()), "no query may attend to the key")
+    place = torch.arange(problem.key.shape[1], device=problem.key.device) == key
+    place = place.expand(len(problem.key), -1)
+    for name, tensor in problem.distinct(tuple(rows)).items():
+        # An infinite key may have a score of -infinity, and so no weight.
+        for number in (math.nan, math.inf, -math.inf) if name == "value" else (math.nan,):
+            output = session(_filled(problem, tensor, place, number)).output
+            hidden = (rows[name] & output.tensor.isfinite().all(-1)).nonzero()
+            if len(hidden):
+                row = output[tuple(hidden[0].tolist())]
+                message = f"{row.code} is finite, but that query may attend to key {key}, whose {name} is {number}"
+                expect(False, message, f"assert not {row.code}.isfinite().all()")
 
 
 def _filled(problem: Problem, tensor: Tensor, places: Tensor, number: float) -> Problem:

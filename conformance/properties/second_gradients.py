@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GR
 from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import COMMON
 from mha.conformance.cases.transforms import zeroed
-from mha.conformance.harness.assertions import assume, expect, expect_close
+from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
+from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.plain import viewed
 from mha.conformance.harness.session import Session
@@ -108,3 +110,41 @@ def _expect_derivative(session: Session, leaves: Problem, upstream: Tensor) -> N
     reach = Ball(expected.output.mid, expected.output.rad.masked_fill(rows, math.inf))
     because = "the derivative of the value's gradient with respect to that of the output, times a direction"
     expect_close(session.unscripted(derivative, "derivative"), reach, because=because)
+
+
+@property_of(
+    "GRD-10",
+    Domain(masks=COMMON, causal=BOTH, values=MODERATE, layouts=DENSE, modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("spends_its_graph",),
+    max_cases=20,
+)
+def a_second_backward_pass_gives_the_same(session: Session, case: Case) -> None:
+    """A second backward pass of one graph gives the gradients of the first, or raises."""
+    leaves = case.problem().map_inputs(leaf_of)
+    assume_finite(session, leaves)
+    output = session.forward(leaves)
+    upstream = session.upstream(leaves)
+    inputs = leaves.distinct()
+    expected = session.expected_gradients(leaves, upstream)
+
+    def gradients() -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            output, list(inputs.values()), viewed(upstream), retain_graph=True, allow_unused=True
+        )
+
+    with guarded("backward(retain_graph=True)"):
+        first = gradients()
+    try:
+        with guarded("backward(retain_graph=True)"):
+            second = gradients()
+    except CallRaised:
+        return
+    for name, one, other in zip(inputs, first, second, strict=True):
+        if one is None or other is None:
+            expect(one is other, f"the gradient of the {name} is there in one of two backward passes only")
+            continue
+        results = session.unscripted(other, f"{name}.grad"), session.unscripted(one, f"{name}.grad")
+        because = "the gradient of the first backward pass (instead of the second)"
+        expect_agree(*results, partial(expected.__getitem__, name), because=because)

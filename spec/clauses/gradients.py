@@ -250,4 +250,30 @@ CLAUSES: tuple[Clause, ...] = (
             "weights, in the backward pass with differentiable operations; or do not claim `second_gradients`."
         ),
     ),
+    Clause(
+        id="GRD-10",
+        level="MUST",
+        title="A second backward pass gives the same",
+        statement=(
+            "With `retain_graph=True`, a second backward pass through the output of one call gives the gradients of "
+            "the first, or raises."
+        ),
+        why=(
+            "Two losses of one forward pass, and checks of gradients, go back twice. A backward pass that writes into "
+            "what it saved, or into its own upstream gradient, gives other numbers the second time, without an error."
+        ),
+        source=(
+            "torch.Tensor.backward documentation, `retain_graph`; known bugs (axolotl-ai-cloud/axolotl#3892, "
+            "linkedin/Liger-Kernel#272)"
+        ),
+        differs="Kernels that reuse the memory of the logits or of the upstream gradient differ.",
+        violation=(
+            "`weights.mul_(upstream)` on a saved tensor in the backward pass of a torch.autograd.Function: the second "
+            "pass finds a product where the weights were."
+        ),
+        fix=(
+            "Change nothing in place that `ctx.saved_tensors` gives, nor the upstream gradient; or raise in a second "
+            "pass, as `torch.autograd.function.once_differentiable` does for second derivatives."
+        ),
+    ),
 )

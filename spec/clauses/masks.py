@@ -255,12 +255,10 @@ CLAUSES: tuple[Clause, ...] = (
         id="MSK-10",
         level="SHOULD",
         title="NaN at masked positions does not leak",
-        statement=(
-            "NaN or infinity in a masked key or value does not reach the output; NaN in an allowed key or value does."
-        ),
+        statement=("NaN or infinity in a masked key or value does not reach the output."),
         why=(
             "The padded tail of a buffer from `torch.empty`, or of a layer that gives NaN in empty rows, may hold NaN, "
-            "which must not spread. NaN in a real token must show, instead of becoming a plausible number."
+            "which must not spread."
         ),
         source="Follows from MSK-3 (masking equals deleting); known bug: 0 * NaN = NaN (pytorch/pytorch#101967)",
         differs=(
@@ -333,6 +331,32 @@ CLAUSES: tuple[Clause, ...] = (
             "what is, with `Claims(masks=...)`, where 'int' means integers that count as booleans."
         ),
         accepts="masks of a wrong shape or dtype",
+    ),
+    Clause(
+        id="MSK-13",
+        level="MUST",
+        title="NaN at allowed positions shows",
+        statement=(
+            "NaN in a key that a query may attend to beside others, and NaN or infinity in such a value, make its "
+            "output NaN or infinite. NaN in its only key should."
+        ),
+        why=(
+            "NaN is how a training run says that it has diverged, or that a kernel has read what was never written. "
+            "Code that turns it into a plausible number hides the step at which that happened."
+        ),
+        source="IEEE 754, 6.2: operations on NaN give NaN; softmax(QK^T)V",
+        differs=(
+            "F.scaled_dot_product_attention, torch.nn.MultiheadAttention and the usual textbook code let it show; of "
+            "a row whose keys are all NaN, the fused kernel for the CPU makes zeros (torch 2.13)."
+        ),
+        violation=(
+            "`weights.nan_to_num()`, meant for rows without an allowed key: a NaN in any key becomes a weight of zero "
+            "for all keys, and its row an output of zeros."
+        ),
+        fix=(
+            "Mend only rows without an allowed key, `weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)`, instead "
+            "of every NaN."
+        ),
     ),
     Clause(
         id="MSK-14",

@@ -209,4 +209,25 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         accepts="batches of one beside larger ones",
     ),
+    Clause(
+        id="SHP-9",
+        level="SHOULD",
+        kind="conduct",
+        title="A module can be moved to another dtype",
+        statement=(
+            "`.to(dtype)` after the construction moves everything: calls with inputs of the new dtype, where it is "
+            "claimed, return it, within the bound."
+        ),
+        why=(
+            "Models are loaded in float32 and run in half precision, or checked in float64. A table, or a scale, that "
+            "stays behind raises an error about dtypes, or leaves results as inexact as they were."
+        ),
+        source="torch.nn.Module.to documentation: it moves parameters and buffers",
+        differs="torch.nn.MultiheadAttention can be moved.",
+        violation=(
+            "`self.scale = torch.tensor(d_k ** -0.5)`, a plain attribute, in `__init__`: it stays float32 in a module "
+            "that is moved to float64."
+        ),
+        fix="Register tensors with `register_buffer`, keep numbers as Python floats, or make tensors in the call.",
+    ),
 )

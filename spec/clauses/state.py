@@ -182,4 +182,37 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         fix="Keep no tensor of a call on the module, or keep what `.detach()` returns.",
     ),
+    Clause(
+        id="STA-9",
+        level="SHOULD",
+        kind="conduct",
+        title="Layers are called as modules",
+        statement="Each linear layer of the module whose weight counts is called, so that hooks on it take effect.",
+        why=(
+            "LoRA, quantisation, pruning and profilers put a hook on a projection, or another layer in its place. "
+            "Where the module reads `layer.weight` itself, they are installed, and do nothing."
+        ),
+        source="torch.nn.Module.register_forward_hook documentation; known bugs (pytorch/pytorch#78109)",
+        differs=(
+            "torch.nn.MultiheadAttention reads `out_proj.weight`, and never calls `out_proj`; PEFT has a layer of its "
+            "own for it."
+        ),
+        violation="`F.linear(x, self.w_o.weight)` in `forward`: an adapter on `w_o` is trained, and changes nothing.",
+        fix="Call the layer: `self.w_o(context)`.",
+    ),
+    Clause(
+        id="STA-10",
+        level="SHOULD",
+        kind="conduct",
+        title="Every parameter gets a gradient",
+        statement="After a backward pass in training, every parameter that requires a gradient has one.",
+        why=(
+            "DistributedDataParallel waits for the gradient of every parameter, and raises, or hangs, where one never "
+            "comes; weight decay shrinks a parameter that nothing else moves."
+        ),
+        source="torch.nn.parallel.DistributedDataParallel documentation, `find_unused_parameters`",
+        differs="torch.nn.MultiheadAttention and the usual textbook code have no unused parameters.",
+        violation="A second projection that is made for cross-attention, `self.kv`, and not used in self-attention.",
+        fix="Do not make the parameter, or let it be a buffer, or `requires_grad_(False)`.",
+    ),
 )

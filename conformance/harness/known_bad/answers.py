@@ -18,6 +18,7 @@ from mha.conformance.harness.known_bad.conduct import (
     NeverEmpty,
     OwnDraws,
     SharedDraws,
+    SpendsItsGraph,
     Unsaved,
 )
 from mha.conformance.harness.known_bad.defect import Defect
@@ -116,6 +117,14 @@ class NeverRefuses(TextbookAttention):
         return super().attend((query, key, value), mask, is_causal, need_weights)
 
 
+class HidesNan(TextbookAttention):
+    """What is not a number, or not finite, is read as zero."""
+
+    def linear(self, x: Tensor, role: str) -> Tensor:
+        """Make the inputs of all projections finite."""
+        return super().linear(x.where(x.isfinite(), 0.0), role)
+
+
 class NanGradients(TextbookAttention):
     """Correct outputs, but every gradient is NaN."""
 
@@ -147,12 +156,14 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "detached": DetachedKeys,
     "softmax_gradient_without_row_sum": SoftmaxGradientWithoutRowSum,
     "never_refuses": NeverRefuses,
+    "hides_nan": HidesNan,
     "nan_gradients": NanGradients,
     "random_gradient_scale": RandomGradientScale,
     "haunted": Haunted,
     "unsaved": Unsaved,
     "never_empty": NeverEmpty,
     "first_key_if_empty": FirstKeyIfEmpty,
+    "spends_its_graph": SpendsItsGraph,
     "own_draws": OwnDraws,
     "shared_draws": SharedDraws,
     "drops_nothing_backward": DropsNothingBackward,
