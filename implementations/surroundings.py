@@ -121,6 +121,14 @@ def _set_default_device(contexts: tuple[Any, ...]) -> None:
     torch.set_default_device(None if context is None else context.device)
 
 
+FIRST_LIMIT = sys.getrecursionlimit()
+
+
+def _recursion_limit() -> int:
+    """Return the recursion limit, if it is lower than at first: compilers and Hypothesis raise it."""
+    return min(sys.getrecursionlimit(), FIRST_LIMIT)
+
+
 # What each call is asked about: a tuple each, compared by identity, as what stands there may equal anything.
 QUICK = (
     Part(lambda: tuple(map(sys.modules.get, MAIN_MODULES)), _set_modules, "what is in sys.modules"),
@@ -131,7 +139,7 @@ QUICK = (
 SLOW = (
     Part(_folder, _enter_folder, "the working directory"),
     Part(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name), "the locale"),
-    Part(sys.getrecursionlimit, sys.setrecursionlimit, "the recursion limit"),
+    Part(_recursion_limit, sys.setrecursionlimit, "the recursion limit"),
     Part(gc.isenabled, _collect, "the garbage collection"),
     Part(_environment, _set_environment),
     Part(sys.path.copy, _set_path),

@@ -64,11 +64,11 @@ def kill_descendants(besides: Collection[int] = ()) -> None:
 def descendants() -> set[int]:
     """Return the processes that descend from this one and have not ended."""
     parents = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # not `glob`, which raises where a process ends meanwhile
         with suppress(OSError, ValueError, IndexError):
-            state, parent = file.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            state, parent = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state != "Z":
-                parents[int(file.parent.name)] = int(parent)
+                parents[int(name)] = int(parent)
     found, new = set[int](), {os.getpid()}
     while new:
         new = {process for process, parent in parents.items() if parent in new}

@@ -152,7 +152,7 @@ def _collects_nothing() -> None:
 
 
 def _changes_the_recursion_limit() -> None:
-    sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+    sys.setrecursionlimit(sys.getrecursionlimit() // 2)
 
 
 def _changing(name: str, act: Callable[[], None]) -> Direct:

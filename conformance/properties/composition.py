@@ -162,6 +162,35 @@ def generated_code_agrees(session: Session, case: Case) -> None:
     _expect_compiled(session, as_causal(session.claims, case), "inductor")
 
 
+@property_of(
+    "CMP-1",
+    replace(ONE_UNMASKED, dtypes=tuple(dtype for dtype in DTYPES if dtype != "float64")),
+    needs="composes=compile",
+    requires="HED-1",
+    must_reject=(),
+    max_cases=1,
+    number=4,
+    slow=True,
+)
+def generated_code_without_gradients_agrees(session: Session, case: Case) -> None:
+    """Inductor's code for inference agrees with eager: it is other code, and where sizes are equal, axes look alike."""
+    assume(_has_compiler(case.device), "the machine has no compiler for generated code")
+    alike = replace(case, n_heads=4, B=4, L=4, S=4)
+    for each in (case, alike):
+        problem = each.problem()
+        base = session(problem).output
+        torch.compiler.reset()
+        instance = session.derive(
+            session.built(problem),
+            lambda module: torch.compile(module, fullgraph=True),
+            "torch.compile({}, fullgraph=True)",
+        )
+        with _generated_code_hidden():
+            output = session(problem, via=instance, mode="no_grad").output
+        because = "the eager output (instead of compiled by Inductor, under no_grad)"
+        expect_agree(output, base, session.bound_of(problem), because=because)
+
+
 class _Positional(nn.Module):
     """An attention that takes tensors only, as `torch.export` needs it."""
 
