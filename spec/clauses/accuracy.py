@@ -197,7 +197,8 @@ CLAUSES: tuple[Clause, ...] = (
         title="Half-precision error is as large as its roundings explain",
         statement=(
             "In bfloat16 and float16, the root mean square error of the output is no larger than independent roundings "
-            "of the numbers that an implementation stores explain: sums are kept in float32."
+            "of the numbers that an implementation stores explain: sums are kept in float32. More than twice that, on "
+            "4096 keys, is a MUST."
         ),
         why=(
             "A sum that is kept in half precision loses digits with every key. No element is off by more than the "
