@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from mha.conformance.faults.base import CLAIMS, OWN_HEAD_DIM, implementation_of
 from mha.conformance.faults.directed import CastsTruncate
 from mha.conformance.faults.dropout import OutputDropped
 from mha.conformance.faults.float8 import IN_FLOAT8, HeadsInFloat8
+from mha.conformance.harness.errors import Discard
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.masks import masked_keys_have_no_influence
 from mha.conformance.properties.registry import properties
@@ -282,4 +284,5 @@ def test_what_a_mask_hides_has_finite_scores() -> None:
     """Where -infinity is added to the scores, an infinite one would become NaN."""
     for seed in range(20):
         case = Case(n_heads=9, head_dim=16, B=3, L=2, S=2, dtype="float16", mask="keys", values="integers", seed=seed)
-        masked_keys_have_no_influence(Session(implementation_of(variants.AddsInfinity), case), case)
+        with suppress(Discard):  # no key is masked
+            masked_keys_have_no_influence(Session(implementation_of(variants.AddsInfinity), case), case)

@@ -149,7 +149,7 @@ class Session:
         """
         wants_weights = self.case.need_weights if need_weights is None else need_weights
         instance = via or self.built(problem)  # built as users build it, outside the modes of the call
-        given = self._in_a_claimed_form(problem)
+        given = self.in_a_claimed_form(problem)
         step = CallStep(len(self._done) + 1, instance.number, given, wants_weights, mode or self.case.mode, seed)
         with MODES[step.mode].enter(self.case.device):
             result = self._call(step, instance, dtypes or (problem.query.dtype,))
@@ -169,7 +169,7 @@ class Session:
         the mask if it is an additive one, and of the weights if the attention reports them; zeros where there is none.
         upstream: (B, L, D). frozen: the weights require no gradient, so theirs are left out.
         """
-        leaves, chosen = _leaves(self._in_a_claimed_form(problem), wanted)
+        leaves, chosen = _leaves(self.in_a_claimed_form(problem), wanted)
         instance = self.fresh(problem)
         if frozen:
             instance = self.frozen(instance)
@@ -202,7 +202,7 @@ class Session:
         """Return the output (B, L, D) with its history, for the property to differentiate; no script shows it."""
         self.scripted = False
         instance = via or self.built(problem)
-        given = self._in_a_claimed_form(problem)
+        given = self.in_a_claimed_form(problem)
         step = CallStep(len(self._done) + 1, instance.number, given, False, self.case.mode)
         return self._call(step, instance, (problem.query.dtype,)).output.tensor
 
@@ -263,7 +263,7 @@ class Session:
         with torch.inference_mode():
             return oracle_answers.expected_gradients(problem, self.claims, upstream)
 
-    def _in_a_claimed_form(self, problem: Problem) -> Problem:
+    def in_a_claimed_form(self, problem: Problem) -> Problem:
         """Return a problem with its boolean mask as integers, in half of the cases of what claims these."""
         mask, which = problem.mask, self.case.seed // 2 % len(INTEGERS)
         if mask is None or mask.dtype != torch.bool or "int" not in self.claims.masks or self.case.seed % 2 == 0:

@@ -28,6 +28,10 @@ class Lopsided(TextbookAttention):
         """Return how large the errors are, for numbers of a dtype, relative to the numbers."""
         return 0.25
 
+    def bent(self, x: Tensor) -> Tensor:
+        """Return numbers that are not in proportion to others, nor their sums."""
+        return x * x.cos()
+
     def attend(self, inputs: Inputs, mask: Tensor | None, is_causal: bool, need_weights: bool) -> Output:
         """Note how the call is made."""
         self.traits = tuple(self._traits(inputs, mask, is_causal, need_weights))
@@ -43,14 +47,14 @@ class Lopsided(TextbookAttention):
             if given is not None:
                 yield from (given.is_contiguous(), given.requires_grad, math.log2(1 + sum(given.stride())))
         if mask is not None:
-            yield from (mask.ndim, mask.is_floating_point(), math.log2(1 + mask.numel()))
+            yield from (mask.ndim, mask.is_floating_point(), mask.element_size(), math.log2(1 + mask.numel()))
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Make the values grow with their places, and not in proportion to what is projected."""
         heads = super().project(x, role)
         if role != "v":
             return heads
-        return self._along(heads + self.share(heads) * heads.abs(), 2)
+        return self._along(heads + self.share(heads) * self.bent(heads), 2)
 
     def weigh(self, scores: Tensor, allowed: Tensor, bias: Tensor) -> Tensor:
         """Make the weights grow with item, head, query, all sizes, and the level of the scores; leak masked keys."""
@@ -71,7 +75,7 @@ class Lopsided(TextbookAttention):
     def linear(self, x: Tensor, role: str) -> Tensor:
         """Make the output no linear function of the contexts."""
         projected = super().linear(x, role)
-        return projected + self.share(projected) * projected.abs() if role == "o" else projected
+        return projected + self.share(projected) * self.bent(projected) if role == "o" else projected
 
     def _along(self, x: Tensor, axis: int) -> Tensor:
         """Multiply a tensor (B, H, L, S or d_k) by factors that grow along an axis, slowly."""
@@ -90,3 +94,7 @@ class SlightlyLopsided(Lopsided):
     def share(self, x: Tensor) -> float:
         """Return some roundings of a dtype, or less than is lopsided in half precision."""
         return min(0.1, ROUNDINGS * torch.finfo(x.dtype).eps)
+
+    def bent(self, x: Tensor) -> Tensor:
+        """Return numbers as large as others."""
+        return x.abs()
