@@ -46,8 +46,9 @@ class Rounding:
         a row are merged by their log-sum-exps (split keys). The sum of a row is then off by the rounding of z, which
         grows with the scores.
     softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
-    merges: how many times a partial result of a row is rescaled again when parts of the row are merged. Over n ranks
-        that hold the keys, n - 1 more are counted without being declared.
+    merges: how many times a partial result of a row is rescaled again when parts of the row are merged, or when its
+        maximum grows from one tile of keys to the next (an online softmax): at most one less than there are tiles.
+        Over n ranks that hold the keys, n - 1 more are counted without being declared.
     mode: how casts to bfloat16 and float16 round. One that is not to nearest may be off by two unit roundoffs; one that
         drops bits ("toward_zero") errs in one direction, and is not judged by directed tests.
     partials_stored: over ranks, partial results are stored in the dtype of the inputs: the contexts of parts of a row

@@ -14,8 +14,9 @@ Symbols, for one query of one head:
 
 Assumptions: operations round to nearest with relative errors of at most u_a or u_s. Sums run in any order, whole, in
 tiles, or split and joined by a running or split maximum. The largest score of a row's allowed keys, or of those that
-have been read, is subtracted before the exponential. What is stored, and how accurate the exponential is, `Rounding`
-declares. The bound is then a theorem. No constant in it is tuned.
+have been read, is subtracted before the exponential. What is stored, how accurate the exponential is, and how often a
+part of a row is rescaled after the first time (`merges`), `Rounding` declares. The bound is then a theorem. No constant
+in it is tuned.
 
 What is equal on paper may round differently. Keys may have their bias or not: it adds tau q.b_k to every score of a
 row, so that k'_j gives the same weights, and the bound of each step is the larger one of both. (Extra keys have no
@@ -223,8 +224,11 @@ def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple
     q, units, rounding = heads.query, precision.units, precision.rounding
     width = q.mid.shape[-1]
     # r = gamma(d + 4) (+) (pre + mat) u_s. Four of the roundings make tau: a root, a division, a second root, a cast.
-    # pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored. (1 + u / (1 + u))^3 <= 1 + 3 u.
-    stores = rounding.scaling_roundings + int(rounding.scores_stored)
+    # pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored, 2 if they are scaled after that, as
+    # q.k_j is then stored too. (1 + u / (1 + u))^3 <= 1 + 3 u.
+    stores = rounding.scaling_roundings
+    if rounding.scores_stored:
+        stores = max(stores, 1) + 1
     gamma, stored = units.gamma(width + 4), stores * units.store
     relative = gamma + stored + gamma * stored
     # s_j = tau q.k_j

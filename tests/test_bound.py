@@ -19,6 +19,7 @@ from mha.implementations import resolve
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
 from mha.spec.bounds import Ball, units_of, weighted_distance
 from mha.spec.claims import EmptyRow
+from mha.spec.core import Heads, Precision, attend
 from mha.spec.dtypes import TRAITS
 from mha.spec.rounding_graph import rounding_graph
 
@@ -296,3 +297,18 @@ def test_masked_softmax_of_a_fast_path_may_store_exponentials() -> None:
     with torch.no_grad():
         weights = attention(x, x, x, mask=None, is_causal=True, need_weights=True).weights
     assert ratio(weights, oracle(problem, implementation.claims).weights) <= 1
+
+
+def test_scores_that_are_stored_before_and_after_they_are_scaled_are_within_the_bound() -> None:
+    """On heads that are exact, where no error of a projection hides it."""
+    rounding = Rounding(softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False)
+    precision, tau = Precision.of(torch.bfloat16, rounding), 20**-0.5
+    for seed in range(400):
+        generator = torch.Generator().manual_seed(seed)
+        query, key, value = (3 * torch.randn(1, 1, length, 16, generator=generator) for length in (8, 2, 2))
+        q, k, v = (x.bfloat16() for x in (query, key, value))
+        scores = ((q.float() @ k.float().mT).bfloat16().float() * tau).bfloat16()
+        weights = scores.double().softmax(-1).bfloat16()
+        heads = Heads(*(Ball.exact(x.double()) for x in (q, k, v)), torch.ones(1, 1, 8, 2, dtype=torch.bool))
+        expected = attend(heads, tau, precision, "zeros").weights
+        assert bool(((weights.double() - expected.mid).abs() <= expected.rad).all()), seed
