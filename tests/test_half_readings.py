@@ -27,7 +27,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None, drop: 
     """Attend in float32, with weights that are rounded once."""
     scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
     scores = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
-    context: Tensor = F.dropout(scores.softmax(-1).nan_to_num(), drop).to(q.dtype) @ v
+    weights = scores.softmax(-1)
+    weights = weights if hidden is None else weights.masked_fill(hidden, 0.0)
+    context: Tensor = F.dropout(weights, drop).to(q.dtype) @ v
     return context
 
 
