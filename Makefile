@@ -18,8 +18,10 @@ conformance: $(READY)
 test: $(READY)
 	+$(MAKE) -j2 --no-print-directory lint pytest
 
+# Many tests wait for processes that they have started, so that there is work for half as many workers again.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(3 * os.cpu_count() // 2)")
 pytest: $(READY)
-	$(BIN)/pytest -q -n auto --dist worksteal
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 # Every right class of tests/lattice conforms, and with a fault planted, fails; each kind of docs/coverage.md conforms.
 # So do the correct classes of the other tests, on all cases of the quick profile (`make test` tries a sixth at most).
@@ -27,7 +29,7 @@ pytest: $(READY)
 LATTICE ?= 400
 lattice: $(READY)
 	rm -rf build/lattice
-	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice $$(grep -l fewer_cases tests/test_*.py) -q -n auto --dist worksteal $(OPTIONS)
+	LATTICE=$(LATTICE) $(BIN)/pytest tests/lattice $$(grep -lE "fewer_cases|mark.slow" tests/test_*.py) -q -n auto --dist worksteal $(OPTIONS)
 	$(BIN)/python tests/lattice/summary.py build/lattice
 
 # Time and memory of all that conforms, on one thread and on all; OPTIONS='-k huge' for 8192 tokens, which takes hours.

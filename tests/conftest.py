@@ -22,6 +22,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what takes long, unless `make lattice` runs it."""
+    if not os.environ.get("LATTICE"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="`make lattice` runs it"))
+
+
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests fork what judges for them, which is fast, and has the judge as a test has changed it.
@@ -62,7 +70,7 @@ def few(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
 @pytest.fixture
 def fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try a few of the cases of the quick profile on a correct class."""
-    few(monkeypatch, boundary=3)
+    few(monkeypatch, boundary=2)
 
 
 @pytest.fixture

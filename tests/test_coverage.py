@@ -104,7 +104,7 @@ def test_every_property_rejects_its_known_bad_answers(prop: Property) -> None:
     assert not search.sensitivity.problem
     for empty in (the_same_call_twice(prop), nothing_asserted(prop)):
         sensitivity = Sensitivity(empty, claims)
-        sensitivity.sample(search.cases)
+        sensitivity.sample(search.cases[:4])
         assert sensitivity.problem
 
 

@@ -112,8 +112,8 @@ class HalfModule(nn.Module):
 @pytest.mark.parametrize(
     ("kernel", "dtypes", "declared"),
     [
-        (flash, HALF, 'layout="b l h d"'),
-        (masked, HALF, 'mask="drop"'),
+        pytest.param(flash, HALF, 'layout="b l h d"', marks=pytest.mark.slow),
+        pytest.param(masked, HALF, 'mask="drop"', marks=pytest.mark.slow),
         (single, {"float32"}, "mask=None"),
         (brain, {"bfloat16"}, "mask=None"),
     ],

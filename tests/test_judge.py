@@ -220,7 +220,14 @@ class OffWithoutGradients(OffForOneKindOfInput):
         return not torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("cls", [OffForOneKindOfInput, OffForPlainInputs, OffWithoutGradients])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        OffForOneKindOfInput,
+        pytest.param(OffForPlainInputs, marks=pytest.mark.slow),
+        pytest.param(OffWithoutGradients, marks=pytest.mark.slow),
+    ],
+)
 def test_inputs_with_and_without_gradients_are_compiled(cls: type[OffForOneKindOfInput]) -> None:
     report = check(faults.implementation_of(cls), "quick", clauses=["CMP-1"], dtypes=["float64"])
     assert report.failing == "CMP-1"
