@@ -202,7 +202,7 @@ def returned_weights_are_those_before_dropout(session: Session, case: Case) -> N
     replace(DROPOUT_PATTERNS, masks=("none",), causal=(False,), values=("integers",), modes=TRAINING),
     needs=("dropout", "gradients"),
     must_reject=("drops_nothing_backward",),
-    min_rejection_rate=0.4,  # in bfloat16 the bound of a sum is wide
+    min_rejection_rate=0.5,  # in bfloat16 the bound of a sum is wide
     max_cases=12,
     number=7,
 )
