@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import IO, NoReturn
 
-from mha.conformance.engine.descendants import adopt_orphans, end_with_parent
+from mha.conformance.engine.descendants import end_with_parent
 from mha.conformance.engine.watch import Times, place_in, why
 
 # In seconds: between two looks; for a process that has given its status, or closed the pipe for it; and for one that
@@ -73,11 +73,8 @@ def run_guarded(run: Callable[[], int], *, timeout: float = 0.0) -> Outcome:
     raise AssertionError
 
 
-def fork_off(timeout: float, *, adopts: bool = False) -> Outcome | Callable[[int], None]:
-    """Fork this process: return, in the fork, what takes its status at the end, and in the other how it ended.
-
-    adopts: whether the other is to be the parent of what the fork leaves running.
-    """
+def fork_off(timeout: float) -> Outcome | Callable[[int], None]:
+    """Fork this process: return, in the fork, what takes its status at the end, and in the other how it ended."""
     times, last_words = Times(), TemporaryFile(buffering=0)  # noqa: SIM115  it is closed, or kept in the fork
     reading, writing = os.pipe()
     token, parent = secrets.token_bytes(TOKEN), os.getpid()
@@ -85,8 +82,6 @@ def fork_off(timeout: float, *, adopts: bool = False) -> Outcome | Callable[[int
         stream.flush()
     child = os.fork()
     if child:
-        if adopts:
-            adopt_orphans()
         os.close(writing)
         times.restart()
         with _Forwarding(child), closing(times), last_words, os.fdopen(reading, "rb", buffering=0) as given:

@@ -74,7 +74,7 @@ class Sensitivity:
     @property
     def problem(self) -> str:
         """Why the cases prove too little; empty if they prove enough."""
-        total, rate = sum(self.rejections.values(), Rejections(0, 0)), self.prop.min_rejection_rate
+        total, rate = self._total, self.prop.min_rejection_rate
         if total.tried and _chance(total, rate) <= (IMPROBABLE if total.rejected else NONE):
             defects = ", ".join(self.defects)
             counts = f"only {total.rejected} of {total.tried} cases"
@@ -104,9 +104,14 @@ class Sensitivity:
         return found
 
     @property
+    def _total(self) -> Rejections:
+        """How often known-bad answers were tried and rejected, all together."""
+        return sum(self.rejections.values(), Rejections(0, 0))
+
+    @property
     def _is_enough(self) -> bool:
         """Whether enough was tried, and the least share of it rejected."""
-        total = sum(self.rejections.values(), Rejections(0, 0))
+        total = self._total
         return total.tried >= ENOUGH and total.rejected >= self.prop.min_rejection_rate * total.tried
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ def differentiate(output: Tensor, upstream: Tensor, *, create_graph: bool = Fals
     clauses. A loss without one does not.
     """
     _Loss.apply(output, viewed(upstream)).backward(create_graph=create_graph)  # type: ignore[no-untyped-call]  # of torch
+
+
+def gradients_of(output: Tensor, upstream: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return what `torch.autograd.grad` does, and keep the graph, without importing SymPy."""
+    loss = _Loss.apply(output, viewed(upstream))  # type: ignore[no-untyped-call]  # of torch
+    return torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
 
 
 class _Loss(torch.autograd.Function):

@@ -59,6 +59,8 @@ ONE_UNMASKED = Domain(
     max_length=8,
 )
 ONE_MASKED = replace(ONE_UNMASKED, masks=("items", "bias"), inputs=("self",))
+# Those in which code is generated.
+GENERATED = tuple(dtype for dtype in DTYPES if dtype != "float64")
 # The first of its cases has a mask, unless none is claimed.
 ONE_OF_ANY = replace(ONE_MASKED, masks=(*ONE_MASKED.masks, "none"))
 
@@ -148,7 +150,7 @@ def compiled_mask_agrees(session: Session, case: Case) -> None:
 
 @property_of(
     "CMP-1",
-    replace(ONE_OF_ANY, dtypes=tuple(dtype for dtype in DTYPES if dtype != "float64")),
+    replace(ONE_OF_ANY, dtypes=GENERATED),
     needs="composes=compile",
     requires="HED-1",
     must_reject=(),
@@ -164,7 +166,7 @@ def generated_code_agrees(session: Session, case: Case) -> None:
 
 @property_of(
     "CMP-1",
-    replace(ONE_UNMASKED, dtypes=tuple(dtype for dtype in DTYPES if dtype != "float64")),
+    replace(ONE_UNMASKED, dtypes=GENERATED),
     needs="composes=compile",
     requires="HED-1",
     must_reject=(),

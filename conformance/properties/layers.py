@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +14,14 @@ from mha.conformance.cases.masks import COMMON
 from mha.conformance.harness.assertions import assume, expect, expect_close
 from mha.conformance.harness.differentiation import differentiate
 from mha.conformance.harness.isolation import guarded
-from mha.conformance.harness.session import Instance, Session
+from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
-from mha.conformance.properties.shared import assume_unquantised
+from mha.conformance.properties.shared import assume_unquantised, module_of
 from mha.spec import Problem
 
 FEW = Domain(inputs=("cross", "self"), values=("normal",), layouts=DENSE, modes=("eval", "no_grad"), min_S=2)
 # For each dtype, the one that a module is moved to.
 MOVED_TO = {"float32": ("float64", "bfloat16", "float16"), "float64": ("float32",)}
-
-
-def module_of(instance: Instance) -> nn.Module:
-    """Return the attention as a module; discard the case if it is not one."""
-    attention: Any = instance.attention
-    assume(isinstance(attention, nn.Module), "the attention is not a torch.nn.Module")
-    assert isinstance(attention, nn.Module)
-    return attention
 
 
 @property_of("STA-9", FEW, requires="HED-1", must_reject=(), max_cases=4)

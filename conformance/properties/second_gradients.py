@@ -15,6 +15,7 @@ from mha.conformance.cases.layouts import leaf_of
 from mha.conformance.cases.masks import COMMON
 from mha.conformance.cases.transforms import zeroed
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
+from mha.conformance.harness.differentiation import gradients_of
 from mha.conformance.harness.errors import CallRaised
 from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.plain import viewed
@@ -128,17 +129,12 @@ def a_second_backward_pass_gives_the_same(session: Session, case: Case) -> None:
     upstream = session.upstream(leaves)
     inputs = leaves.distinct()
     expected = session.expected_gradients(leaves, upstream)
-
-    def gradients() -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(
-            output, list(inputs.values()), viewed(upstream), retain_graph=True, allow_unused=True
-        )
-
+    given = list(inputs.values())
     with guarded("backward(retain_graph=True)"):
-        first = gradients()
+        first = gradients_of(output, upstream, given)
     try:
         with guarded("backward(retain_graph=True)"):
-            second = gradients()
+            second = gradients_of(output, upstream, given)
     except CallRaised:
         return
     for name, one, other in zip(inputs, first, second, strict=True):

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.reference import plain_formula
@@ -23,6 +23,14 @@ from mha.spec import Claims, Expected, Problem
 from mha.spec.bounds import Ball
 from mha.spec.dtypes import traits_of
 from mha.spec.problem import INPUTS
+
+
+def module_of(instance: Instance) -> nn.Module:
+    """Return the attention as a module; discard the case if it is not one."""
+    attention = instance.attention
+    assume(isinstance(attention, nn.Module), "the attention is not a torch.nn.Module")
+    assert isinstance(attention, nn.Module)
+    return attention
 
 
 def refuses(session: Session, problem: Problem) -> bool:

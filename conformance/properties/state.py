@@ -26,19 +26,12 @@ from mha.conformance.harness.session import Instance, Session
 from mha.conformance.properties.decoded_sequence import DecodedSequence
 from mha.conformance.properties.domains import AUTOCAST, AUTOCAST_DTYPE, DECODING
 from mha.conformance.properties.registry import property_of
+from mha.conformance.properties.shared import module_of
 from mha.implementations.loaded import attribute, module_named
 from mha.spec import Problem, oracle
 from mha.spec.problem import INPUTS
 
 THREADS = 4
-
-
-def _module(instance: Instance) -> nn.Module:
-    """Return the attention as a module; discard the case if it is not one, as it has no state then."""
-    attention = instance.attention
-    assume(isinstance(attention, nn.Module), "the attention is not a torch.nn.Module")
-    assert isinstance(attention, nn.Module)
-    return attention
 
 
 def _state(instance: Instance) -> dict[str, Tensor]:
@@ -118,10 +111,10 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
     """
     session.scripted = False
     other = problem.change(**{name: tensor + 1 for name, tensor in problem.weights.named()})
-    fresh = _module(session.built(other))
+    fresh = module_of(session.built(other))
     for each in (problem, other):
         use(each)
-    saved, modules = io.BytesIO(), [_module(session.built(problem)), fresh]
+    saved, modules = io.BytesIO(), [module_of(session.built(problem)), fresh]
     source, target = map(nn.Sequential, modules) if session.case.seed % 2 else modules
     torch.save(source.state_dict(), saved)
     saved.seek(0)
@@ -134,7 +127,7 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
 def state_round_trips(session: Session, case: Case) -> None:
     """A state_dict that is saved and loaded into a new module gives the same output."""
     problem = case.problem()
-    _module(session.built(problem))
+    module_of(session.built(problem))
     base, bound = session(problem).output, session.bound_of(problem)
     output = session(problem, via=_reloaded(session, problem, session)).output
     expect_unchanged(session, output, base, bound=bound, because="the attention has the same state_dict")
@@ -145,7 +138,7 @@ def copies_are_the_same_attention(session: Session, case: Case) -> None:
     """A deep copy and a pickled copy give the same output, and a deep copy keeps its own weights."""
     problem = case.problem()
     instance = session.built(problem)
-    module = _module(instance)
+    module = module_of(instance)
     base, bound = session(problem).output, session.bound_of(problem)
     copied = session.derive(instance, copy.deepcopy, "copy.deepcopy({})")
     output = session(problem, via=copied).output

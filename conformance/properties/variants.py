@@ -21,8 +21,7 @@ from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
 from mha.spec import Config
 
-# Outputs that do not depend on the scores.
-SCORELESS_DEFECTS = ("lopsided", "slightly_lopsided")
+DEFECTS = ("lopsided", "slightly_lopsided")
 VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, layouts=DENSE)
 
 
@@ -44,7 +43,7 @@ def one_module_with_grouped_heads_serves_all_its_life(session: Session, case: Ca
     replace(VARIANT, min_heads=2, masks=(*VARIANT.masks, *EMPTY)),
     needs="grouped_query",
     requires="HED-1",
-    must_reject=SCORELESS_DEFECTS,
+    must_reject=DEFECTS,
     number=2,
 )
 def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
@@ -72,7 +71,7 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
     EVERYDAY_SIZES,
     needs="grouped_query",
     requires="HED-1",
-    must_reject=SCORELESS_DEFECTS,
+    must_reject=DEFECTS,
     max_cases=5,
     number=3,
 )
@@ -88,7 +87,7 @@ def grouped_heads_of_everyday_sizes_match_the_oracle(session: Session, case: Cas
     replace(FEW_QUERIES, min_heads=2),
     needs=("grouped_query", "cross_attention"),
     requires="HED-1",
-    must_reject=SCORELESS_DEFECTS,
+    must_reject=DEFECTS,
     max_cases=4,
     number=4,
 )
@@ -172,7 +171,7 @@ TOGETHER = replace(VARIANT, causal=(False,), inputs=("cross",), need_weights=(Fa
     replace(TOGETHER, min_heads=4),  # so that there may be several key/value heads
     needs="grouped_query",
     requires="HED-1",
-    must_reject=SCORELESS_DEFECTS,
+    must_reject=DEFECTS,
     max_cases=8,
     number=10,
 )
@@ -186,7 +185,7 @@ def grouped_heads_go_with_other_options(session: Session, case: Case) -> None:
     TOGETHER,
     needs=("kv_widths", "cross_attention"),
     requires="HED-1",
-    must_reject=SCORELESS_DEFECTS,
+    must_reject=DEFECTS,
     max_cases=8,
     number=4,
 )
@@ -213,7 +212,7 @@ def _expect_together(session: Session, case: Case, config: Config) -> None:
     "HED-1",
     VARIANT,
     needs="own_head_dim",
-    must_reject=(*SCORELESS_DEFECTS, "unscaled"),
+    must_reject=(*DEFECTS, "unscaled"),
     number=2,
 )
 def heads_of_their_own_width_match_the_loop(session: Session, case: Case) -> None:
@@ -244,7 +243,7 @@ def heads_of_their_own_width_have_gradients(session: Session, case: Case) -> Non
     replace(VARIANT, inputs=("cross",)),
     needs=("kv_widths", "cross_attention"),
     requires="HED-1",
-    must_reject=SCORELESS_DEFECTS,
+    must_reject=DEFECTS,
 )
 def other_widths_match_the_oracle(session: Session, case: Case) -> None:
     """kdim and vdim other than D work, and match the oracle."""

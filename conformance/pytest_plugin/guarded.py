@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mha.conformance.engine import guard
-from mha.conformance.engine.descendants import descendants, kill_descendants
+from mha.conformance.engine.descendants import adopt_orphans, descendants, kill_descendants
 from mha.conformance.project import read_project
 from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL, SELECTION
 
@@ -19,8 +19,9 @@ from mha.conformance.pytest_plugin.stash import FINISH, JOURNAL, SELECTION
 def run_in_fork(config: pytest.Config) -> int | None:
     """Go on in a fork, where None is returned; return the exit status of the run once that has ended."""
     folder = config.invocation_params.dir
-    before = descendants()
-    parted = guard.fork_off(read_project(folder).call_timeout, adopts=True)
+    timeout, before = read_project(folder).call_timeout, descendants()
+    adopt_orphans()  # which a fork does not inherit
+    parted = guard.fork_off(timeout)
     if not isinstance(parted, guard.Outcome):
         config.stash[FINISH] = parted
         return None
