@@ -56,7 +56,9 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 # The relative changes that are tried, from 1e-15 to about 10.
 CHANGES = [10 ** (-step / 4) for step in range(60, -5, -1)]
 # How `attention` below rounds: it scales and stores the queries, stores scores and weights, and calls torch's softmax.
-ROUNDING = Rounding(scores_stored=True, softmax_stored=False, scaling_roundings=1, exp_error=4, log_normaliser=False)
+ROUNDING = Rounding(
+    scores_stored=True, softmax_stored=False, scaling_roundings=1, exp_error=4, log_normaliser=False, rescales=0
+)
 CLAIMS = Claims(masks={"bool", "float"}, rounding=ROUNDING)
 
 

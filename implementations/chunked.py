@@ -76,6 +76,6 @@ implementation = from_module(
         second_gradients=True,
         composes={"compile", "autocast"},
         dtypes=COMPUTE_DTYPES,
-        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False, rescales=0),
     ),
 )

@@ -48,6 +48,6 @@ implementation = from_module(
         returns_weights=False,
         composes={"compile", "func", "autocast"},
         dtypes=COMPUTE_DTYPES,
-        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False, rescales=0),
     ),
 )

@@ -111,6 +111,6 @@ implementation = from_module(
         second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
-        rounding=Rounding(softmax_stored=False, log_normaliser=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False, rescales=0),
     ),
 )

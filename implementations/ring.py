@@ -155,7 +155,9 @@ CLAIMS = Claims(
     world_sizes={1, 2, 3, 4},
     dtypes=COMPUTE_DTYPES,
     devices={"cpu"},
-    rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, partials_stored=False),
+    rounding=Rounding(
+        scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, partials_stored=False
+    ),
 )
 implementation = from_sharded(attend, placements=Shard(2), claims=CLAIMS, name="ring")
 zigzag = from_sharded(

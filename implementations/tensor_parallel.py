@@ -101,7 +101,7 @@ CLAIMS = Claims(
     world_sizes={1, 2, 3, 4},
     dtypes=COMPUTE_DTYPES,
     devices={"cpu"},
-    rounding=Rounding(softmax_stored=False, log_normaliser=False),
+    rounding=Rounding(softmax_stored=False, log_normaliser=False, rescales=0),
 )
 
 

@@ -105,6 +105,8 @@ implementation = from_kernel(
         returns_weights=False,
         composes={"compile", "func", "autocast"},
         dtypes=COMPUTE_DTYPES,
-        rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False),
+        rounding=Rounding(
+            scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+        ),
     ),
 )

@@ -219,6 +219,8 @@ implementation = from_kernel(
         # Triton 3.6 does not compile products of float64 for an H100.
         dtypes=set(COMPUTE_DTYPES) - ({"float64"} if ON_GPU else set()),
         devices={"cuda"} if ON_GPU else {"cpu"},
-        rounding=Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False),
+        rounding=Rounding(
+            scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False
+        ),
     ),
 )

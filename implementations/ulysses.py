@@ -121,7 +121,7 @@ implementation = from_sharded(
         world_sizes={1, 2, 3, 4},
         dtypes=COMPUTE_DTYPES,
         devices={"cpu"},
-        rounding=Rounding(softmax_stored=False, log_normaliser=False, partials_stored=False),
+        rounding=Rounding(softmax_stored=False, log_normaliser=False, rescales=0, partials_stored=False),
     ),
     name="ulysses",
 )

@@ -107,7 +107,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     config, given, tau = problem.config, problem.weights, claims.scale_for(problem.config.head_dim)
     precision = Precision.of(problem.query.dtype, claims.rounding)
     # Partial sums of weights are of each item, and of each rank's part of it.
-    units, batch = precision.units, problem.shape[0] * precision.rounding.ranks
+    units, batch = precision.units, problem.shape[0] * precision.rounding.ranks + precision.rounding.reductions
     # dW_o = dY^T C, db_o = sum dY, dC = dY W_o
     context = Ball(expected.context.mid.nan_to_num(nan=0.0), expected.context.rad)
     exact = Ball.exact(upstream)
@@ -115,7 +115,8 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     found = {}
     found["w_o"], found["b_o"] = _weight_gradients(arriving, context, batch, units)
     terms = config.d_model + config.n_heads
-    d_context = _input_gradient(arriving, given.w_o, terms, config.n_heads, units)
+    pieces = config.n_heads + precision.rounding.reductions
+    d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
     core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
     d_scores = _score_gradients_in_blocks(core, precision)
     if problem.mask is not None and problem.mask.is_floating_point():
@@ -187,7 +188,7 @@ def _score_gradients(core: _Core, precision: Precision) -> Ball:
     # u; gamma(n + 1), for any order of a sum over a row; r = gamma(d + 1) + u, of an element of dP
     u = softmax.store if precision.rounding.scores_stored else softmax.accumulate
     gamma = softmax.gammas(core.allowed.sum(-1, keepdim=True).double() + 1)
-    relative = precision.units.gamma(width + 1) + u
+    relative = precision.units.products(width + 1) + u
     # lost: products that underflow, and dS as it is stored
     lost = (width + value.mid.shape[2] + 4) * softmax.flush + softmax.subnormal
     # dP = dC V^T;  rad dP = |dC| rad V + (rad dC + r (|dC| + rad dC)) (|V| + rad V) + lost
@@ -218,7 +219,8 @@ def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) 
     """Return dB: dS, (B, H, L, S), summed over the dimensions that the mask is broadcast over."""
     # rad dB = sum (rad dS + r |dS|) + t eta_a, for t terms, with all partial sums stored
     terms = d_scores.mid.numel() // max(1, mask.numel()) + 1
-    relative = units.partial_sums(terms, terms)
+    gamma, stored = units.gamma(terms), units.stores(terms)
+    relative = gamma + stored + gamma * stored
     rad = (d_scores.rad + relative * d_scores.size).sum_to_size(mask.shape) + terms * units.flush
     ball = Ball(d_scores.mid.sum_to_size(mask.shape), rad).stored(units)
     return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))
@@ -233,14 +235,14 @@ def _head_gradients(
     n_query, n_key = (core.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
     if repeats > 1:
         n_key = n_key.unflatten(1, (-1, repeats)).sum(2).repeat_interleave(repeats, 1) + repeats
-    # gamma(n + 5) (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; a q or k that was scaled before
-    # the product was rounded then.
+    # gamma(n + 5) (+) e_p (+) max(1, pre) u_s: four roundings make tau, one multiplies by it; dS is cast, or a q or k
+    # that was scaled before the product was rounded then.
     scaling = max(1, precision.rounding.scaling_roundings) * units.store
     # Parts of each rank: (+) (1 + u_s - u_a)^t - 1, for t others, and 2 t eta_s more
-    others = precision.rounding.ranks - 1
+    others = precision.rounding.reductions + precision.rounding.ranks - 1
     parted = units.stores(others)
-    of_query, of_key = (compound(units.gammas(n + 5), scaling, parted) for n in (n_query, n_key))
-    of_value = compound(units.gammas(n_key + 1), parted)
+    of_query, of_key = (compound(units.of_products(n + 5), scaling, parted) for n in (n_query, n_key))
+    of_value = compound(units.of_products(n_key + 1), parted)
     # dS may be stored again once it is scaled: |tau| rad dS += eta_s
     scaled_lost = units.subnormal / abs(tau) if tau else 0.0
     d_scores = Ball(d_scores.mid, d_scores.rad + scaled_lost * core.allowed)
@@ -286,11 +288,12 @@ def _projection_gradients(
             found[f"extra_{role}"] = _bias_gradient(extra, batch * queries + batch * repeats, batch * repeats, units)
         part = part[:, :keys]
     # dW = dX^T x, db = sum dX, partial sums for each item, repeat and rank
-    pieces = batch * repeats * precision.rounding.ranks
+    pieces = batch * repeats * precision.rounding.ranks + precision.rounding.reductions
     found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
     # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up head by head.
     sharing = sum(getattr(problem, other) is source for other in INPUTS)
-    terms, pieces = sharing * (config.inner_width + config.n_heads), sharing * config.n_heads
+    terms = sharing * (config.inner_width + config.n_heads)
+    pieces = sharing * config.n_heads + precision.rounding.reductions
     gradient = _input_gradient(part, getattr(problem.weights, f"w_{role}"), terms, pieces, units)
     # Exactly 0 for a query without keys, and for a key that no query may attend to.
     unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]

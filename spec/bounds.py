@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mha.spec.claims import Cast
 from mha.spec.dtypes import torch_dtype, traits_of
+from mha.spec.rounding import Rounding
 
 # The largest number whose exponential is taken. A bound of e^600 proves nothing, but it is finite.
 LARGEST_LOG = 600.0
@@ -33,6 +33,8 @@ class Units:
     subnormal: eta_s, half the smallest subnormal of the dtype: the error of storing a number that underflows.
     flush: eta_a, the smallest normal number of the accumulator: smaller results may be flushed to zero.
     largest: the largest number of the dtype, if results of ordinary size may exceed it (float16), else infinity.
+    product: relative error of a product, if its factors are rounded before they are multiplied (`Rounding.products`).
+    limbs: how many products stand for one then.
 
     >>> units_of(torch.bfloat16).store > units_of(torch.float32).store == units_of(torch.bfloat16).accumulate
     True
@@ -43,9 +45,11 @@ class Units:
     subnormal: float
     flush: float
     largest: float
+    product: float = 0.0
+    limbs: int = 1
 
     def gamma(self, terms: int) -> float:
-        """Return n u_a / (1 - n u_a), the relative error of a sum of n products in any order; infinite if n u_a >= 1.
+        """Return n u_a / (1 - n u_a), the relative error of a sum of n terms in any order; infinite if n u_a >= 1.
 
         Source: Higham 2002, lemma 3.1 and section 3.1.
 
@@ -56,14 +60,24 @@ class Units:
         return error / (1 - error) if error < 1 else float("inf")
 
     def partial_sums(self, terms: int, pieces: int) -> float:
-        """Return the relative error of a sum of n terms, `pieces` of whose partial sums are stored.
+        """Return the relative error of a sum of n products, `pieces` of whose partial sums are stored.
 
         >>> units_of(torch.float32).partial_sums(8, 4) == units_of(torch.float32).gamma(8)
         True
         """
-        # gamma(n) (+) (1 + u_s - u_a)^t - 1, for t partial sums
-        gamma, stored = self.gamma(terms), self.stores(pieces)
-        return gamma + stored + gamma * stored if stored else gamma
+        # gamma(n) (+) e_p (+) (1 + u_s - u_a)^t - 1, for t partial sums
+        products, stored = self.products(terms), self.stores(pieces)
+        return products + stored + products * stored if stored else products
+
+    def products(self, terms: int) -> float:
+        """Return the relative error of a sum of n products in any order, whose factors may be rounded first.
+
+        >>> units_of(torch.float32, Rounding(products="tf32")).products(8) > 2**-9
+        True
+        """
+        # gamma(n) (+) e_p
+        gamma = self.gamma(self.limbs * terms)
+        return gamma + self.product + gamma * self.product
 
     def stores(self, pieces: int) -> float:
         """Return what it adds to the relative error of a sum that so many partial sums on the way are stored.
@@ -83,6 +97,14 @@ class Units:
         error = terms * self.accumulate
         return error / (1 - error).clamp(min=0.0)
 
+    def of_products(self, terms: Tensor) -> Tensor:
+        """Return `products` of every number of a float64 tensor.
+
+        >>> bool(units_of(torch.float32).of_products(torch.tensor([2.0**30])).isinf())
+        True
+        """
+        return compound(self.gammas(self.limbs * terms), self.product)
+
     def coarser(self, other: Units) -> Units:
         """Return the larger roundoff of each kind, and the smaller range.
 
@@ -94,26 +116,40 @@ class Units:
         return Units(**worst | {"largest": min(self.largest, other.largest)})
 
 
-def units_of(dtype: torch.dtype, mode: Cast = "nearest") -> Units:
+def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
     """Return the roundoffs with which an implementation may compute in a dtype; see `mha.spec.dtypes`.
 
-    mode: how casts to a dtype narrower than its accumulator round.
+    rounding: what it declares; None for operations that round to nearest.
 
     >>> units_of(torch.float16).largest, units_of(torch.float32).largest
     (65504.0, inf)
     """
-    traits = traits_of(dtype)
-    accumulator = torch.finfo(torch_dtype(traits.accumulator))
-    oracle = torch.finfo(torch.float64).eps / 2
-    info = torch.finfo(dtype)
-    roundoff = info.eps if traits.half and mode != "nearest" else info.eps / 2
+    traits, info, oracle = traits_of(dtype), torch.finfo(dtype), torch.finfo(torch.float64).eps / 2
+    rounding = Rounding() if rounding is None else rounding
+    in_half = rounding.accumulator == "float16" and dtype == torch.float16
+    accumulator = info if in_half else torch.finfo(torch_dtype(traits.accumulator))
+    drops = rounding.accumulator == "truncated"
+    roundoff = info.eps if traits.half and rounding.mode != "nearest" else info.eps / 2
+    of_factors = _product_error(rounding) if dtype == torch.float32 else 0.0
     return Units(
-        accumulate=accumulator.eps / 2 + oracle,
-        store=roundoff + oracle,
-        subnormal=info.tiny * roundoff,
+        accumulate=(accumulator.eps if drops else accumulator.eps / 2) + oracle,
+        store=max(roundoff, accumulator.eps if drops and not traits.half else 0.0) + oracle,
+        subnormal=info.tiny if rounding.flushes else info.tiny * roundoff,
         flush=accumulator.tiny,
         largest=info.max if traits.narrow else float("inf"),
+        product=of_factors,
+        limbs=3 if of_factors and rounding.products == "bf16x3" else 1,
     )
+
+
+def _product_error(rounding: Rounding) -> float:
+    """Return the relative error e_p of a product of two numbers of float32 that are rounded first."""
+    bfloat16 = torch.finfo(torch.bfloat16).eps / (2 if rounding.mode == "nearest" else 1)
+    if rounding.products == "bf16x3":
+        # x = x_1 + x_2 + r with |x_2| <= u (1 + u) |x| and |r| <= u^2 |x|, and x_2 y_2 is left out.
+        return (1 + bfloat16**2) ** 2 * (1 + bfloat16**2 * (1 + bfloat16) ** 2) - 1
+    of_factor = {"ieee": 0.0, "tf32": 2.0**-10, "bf16": bfloat16}[rounding.products]
+    return (1 + of_factor) ** 2 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

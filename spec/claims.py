@@ -9,20 +9,16 @@ from itertools import combinations
 from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
+from mha.spec.rounding import Rounding
 
 Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
-Cast = Literal["nearest", "toward_zero", "stochastic"]
-Quantised = Literal["", "float8_e4m3fn", "float8_e5m2"]
 MASK_FORMS = ("bool", "float", "int")
 DTYPES = tuple(TRAITS)
 # Those in which torch computes: what an implementation in torch operations claims.
 COMPUTE_DTYPES = tuple(name for name, traits in TRAITS.items() if traits.compute is None)
 DEVICES = ("cpu", "cuda")
 COMPOSITIONS = ("compile", "export", "func", "autocast")
-# 32 ulp; a coarser exponential would show in every result.
-LARGEST_EXP_ERROR = 64
-MOST_MERGES = 64
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 RANKS = (1, 2, 3, 4)
 # All projections have a bias, none has one, or those that are named.
@@ -31,78 +27,6 @@ BIASES: tuple[bool | str, ...] = (
     False,
     *("".join(roles) for count in (1, 2, 3) for roles in combinations("qkvo", count)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """Where an implementation rounds. It enters the error bound; the default is the loosest profile.
-
-    scores_stored: scores and weights are stored in the dtype of the inputs between steps, not in the accumulator's.
-    softmax_stored: so are the differences, exponentials and sums of the softmax; each sum itself is accumulated in the
-        accumulator's dtype.
-    scaling_roundings: how many of query and key are rounded after being scaled, before their product: 0, 1 or 2.
-    exp_error: error of the exponential, in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20 ulp).
-    log_normaliser: weights are computed as exp(score - z), with z the row's log-sum-exp in the accumulator, or parts of
-        a row are merged by their log-sum-exps (split keys). The sum of a row is then off by the rounding of z, which
-        grows with the scores.
-    softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
-    merges: how many times a partial result of a row is rescaled again when parts of the row are merged, or when its
-        maximum grows from one tile of keys to the next (an online softmax): at most one less than there are tiles.
-        Over n ranks that hold the keys, n - 1 more are counted without being declared.
-    mode: how casts to bfloat16 and float16 round. One that is not to nearest may be off by two unit roundoffs; one that
-        drops bits ("toward_zero") errs in one direction, and is not judged by directed tests.
-    partials_stored: over ranks, partial results are stored in the dtype of the inputs: the contexts of parts of a row
-        before they are merged and after each merge, and the parts of an output before and after each is added. Parts
-        of a gradient may be in any case. A merge is differentiated as a whole, or in the accumulator.
-    heads_stored: the dtype in which projected queries, keys and values are stored, if it is not that of the inputs: a
-        float8 format, with a scale for each head, row or tile, at most twice what its largest number needs. Gradients
-        are those of the numbers before they are rounded.
-    ranks: over how many ranks partial results may be shared out. It is not declared: each case says so.
-
-    Raises ValueError for a `scaling_roundings`, an `exp_error` or `merges` outside its range: the bound would prove
-    nothing. So it does for an unknown `mode` or `heads_stored`.
-
-    >>> Rounding(softmax_stored=False, log_normaliser=False).exp_error  # a plain `torch.softmax`
-    40
-    """
-
-    scores_stored: bool = True
-    softmax_stored: bool = True
-    scaling_roundings: int = 2
-    exp_error: int = 40
-    log_normaliser: bool = True
-    softmax_in_float32: bool = False
-    merges: int = 0
-    mode: Cast = "nearest"
-    partials_stored: bool = True
-    heads_stored: Quantised = ""
-    ranks: int = 1
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless the profile is one for which the bound proves something."""
-        if self.scaling_roundings not in (0, 1, 2):
-            raise ValueError(f"Rounding.scaling_roundings must be 0, 1 or 2, but is {self.scaling_roundings!r}")
-        if not 0 <= self.exp_error <= LARGEST_EXP_ERROR:
-            raise ValueError(f"Rounding.exp_error must be from 0 to {LARGEST_EXP_ERROR}, but is {self.exp_error!r}")
-        if not 0 <= self.merges <= MOST_MERGES:
-            raise ValueError(f"Rounding.merges must be from 0 to {MOST_MERGES}, but is {self.merges!r}")
-        if self.mode not in get_args(Cast):
-            raise ValueError(f"Rounding.mode must be one of {', '.join(get_args(Cast))}, but is {self.mode!r}")
-        if self.heads_stored not in get_args(Quantised):
-            formats = " or ".join(filter(None, get_args(Quantised)))
-            raise ValueError(f"Rounding.heads_stored must be {formats}, or empty, but is {self.heads_stored!r}")
-        if not self.ranks >= 1:
-            raise ValueError(f"Rounding.ranks must be positive, but is {self.ranks!r}")
-
-    @property
-    def narrows(self) -> bool:
-        """Whether a step of a float64 call is declared to be in a narrower dtype."""
-        return self.softmax_in_float32 or bool(self.heads_stored)
-
-    @property
-    def others(self) -> int:
-        """How many ranks' partial results are added to one that is stored: 0 where they are not stored."""
-        return self.ranks - 1 if self.partials_stored else 0
 
 
 def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:

@@ -9,14 +9,16 @@ Symbols, for one query of one head:
     s_j, m      score, and the largest one         eta_a  smallest normal of the accumulator: less may become 0
     p_j, o      weight, and context sum_j p_j v_j  gamma(n) = n u_a / (1 - n u_a)
     k'_j        k_j without its bias b_k           dx     error of x: |computed - exact| <= dx
+    e_p         error of a product, if its factors are rounded first, else 0
     E_j         error of s_j                       a (+) b = (1 + a)(1 + b) - 1
     w_j         error of log p_j                   E', m' E and m where keys are k'
 
 Assumptions: operations round to nearest with relative errors of at most u_a or u_s. Sums run in any order, whole, in
 tiles, or split and joined by a running or split maximum. The largest score of a row's allowed keys, or of those that
-have been read, is subtracted before the exponential. What is stored, how accurate the exponential is, and how often a
-part of a row is rescaled after the first time (`merges`), `Rounding` declares. The bound is then a theorem. No constant
-in it is tuned.
+have been read, is subtracted before the exponential; keys are read from either end, and a running maximum grows where
+the exact one does. What is stored, how accurate products and exponentials are, and how often a part of a row is
+rescaled after the first time (`merges`, `rescales`), `Rounding` declares. The bound is then a theorem. No constant in
+it is tuned.
 
 What is equal on paper may round differently. Keys may have their bias or not: it adds tau q.b_k to every score of a
 row, so that k'_j gives the same weights, and the bound of each step is the larger one of both. (Extra keys have no
@@ -41,7 +43,9 @@ import torch
 from torch import Tensor
 
 from mha.spec.bounds import LARGEST_LOG, Ball, Units, compound, row_max, units_of, weighted_distance
-from mha.spec.claims import EmptyRow, Rounding
+from mha.spec.claims import EmptyRow
+from mha.spec.dtypes import traits_of
+from mha.spec.rounding import Rounding
 
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
 CHUNK = 1 << 18
@@ -52,7 +56,7 @@ class Precision:
     """The roundoffs of each step.
 
     units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is computed in float32.
-    rounding: what the implementation declares.
+    rounding: what the implementation declares. exponential: error of the exponential, in roundoffs of the accumulator.
 
     >>> single = Precision.of(torch.float64, Rounding(softmax_in_float32=True))
     >>> single.units.accumulate < 1e-15 < single.softmax.accumulate
@@ -62,13 +66,14 @@ class Precision:
     units: Units
     softmax: Units
     rounding: Rounding
+    exponential: int
 
     @staticmethod
     def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
         """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
-        units = units_of(dtype, rounding.mode)
+        units = units_of(dtype, rounding)
         softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
-        return Precision(units, softmax, rounding)
+        return Precision(units, softmax, rounding, rounding.exponential(half=traits_of(dtype).half))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,17 +144,20 @@ class _Softmax:
     """The weights, and the terms of their errors, (B, H, L, S) unless another shape is given.
 
     p: the weights. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
+    rescales: as of `rescales_of`.
     excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator;
         without the error of the sum, which moves all weights of a row together, so that a context feels it whole.
     of_sum: that error, where the sum is stored.
     least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight.
     lost: the error of a numerator that underflows. underflow: that of a weight.
-    gamma: relative error of a row's sum, (B, H, L, 1). cast: u_p, that of a weight that is cast.
+    gamma: relative error of a row's sum, (B, H, L, 1). products: that of its products with the values.
+    cast: u_p, that of a weight that is cast.
     max_score: as in `Attended`.
     """
 
     p: Tensor
     w_own: Tensor
+    rescales: Tensor
     excess: Tensor
     of_sum: float
     least: Tensor
@@ -157,6 +165,7 @@ class _Softmax:
     lost: Tensor
     underflow: Tensor
     gamma: Tensor
+    products: Tensor
     cast: float
     max_score: Tensor
 
@@ -170,7 +179,7 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
     """
     if empty_row == "uniform":
         heads = _with_uniform_rows(heads)
-    empty, units, stores = heads.empty, precision.units, precision.rounding.scores_stored
+    empty, units, stores = heads.empty, precision.units, precision.rounding.weights_stored
     softmax = _softmax(heads, tau, precision)
     # |p^_j - p_j| <= spread_j + (gamma(n) (+) u_p) (p_j + spread_j) + eta_s + eta_a, and exactly 0 outside A
     likely = softmax.p + softmax.spread
@@ -223,14 +232,14 @@ def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple
     """Return s and E for one form of the keys."""
     q, units, rounding = heads.query, precision.units, precision.rounding
     width = q.mid.shape[-1]
-    # r = gamma(d + 4) (+) (pre + mat) u_s. Four of the roundings make tau: a root, a division, a second root, a cast.
-    # pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored, 2 if they are scaled after that, as
-    # q.k_j is then stored too. (1 + u / (1 + u))^3 <= 1 + 3 u.
+    # r = gamma(d + 4) (+) e_p (+) (pre + mat) u_s. Four of the roundings make tau: a root, a division, a second root, a
+    # cast. pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored, 2 if they are scaled after
+    # that, as q.k_j is then stored too. (1 + u / (1 + u))^3 <= 1 + 3 u.
     stores = rounding.scaling_roundings
     if rounding.scores_stored:
         stores = max(stores, 1) + 1
-    gamma, stored = units.gamma(width + 4), stores * units.store
-    relative = gamma + stored + gamma * stored
+    products, stored = units.products(width + 4), stores * units.store
+    relative = products + stored + products * stored
     # s_j = tau q.k_j
     # E_j = |tau| ((dq + r (|q| + dq)).(|k_j| + dk_j) + |q|.dk_j) + d eta_a
     s = tau * q.mid @ k.mid.mT
@@ -272,7 +281,8 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
     # The gap as computed: m - s_j + E_j + max_l E_l
     gap = (row_max(s).unsqueeze(-1) - s) + score_error + row_max(score_error).unsqueeze(-1)
-    w_own = _own_error(gap, own, rounding)
+    rescales = rescales_of(s, rounding)
+    w_own = _own_error(gap, rescales, precision)
     # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
     w = (score_error + w_own).masked_fill(forbidden, 0.0)
     of_sum = _stored_steps(own, rounding)
@@ -283,12 +293,15 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
     upper, lower = upper + lost, (lower - lost).clamp(min=0.0)
     least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
-    gamma = own.gammas(heads.allowed.sum(-1, keepdim=True).clamp(min=1).double())
+    n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
+    gamma, products = own.gammas(n), own.of_products(n)
     if rounding.log_normaliser:
-        gamma = gamma + normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate, rounding.merges)
+        drift = normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate, rounding.merges)
+        gamma, products = gamma + drift, products + drift
     return _Softmax(
         p=p,
         w_own=w_own,
+        rescales=rescales,
         excess=(log_p + (w - of_sum)).exp() + lost - p,
         of_sum=of_sum,
         least=least,
@@ -297,27 +310,51 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
         lost=lost,
         underflow=(units.subnormal + own.flush) * heads.allowed.double(),
         gamma=gamma,
-        cast=own.store if rounding.scores_stored else own.accumulate,
+        products=products,
+        cast=own.store if rounding.weights_stored else own.accumulate,
         max_score=max_score,
     )
 
 
-def _own_error(gap: Tensor, own: Units, rounding: Rounding) -> Tensor:
+def rescales_of(s: Tensor, rounding: Rounding) -> Tensor:
+    """Return how often an online softmax may rescale the share of each key, for scores s, -infinity outside A.
+
+    It reads the keys from the first to the last, or from the last to the first, in tiles of any size, and rescales what
+    it has where a score exceeds all before: at most as often as the scores after a key's own make a new maximum.
+
+    >>> rescales_of(torch.tensor([1.0, 2.0, 0.0, 3.0]), Rounding())
+    tensor([2., 1., 1., 1.], dtype=torch.float64)
+    """
+    if rounding.rescales == 0 or not s.shape[-1]:
+        return s.new_zeros(1).double()
+    counts = []
+    for scores in (s, s.flip(-1)):
+        before = scores.cummax(-1).values[..., :-1]
+        grows = (scores[..., 1:] > before) & (before > float("-inf"))
+        so_far = torch.nn.functional.pad(grows.cumsum(-1), (1, 0))
+        counts.append(so_far[..., -1:] - so_far)
+    most = torch.maximum(counts[0], counts[1].flip(-1)).double()
+    return most if rounding.rescales is None else most.clamp(max=rounding.rescales)
+
+
+def _own_error(gap: Tensor, rescales: Tensor, precision: Precision) -> Tensor:
     """Return what the steps of the softmax add to w, from the largest gap_j = m - s_j that is computed, (B, H, L, S).
 
     The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
     key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
-    stored between them: (gap_j + 2) (u_s - u_a). Each further merge: another exponential, and four roundings of the
-    factor and of what it multiplies.
+    stored between them: (gap_j + 2) (u_s - u_a). Each further merge, and each growth of a running maximum: another
+    exponential, and four roundings of the factor and of what it multiplies.
     """
-    slope, constant = _own_rates(own, rounding)
+    slope, constant = _own_rates(rescales, precision)
     return slope * gap + constant
 
 
-def _own_rates(own: Units, rounding: Rounding) -> tuple[float, float]:
+def _own_rates(rescales: Tensor, precision: Precision) -> tuple[float, Tensor]:
     """Return a and c of w_own_j = a gap_j + c; see `_own_error`."""
+    own, rounding = precision.softmax, precision.rounding
     stored = _stored_steps(own, rounding)
-    return 3 * own.accumulate + stored, (1 + rounding.merges) * (rounding.exp_error + 4) * own.accumulate + 2 * stored
+    exponentials = 1 + rounding.merges + rescales
+    return 3 * own.accumulate + stored, exponentials * (precision.exponential + 4) * own.accumulate + 2 * stored
 
 
 def _stored_steps(own: Units, rounding: Rounding) -> float:
@@ -328,13 +365,13 @@ def _stored_steps(own: Units, rounding: Rounding) -> float:
 def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) -> Ball:
     """Return o = sum_j p_j v_j with B_o, (B, H, L, d_k); dp are the errors of the weights."""
     v, units, empty = heads.value, precision.units, heads.empty
-    gamma, u_a = softmax.gamma, precision.softmax.accumulate
+    u_a = precision.softmax.accumulate
     o = softmax.p @ v.mid
     # T1 = sum_j (p^+_j - p_j) |v_j - o| / sum_j p^-_j
     t1 = weighted_distance(softmax.excess, v.mid, o) / softmax.least
-    # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) 3 u_a (+) u_p (+) of_sum) (p_j + spread_j) + eta_s + eta_a)
+    # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) e_p (+) 3 u_a (+) u_p (+) of_sum) (p_j + spread_j) + eta_s + eta_a)
     #           (|v_j| + dv_j)
-    relative = compound(gamma, gamma, 3 * u_a, softmax.cast, softmax.of_sum)
+    relative = compound(softmax.gamma, softmax.products, 3 * u_a, softmax.cast, softmax.of_sum)
     # Contexts of parts of a row that are stored, and after all merges but the last: (+) (1 + u_s - u_a)^t - 1, for t
     # other parts; each is lost up to eta_s.
     others = precision.rounding.others
@@ -358,7 +395,8 @@ def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor |
     x = (2 * softmax.w_own).expm1().masked_fill(heads.forbidden, 0.0)
     # Whatever the scores are, numerators are N_j^(1 +- a) e^(+-c) with N_j = exp(-gap_j), and the derivative of
     # log sum_j N_j^t is at most log(n) / t:  x = exp(2 c + log(n) log((1 + a) / (1 - a))) - 1
-    a, c = _own_rates(precision.softmax, precision.rounding)
+    a, each = _own_rates(softmax.rescales, precision)
+    c = row_max(each)
     n = heads.allowed.sum(-1).clamp(min=1).double()
     whatever = torch.expm1(2 * c + n.log() * (math.log1p(a) - math.log1p(-a)))
     # |sum - 1| <= min(sum_j (p_j + dp_j) x_j, max_j x_j, x) (+) gamma(n) (+) u_p + underflow

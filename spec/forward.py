@@ -72,7 +72,7 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     """
     low, rounding = autocast is not None, claims.rounding
     if low:  # every product is stored in that dtype, whatever is declared of the problem's own
-        rounding = replace(rounding, scores_stored=True, softmax_stored=True, scaling_roundings=2)
+        rounding = replace(rounding, scores_stored=True, weights_stored=True, softmax_stored=True, scaling_roundings=2)
     precision = Precision.of(autocast or problem.query.dtype, rounding)
     heads = _project(problem, claims, precision.units, low)
     attended = _attend_in_blocks(heads, claims.scale_for(problem.config.head_dim), precision, claims.empty_row)
@@ -111,13 +111,14 @@ def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row:
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
     """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
     given, config = problem.weights, problem.config
-    bias, keys = None, affine_forms(Ball.exact(problem.key), given.w_k, given.b_k, units, low)
+    others = claims.rounding.reductions
+    bias, keys = None, affine_forms(Ball.exact(problem.key), given.w_k, given.b_k, units, low, others)
     if problem.mask is not None and problem.mask.is_floating_point():
         bias = problem.mask.detach().double().expand(problem.shape)
     heads = Heads(
-        query=split_heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low), config),
+        query=split_heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low, others), config),
         key=split_heads(keys[-1], config),
-        value=split_heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units, low), config),
+        value=split_heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units, low, others), config),
         allowed=problem.allowed(claims.causal),
         bias=bias,
         bare_key=split_heads(keys[0], config) if len(keys) > 1 and not config.extra_keys else None,

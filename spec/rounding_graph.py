@@ -2,7 +2,8 @@
 
 The places, from `Rounding`: projected queries, keys and values, before and after the bias, and scaled; scores, as the
 product, scaled, and with a float mask; differences, exponentials and sums of the softmax; weights; contexts; and the
-output, before and after its bias. Over ranks, also parts of contexts and outputs, whatever is on which rank. A
+output, before and after its bias. Over ranks, also parts of contexts and outputs, whatever is on which rank; and parts
+of projections and contexts, where `reductions` are declared. A
 key/value head is one place, however many query heads share it. What it is for: `mha.spec.directed`.
 """
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from mha.spec.bounds import row_max, units_of
 from mha.spec.claims import Claims
-from mha.spec.core import normaliser_error
+from mha.spec.core import normaliser_error, rescales_of
 from mha.spec.dtypes import torch_dtype, traits_of
 from mha.spec.places import Place, copies_of
 from mha.spec.problem import Problem
@@ -110,7 +111,7 @@ class _Maker:
     def __init__(self, problem: Problem, claims: Claims) -> None:
         self.problem, self.claims, self.rounding = problem, claims, claims.rounding
         self.dtype, self.config = problem.query.dtype, problem.config
-        self.units, self.tau = units_of(self.dtype, self.rounding.mode), claims.scale_for(problem.config.head_dim)
+        self.units, self.tau = units_of(self.dtype, self.rounding), claims.scale_for(problem.config.head_dim)
         self.places: dict[str, Place] = defaultdict(Place)
         self.largest = torch.zeros(())  # the largest magnitude of a row's scores, (B, H, L)
 
@@ -167,15 +168,22 @@ class _Maker:
         y, bare = arrange(product + shift), arrange(product)
         copies = copies_of(bare)
         self._stored(name, copies, (bare, 1.0))
+        if role != "o":
+            self._partial_sums(name, copies, bare, arrange(size), self.rounding.reductions)
         if bias is not None:
             self._stored(name, copies, (y, 1.0))
         self.places[name].own += self.units.gamma(matrix.shape[1] + 1) * arrange(size + shift.abs())
         return y, bare
 
+    def _partial_sums(self, name: str, copies: Tensor, x: Tensor, span: Tensor, others: int) -> None:
+        """Note that parts of the sums x are stored, and sums of parts but the last: for `others`, twice as many."""
+        if others:
+            self.places[name].store_parts(copies, x, span, 2 * others, self.units.subnormal + self.units.flush)
+
     def _parts(self, p: Tensor, value: Tensor, context: Tensor, output: Tensor) -> None:
-        """Note what ranks store before they merge contexts, or add up outputs: each part, and all sums but the last."""
-        ranks, lost = self.rounding.ranks, self.units.subnormal + self.units.flush
-        if not self.rounding.others:
+        """Note what is stored before contexts are merged, or parts of outputs added up: each part, and their sums."""
+        ranks, others = self.rounding.ranks, self.rounding.others
+        if not others:
             return
         matrix, bias = (getattr(self.problem.weights, name) for name in ("w_o", "b_o"))
         heads = matrix.detach().double().unflatten(1, (context.shape[1], -1)).transpose(0, 1)
@@ -185,7 +193,7 @@ class _Maker:
             self._stored("output", copies_of(whole), (whole / ranks, 1 / ranks))
             output, span = output + whole, span + whole.abs()
         for name, x, size in (("context", context, p @ value.abs()), ("output", output, span)):
-            self.places[name].store_parts(copies_of(x), x, size, 2 * (ranks - 1), lost)
+            self._partial_sums(name, copies_of(x), x, size, others)
 
     def _query(self) -> Tensor:
         query, _ = self._linear("query", self.problem.query, "q")
@@ -255,14 +263,15 @@ class _Maker:
         e = (-gap).exp().masked_fill(~allowed, 0.0)
         total = e.sum(-1, keepdim=True).clamp(min=1.0)
         p = e / total
-        self.places["score"].own += 3 * u_a * gap + (1 + rounding.merges) * (rounding.exp_error + 4) * u_a
+        exponentials = 1 + rounding.merges + rescales_of(masked, rounding)
+        self.places["score"].own += 3 * u_a * gap + exponentials * (rounding.exponential(half=True) + 4) * u_a
         # The largest exponential of a row is 1 and the weight of an only key is 1, without rounding.
         copies = torch.where(e == 1, copies_of(p), torch.maximum(copies_of(p), copies_of(e)))
         if rounding.softmax_stored:
             self._stored("score", copies, (-gap, 1.0))
             self._stored("exponential", copies, (e.where(e != 1, 0.0), total))
             self._stored("sum", copies_of(total), (total.where(total != 1, 0.0), total))
-        if rounding.scores_stored:
+        if rounding.weights_stored:
             others = p != 1
             self._stored("weight", copies, (p.where(others, 0.0), 1.0), (e.where(others, 0.0), total))
         return p

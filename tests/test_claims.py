@@ -29,7 +29,15 @@ from mha.conformance.properties.registry import properties
 from mha.spec import Attention, Claims, Config, Output, Rounding, Sizes, Weights
 
 SELF_ONLY = Claims(cross_attention=False, per_head_mask=False, returns_weights=False)
-TIGHTEST = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False)
+TIGHTEST = Rounding(
+    scores_stored=False,
+    weights_stored=False,
+    softmax_stored=False,
+    scaling_roundings=0,
+    exp_error=4,
+    log_normaliser=False,
+    rescales=0,
+)
 LOG_NORMALISED = replace(CLAIMS, rounding=Rounding())
 SOFTMAX_IN_FLOAT32 = replace(CLAIMS, rounding=Rounding(softmax_in_float32=True, log_normaliser=False))
 FROM_THE_END = Claims(causal="bottom_right", rounding=CLAIMS.rounding)
@@ -221,7 +229,17 @@ def test_contradictions_are_rejected(claims: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "rounding", [{"scaling_roundings": 3}, {"exp_error": 65}, {"exp_error": -1}, {"heads_stored": "int8"}]
+    "rounding",
+    [
+        {"scaling_roundings": 3},
+        {"exp_error": (1 << 14) + 1},
+        {"exp_error": -1},
+        {"heads_stored": "int8"},
+        {"products": "tf19"},
+        {"accumulator": "bfloat16"},
+        {"reductions": 65},
+        {"rescales": -1},
+    ],
 )
 def test_roundings_without_a_bound_are_rejected(rounding: dict[str, Any]) -> None:
     (name,) = rounding

@@ -190,7 +190,10 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "dtypes": ({"float64"}, "SHP-1"),
     "devices": ({"cuda"}, "SHP-1"),
     "sizes": (Sizes(n_heads={2}), "NUM-1"),
-    "rounding": (Rounding(scores_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False), "NUM-1"),
+    "rounding": (
+        Rounding(scores_stored=False, weights_stored=False, scaling_roundings=0, exp_error=4, log_normaliser=False),
+        "NUM-1",
+    ),
 }
 ROUNDING: dict[str, tuple[Any, str, str]] = {
     "scores_stored": (False, "NUM-1", "bfloat16"),

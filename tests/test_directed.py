@@ -29,11 +29,19 @@ from mha.spec.bounds import Units, units_of
 from mha.spec.directed import LAMBDA, Allowance, allowance, allowances, projection
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 
-STRICT = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)
+STRICT = Rounding(
+    scores_stored=False,
+    weights_stored=False,
+    softmax_stored=False,
+    scaling_roundings=0,
+    log_normaliser=False,
+    rescales=0,
+)
 PROFILES = {
     "strict": STRICT,
     "scaled": replace(STRICT, scaling_roundings=2),
     "scores": replace(STRICT, scores_stored=True),
+    "weights": replace(STRICT, weights_stored=True),
     "softmax": replace(STRICT, softmax_stored=True),
     "default": Rounding(),
 }
@@ -93,6 +101,7 @@ class Rounded:
         s = self.store(self.store(q @ k.mT, stored) * width**-0.5, stored)
         gap = s - s.detach().amax(-1, keepdim=True)
         e = self.store(self.store(gap, rounding.softmax_stored).exp(), rounding.softmax_stored)
+        stored = rounding.weights_stored
         if self.summed:
             e, stored = self.store(e, stored), False
         p = self.store(e / self.store(e.sum(-1, keepdim=True), rounding.softmax_stored), stored)

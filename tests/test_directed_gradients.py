@@ -23,7 +23,14 @@ from mha.spec.directed_gradients import Adjoint, allowance_of_gradients, allowan
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 
 _one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
-STRICT = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)
+STRICT = Rounding(
+    scores_stored=False,
+    weights_stored=False,
+    softmax_stored=False,
+    scaling_roundings=0,
+    log_normaliser=False,
+    rescales=0,
+)
 # Forms of the backward pass: D as dC.o, and weights that are cast for dV alone.
 FORMS = [(False, False), (True, False), (True, True)]
 U = units_of(torch.float16).store

@@ -18,7 +18,7 @@ from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 
 SMALL = Case(n_heads=2, head_dim=4, B=2, L=3, S=5, dtype="bfloat16", seed=3)
 # With one form for each number, so that there is one Jacobian.
-ROUNDING = Rounding(scores_stored=False, scaling_roundings=0)
+ROUNDING = Rounding(scores_stored=False, weights_stored=False, scaling_roundings=0)
 
 
 def jacobian(graph: RoundingGraph) -> Tensor:

@@ -105,6 +105,7 @@ def test_ours_conform_in_half_precision(name: str, dtype: torch.dtype) -> None:
 def of_parts(stored: bool) -> Rounding:
     return Rounding(
         scores_stored=False,
+        weights_stored=False,
         softmax_stored=False,
         scaling_roundings=0,
         log_normaliser=False,

@@ -29,7 +29,7 @@ CLAIMS = Claims(
     composes=set(COMPOSITIONS),
     extras=set(EXTRAS),
     dtypes=set(COMPUTE_DTYPES),
-    rounding=Rounding(log_normaliser=False),
+    rounding=Rounding(log_normaliser=False, rescales=0),
 )
 # The same with heads of their own width, so that CFG-1 and CFG-2 do not apply.
 OWN_HEAD_DIM = replace(CLAIMS, own_head_dim=True)

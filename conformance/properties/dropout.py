@@ -280,9 +280,9 @@ def _slack(session: Session, problem: Problem) -> Tensor:
 
     In each direction a dropped or doubled weight carries its own error and that of the sums that it enters.
     """
-    units, weights = units_of(problem.query.dtype, session.claims.rounding.mode), session.expected(problem).weights
+    units, weights = units_of(problem.query.dtype, session.claims.rounding), session.expected(problem).weights
     terms = problem.query.shape[1] + problem.key.shape[1] + 2 * problem.config.d_model + 8
-    return 2 * (weights.rad + (units.gamma(terms) + 4 * units.store) * weights.size)
+    return 2 * (weights.rad + (units.products(terms) + 4 * units.store) * weights.size)
 
 
 def _magnitudes(case: Case, *tensors: Tensor) -> list[Tensor]:
@@ -297,13 +297,13 @@ def _expect_dropped_contexts(session: Session, problem: Problem, output: Ball, u
     output: (B, L, D), with the error of contexts that are computed again.
     """
     units, arrived, items = (
-        units_of(problem.query.dtype, session.claims.rounding.mode),
+        units_of(problem.query.dtype, session.claims.rounding),
         upstream.double().flatten(0, 1),
         len(upstream),
     )
     contexts, error = output.mid.flatten(0, 1), output.rad.flatten(0, 1)
     # A pass for each item may be stored; output and context may each be rounded once more.
-    relative = units.gamma(len(contexts) + items) + (items + 3) * units.store
+    relative = units.products(len(contexts) + items) + (items + 3) * units.store
     reach = arrived.mT.abs() @ (error + relative * (contexts.abs() + error))
     reach += len(contexts) * (units.flush + units.subnormal)
     gradient = session.weight_gradients(session.built(problem), problem.weights)["w_o"]

@@ -18,8 +18,8 @@ from mha.implementations.adapters.pickled import pickled
 from mha.implementations.discovery import original_of
 from mha.implementations.errors import ImplementationError
 from mha.spec import Attention, Claims, Config, Implementation, Output, Sharded, Weights, positions
-from mha.spec.claims import MOST_MERGES
 from mha.spec.problem import INPUTS
+from mha.spec.rounding import MOST_MERGES
 
 _numbers = count(1)
 
