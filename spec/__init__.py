@@ -38,13 +38,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mha.spec.backward import gradients, sum_shared
-    from mha.spec.claims import Claims, Rounding, Sizes
+    from mha.spec.claims import Claims, Sizes
     from mha.spec.clauses import CLAUSES, Clause, Level
     from mha.spec.config import Config
     from mha.spec.forward import Expected, oracle
     from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
     from mha.spec.problem import Problem
     from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
+    from mha.spec.rounding import Rounding
     from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
@@ -52,13 +53,14 @@ else:
     # No module has the name of one of these: its import would hide the name.
     _MODULES = {
         "backward": ("gradients", "sum_shared"),
-        "claims": ("Claims", "Rounding", "Sizes"),
+        "claims": ("Claims", "Sizes"),
         "clauses": ("CLAUSES", "Clause", "Level"),
         "config": ("Config",),
         "forward": ("Expected", "oracle"),
         "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention"),
         "problem": ("Problem",),
         "protocols": ("Attention", "Decoder", "Differentiable", "Implementation", "Output"),
+        "rounding": ("Rounding",),
         "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),

@@ -213,7 +213,7 @@ class _Maker:
         parts = {"k": tau * d_s.mT @ forward.query, "v": p.mT @ graph.d_context}
         for role, span in spans.items():
             terms = self.n_query if role == "q" else self.n_key
-            pieces = PARTS + 1 + 2 * (self.rounding.ranks - 1 + self.rounding.reductions)
+            pieces = PARTS + 1 + 2 * (self.rounding.ranks - 1)
             if repeats > 1 and role != "q":
                 self._stored(f"d_{role} of heads", parts[role], pieces, span)
                 self.places[f"d_{role} of heads"].own += units.gammas(terms + 5) * span
@@ -236,7 +236,7 @@ class _Maker:
                 flat = head.transpose(1, 2).flatten(2)
                 repeats = 1 if role == "q" else problem.config.n_heads // problem.config.kv_heads
                 self._weight(f"w_{role}", flat, source, exact[f"w_{role}"], repeats)
-            self._stored(f"gradient of {name}", exact[name], 2 * (pieces + self.rounding.reductions), span)
+            self._stored(f"gradient of {name}", exact[name], 2 * pieces, span)
             terms = len(roles) * (problem.config.inner_width + problem.config.n_heads)
             self.places[f"gradient of {name}"].own += units.gamma(terms) * size + terms * units.flush
         context = self.forward.context.transpose(1, 2).flatten(2)
@@ -245,7 +245,7 @@ class _Maker:
     def _weight(self, name: str, d_y: Tensor, x: Tensor, exact: Tensor, repeats: int) -> None:
         """Note what is stored of the gradient of a weight, dy^T x: parts of each item, and of chunks of its rows."""
         span, size = (d_y.mT @ x).abs().sum(0), (d_y.abs().mT @ x.abs()).sum(0)
-        items = len(d_y) * repeats * self.rounding.ranks + self.rounding.reductions
+        items = len(d_y) * repeats * self.rounding.ranks
         terms = d_y.shape[0] * d_y.shape[1] + items
         self._stored(f"gradient of {name}", exact, 2 * items, span)
         self.places[f"gradient of {name}"].own += self.units.gamma(terms) * size + terms * self.units.flush

@@ -32,7 +32,8 @@ class Rounding:
             row before they are merged and after each merge, and the parts of an output before and after each is added.
             Parts of a gradient may be in any case. A merge is differentiated as a whole, or in the accumulator.
         reductions: how many partial sums of a projection or a context are stored in the dtype of the inputs, and then
-            added to another one: one less than the parts into which a product is split, at most 64.
+            added to another one: one less than the parts into which a product is split, at most 64. Directed tests,
+            which have no model of them, are then not judged.
 
     Products and sums:
         products: what becomes of float32 numbers before they are multiplied. "tf32" keeps 10 bits of the fraction,
@@ -108,6 +109,11 @@ class Rounding:
     def narrows(self) -> bool:
         """Whether a step of a float64 call is declared to be in a narrower dtype."""
         return self.softmax_in_float32 or bool(self.heads_stored)
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether results may be far less accurate than those of the plain formula in the same dtype."""
+        return bool(self.reductions) or self.accumulator == "float16" or self.exp_error > LARGEST_EXP_ERROR
 
     @property
     def others(self) -> int:

@@ -2,8 +2,7 @@
 
 The places, from `Rounding`: projected queries, keys and values, before and after the bias, and scaled; scores, as the
 product, scaled, and with a float mask; differences, exponentials and sums of the softmax; weights; contexts; and the
-output, before and after its bias. Over ranks, also parts of contexts and outputs, whatever is on which rank; and parts
-of projections and contexts, where `reductions` are declared. A
+output, before and after its bias. Over ranks, also parts of contexts and outputs, whatever is on which rank. A
 key/value head is one place, however many query heads share it. What it is for: `mha.spec.directed`.
 """
 
@@ -168,22 +167,15 @@ class _Maker:
         y, bare = arrange(product + shift), arrange(product)
         copies = copies_of(bare)
         self._stored(name, copies, (bare, 1.0))
-        if role != "o":
-            self._partial_sums(name, copies, bare, arrange(size), self.rounding.reductions)
         if bias is not None:
             self._stored(name, copies, (y, 1.0))
         self.places[name].own += self.units.gamma(matrix.shape[1] + 1) * arrange(size + shift.abs())
         return y, bare
 
-    def _partial_sums(self, name: str, copies: Tensor, x: Tensor, span: Tensor, others: int) -> None:
-        """Note that parts of the sums x are stored, and sums of parts but the last: for `others`, twice as many."""
-        if others:
-            self.places[name].store_parts(copies, x, span, 2 * others, self.units.subnormal + self.units.flush)
-
     def _parts(self, p: Tensor, value: Tensor, context: Tensor, output: Tensor) -> None:
-        """Note what is stored before contexts are merged, or parts of outputs added up: each part, and their sums."""
-        ranks, others = self.rounding.ranks, self.rounding.others
-        if not others:
+        """Note what ranks store before they merge contexts, or add up outputs: each part, and all sums but the last."""
+        ranks, lost = self.rounding.ranks, self.units.subnormal + self.units.flush
+        if ranks == 1 or not self.rounding.partials_stored:
             return
         matrix, bias = (getattr(self.problem.weights, name) for name in ("w_o", "b_o"))
         heads = matrix.detach().double().unflatten(1, (context.shape[1], -1)).transpose(0, 1)
@@ -193,7 +185,7 @@ class _Maker:
             self._stored("output", copies_of(whole), (whole / ranks, 1 / ranks))
             output, span = output + whole, span + whole.abs()
         for name, x, size in (("context", context, p @ value.abs()), ("output", output, span)):
-            self._partial_sums(name, copies_of(x), x, size, others)
+            self.places[name].store_parts(copies_of(x), x, size, 2 * (ranks - 1), lost)
 
     def _query(self) -> Tensor:
         query, _ = self._linear("query", self.problem.query, "q")

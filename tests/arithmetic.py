@@ -34,6 +34,7 @@ def tf32_cut(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def tf32_nearest(x: Tensor) -> tuple[Tensor, ...]:
+    x = x.nan_to_num(nan=math.nan, posinf=math.inf, neginf=-math.inf)  # NaN with one pattern of bits
     return (((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32),)
 
 

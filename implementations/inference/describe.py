@@ -17,6 +17,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.implementations.inference.projections import not_loaded, order_against_name
 from mha.implementations.inference.unused import unused_options
+from mha.spec import Rounding
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
@@ -100,7 +101,7 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     rows += _options(candidate)
     rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
     if "rounding" in candidate.claims:
-        rows.append(Row("rounding", SINGLE_SOFTMAX, "tested"))
+        rows.append(Row("rounding", _rounding(candidate.claims["rounding"]), "tested"))
     if unused := unused_options(candidate, arguments):
         rows.append(Row("not judged", ", ".join(unused), "unless declared"))
     neutral = [name for name in candidate.signature.others if name in NEUTRAL_MEANING]
@@ -167,6 +168,21 @@ def _empty_rows(candidate: Candidate) -> list[Row]:
 
 
 SINGLE_SOFTMAX = "the softmax is in float32 for float64 inputs too, so NUM-2 is not judged"
+PRODUCTS = {
+    "tf32": "numbers of float32 are multiplied in TF32, and the bounds allow for it",
+    "bf16": "numbers of float32 are multiplied in bfloat16, and the bounds allow for it",
+    "bf16x3": "numbers of float32 are multiplied as pairs of bfloat16, and the bounds allow for it",
+}
+
+
+def _rounding(rounding: Rounding) -> str:
+    """Return what is claimed about rounding."""
+    parts = [SINGLE_SOFTMAX] if rounding.softmax_in_float32 else []
+    if rounding.products in PRODUCTS:
+        parts.append(PRODUCTS[rounding.products])
+    return "; ".join(parts)
+
+
 DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}

@@ -15,6 +15,7 @@ from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
 from mha.implementations.inference.probes import CONFIG, Probe, heads_of, is_close, tolerance_of
+from mha.implementations.inference.products import find_products
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.pristine import as_found
 from mha.spec import Rounding, Weights, causal_mask
@@ -51,6 +52,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
         )
     _find_dtypes(candidate)
     _find_rounding(candidate)
+    find_products(candidate)
 
 
 def _takes_any_width(candidate: Candidate) -> bool:

@@ -9,7 +9,6 @@ from itertools import product
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mha.spec import Config, MaskConvention, Weights, causal_mask
@@ -52,12 +51,16 @@ CONVENTIONS: tuple[MaskConvention, ...] = ("keep", "drop", "additive")
 OWN_HEAD_DIM = 4
 
 
+Multiply = Callable[[Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Formula:
     """A formula that may give a module's output: the contract's, or a variant of it.
 
     scale: a key of `SCALES`. causal: how the causal mask is aligned, if it is always causal. projected: whether W_o is
-    applied. n_heads: of the query. softmax: the dtype that scores are cast to. A row without an allowed key is NaN.
+    applied. n_heads: of the query. softmax: the dtype that scores are cast to. multiply, project: the product of two
+    tensors, in the heads and in projections. A row without an allowed key is NaN.
     """
 
     scale: str = "1/sqrt(d_k)"
@@ -65,28 +68,39 @@ class Formula:
     projected: bool = True
     n_heads: int = CONFIG.n_heads
     softmax: torch.dtype = torch.float64
+    multiply: Multiply = torch.matmul
+    project: Multiply = torch.matmul
 
     def __call__(self, inputs: tuple[Tensor, Tensor, Tensor], weights: Weights, mask: Tensor | None) -> Tensor:
         """Return the output (B, L, D) for inputs (B, L, D) and a canonical mask, broadcastable to (B, H, L, S)."""
-        scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v", self.n_heads)
+        scores, v = self.scores(*inputs[:2], weights), heads_of(inputs[2], weights, "v", self.n_heads, self.project)
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         if self.causal:
             scores = scores.masked_fill(~causal_mask(scores.shape[2], scores.shape[3], self.causal), -math.inf)
-        context = (scores.softmax(-1, dtype=self.softmax).to(v.dtype) @ v).transpose(1, 2).flatten(2)
-        return F.linear(context, weights.w_o, weights.b_o) if self.projected else context
+        p = scores.softmax(-1, dtype=self.softmax).to(v.dtype)
+        context = self.multiply(p, v).transpose(1, 2).flatten(2)
+        if not self.projected:
+            return context
+        output = self.project(context, weights.w_o.T)
+        return output if weights.b_o is None else output + weights.b_o
 
     def scores(self, query: Tensor, key: Tensor, weights: Weights) -> Tensor:
         """Return the scores (B, H, L, S), before any mask."""
-        q, k = heads_of(query, weights, "q", self.n_heads), heads_of(key, weights, "k", self.n_heads)
-        scores: Tensor = q @ k.mT * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
+        q = heads_of(query, weights, "q", self.n_heads, self.project)
+        k = heads_of(key, weights, "k", self.n_heads, self.project)
+        scores: Tensor = self.multiply(q, k.mT) * SCALES[self.scale](q.shape[-1], CONFIG.d_model)
         return scores
 
 
-def heads_of(x: Tensor, weights: Weights, role: str, n_heads: int = CONFIG.n_heads) -> Tensor:
+def heads_of(
+    x: Tensor, weights: Weights, role: str, n_heads: int = CONFIG.n_heads, project: Multiply = torch.matmul
+) -> Tensor:
     """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L, d_k)."""
     named, head_dim = dict(weights.named()), len(weights.w_q) // n_heads
-    heads = F.linear(x, named[f"w_{role}"], named.get(f"b_{role}")).unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    projected, bias = project(x, named[f"w_{role}"].T), named.get(f"b_{role}")
+    projected = projected if bias is None else projected + bias
+    heads = projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)
     repeated: Tensor = heads.repeat_interleave(n_heads // heads.shape[1], 1)
     return repeated
 

@@ -168,7 +168,9 @@ ADVICE: dict[str, Advice] = {
     "the output of the call before": Advice("STA-3", STALE),
     "something of an earlier call": Advice("STA-3", STALE),
     "products with keys and values are in TF32": Advice(
-        "NUM-1", 'Pass `input_precision="ieee"` to `tl.dot`, or do not allow TF32 for float32 inputs.'
+        "NUM-1",
+        'Pass `input_precision="ieee"` to `tl.dot`, do not allow TF32 for float32 inputs, or declare it: '
+        '`Rounding(products="tf32")`.',
     ),
     "the context is zero": Advice("NUM-1", "Check that the values reach the product: `weights @ v`."),
     "the output is zero": Advice("NUM-1", "Return what was computed, and check that kernels write their result."),

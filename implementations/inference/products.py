@@ -1,0 +1,93 @@
+"""How a class multiplies numbers of float32: as they are, or rounded first, as TF32 units and some libraries do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mha.implementations.inference.candidate import Candidate
+from mha.implementations.inference.probes import Formula
+from mha.spec import Rounding
+from mha.spec.rounding import Products
+
+# Of the largest output: ten times what sums of float32 numbers make of a small problem.
+SMALL = 2.0**-19
+# How like the errors of a simulation those of the outputs must be: the cosine of the angle between them. Those of
+# another cause have one near 0, and what is not simulated, such as where a softmax is divided, takes some of it.
+ALIKE = 0.7
+
+Limbs = tuple[Tensor, ...]
+
+
+def find_products(candidate: Candidate) -> None:
+    """Claim that products are of rounded numbers, if the errors of outputs in float32 are those of such products."""
+    if not candidate.explained or "float32" not in candidate.implementation().claims.dtypes:
+        return
+    single = replace(candidate, dtype=torch.float32)
+    query, key, value = (x.float().double() for x in candidate.probes[0].inputs)
+    result, weights = single.call_plainly((query, key, value)), candidate.weights.to(torch.float32).to(torch.float64)
+    exact = candidate.formula((query, key, value), weights, None)
+    if result is None or result.output.shape != exact.shape:
+        return
+    error = result.output.detach().double() - exact
+    if not bool(error.abs().max() > SMALL * exact.abs().max()):
+        return
+    likeness = dict[Products, float]()
+    for kind, formula in _simulations(candidate.formula):
+        simulated = formula((query, key, value), weights, None) - exact
+        likeness[kind] = max(likeness.get(kind, 0.0), _likeness(error, simulated))
+    best = max(likeness, key=likeness.__getitem__)
+    if likeness[best] >= ALIKE:
+        rounding = candidate.claims.get("rounding", Rounding())
+        candidate.claims["rounding"] = replace(rounding, products=best)
+
+
+def _simulations(formula: Formula) -> Iterator[tuple[Products, Formula]]:
+    """Yield the formula with rounded factors: of all products, and of those of heads alone, as in a kernel."""
+    kinds: dict[Products, tuple[Callable[[Tensor], Limbs], ...]] = {
+        "tf32": (_without_last_bits, _to_tf32),
+        "bf16": (_to_bfloat16,),
+        "bf16x3": (_in_two_parts,),
+    }
+    for kind, roundings in kinds.items():
+        for limbs, of_heads in product(roundings, (False, True)):
+            multiply = partial(_multiply, limbs)
+            yield kind, replace(formula, multiply=multiply, project=torch.matmul if of_heads else multiply)
+
+
+def _multiply(limbs: Callable[[Tensor], Limbs], a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b from the parts of each, without the product of the small ones."""
+    of_a, of_b = limbs(a), limbs(b)
+    largest = of_a[0] @ of_b[0]
+    return largest if len(of_a) == 1 else largest + of_a[0] @ of_b[1] + of_a[1] @ of_b[0]
+
+
+def _without_last_bits(x: Tensor, added: int = 0) -> Limbs:
+    bits = x.float().view(torch.int32) + added
+    return ((bits & ~0x1FFF).view(torch.float32).double(),)
+
+
+def _to_tf32(x: Tensor) -> Limbs:
+    return _without_last_bits(x, 1 << 12)
+
+
+def _to_bfloat16(x: Tensor) -> Limbs:
+    return (x.bfloat16().double(),)
+
+
+def _in_two_parts(x: Tensor) -> Limbs:
+    large = x.bfloat16().double()
+    return large, (x - large).bfloat16().double()
+
+
+def _likeness(error: Tensor, simulated: Tensor) -> float:
+    """Return the cosine of the angle between two errors; 0 if one is more than twice as large as the other."""
+    sizes = error.norm(), simulated.norm()
+    if not bool(max(sizes) <= 2 * min(sizes)):
+        return 0.0
+    return float((error * simulated).sum() / (sizes[0] * sizes[1]))
