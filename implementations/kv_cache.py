@@ -31,11 +31,15 @@ class Cache(NamedTuple):
         return positions < self.lengths.unsqueeze(-1)
 
     def append(self, key: Tensor, value: Tensor, active: Tensor) -> Cache:
-        """Return the cache with one more key and value (B, H, 1, d_k) for each active item (B,)."""
-        keys, values = F.pad(self.keys, (0, 0, 0, 1)), F.pad(self.values, (0, 0, 0, 1))
-        positions = torch.arange(keys.shape[2], device=self.lengths.device)
-        new = ((positions == self.lengths.unsqueeze(-1)) & active.unsqueeze(-1))[:, None, :, None]
-        return Cache(key.where(new, keys), value.where(new, values), self.lengths + active)
+        """Return the cache with n more keys and values (B, H, n, d_k) for each active item (B,)."""
+        count = key.shape[2]
+        keys, values = F.pad(self.keys, (0, 0, 0, count)), F.pad(self.values, (0, 0, 0, count))
+        # Which of the new ones each position gets, in an item that has some already.
+        number = torch.arange(keys.shape[2], device=self.lengths.device) - self.lengths.unsqueeze(-1)
+        new = ((number >= 0) & (number < count) & active.unsqueeze(-1))[:, None, :, None]
+        number = number.clamp(0, count - 1)[:, None, :, None].expand_as(keys)
+        keys, values = key.gather(2, number).where(new, keys), value.gather(2, number).where(new, values)
+        return Cache(keys, values, self.lengths + count * active)
 
 
 class CachedAttention(nn.Module):
@@ -66,9 +70,9 @@ class CachedAttention(nn.Module):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Cache | None = None, active: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Attend from one token to itself and those before it; return the output (B, 1, D) and the new cache.
+        """Attend from each of n tokens to itself and those before it; return the output (B, n, D) and the new cache.
 
-        query, key, value: (B, 1, D). cache: of the tokens before; None for the first. active: (B,), False for an item
+        query, key, value: (B, n, D). cache: of the tokens before; None for the first. active: (B,), False for an item
         that has no token now: its cache does not change, and its output means nothing.
         """
         validate_call(self.config, query, key, value)
@@ -77,8 +81,11 @@ class CachedAttention(nn.Module):
         if cache is None:
             cache = Cache(k[:, :, :0], v[:, :, :0], torch.zeros(batch, dtype=torch.long, device=k.device))
         everyone = torch.ones(batch, dtype=torch.bool, device=k.device)
+        before = cache.lengths
         cache = cache.append(k, v, everyone if active is None else active)
-        allowed = cache.filled[:, None, None, :]
+        last = before.unsqueeze(-1) + torch.arange(query.shape[1], device=k.device)
+        allowed = torch.arange(cache.keys.shape[2], device=k.device) <= last.unsqueeze(-1)
+        allowed = allowed.unsqueeze(1) & cache.filled[:, None, None, :]
         return self.attend(self.split(self.query(query)), cache.keys, cache.values, allowed), cache
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
@@ -106,7 +113,7 @@ implementation = from_module(
     mask="keep",
     claims=Claims(
         returns_weights=False,
-        decodes=True,
+        decodes="chunks",
         decodes_ragged=True,
         second_gradients=True,
         composes=COMPOSITIONS,

@@ -63,6 +63,11 @@ class Sizes:
     head_dim_multiple: int = 1
     max_head_dim: int | None = None
 
+    @property
+    def declares_softmax(self) -> bool:
+        """Whether anything is declared about how the softmax rounds; the default allows for all that is right."""
+        return not (self.rounding.softmax_stored and self.rounding.log_normaliser)
+
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
         for name in ("n_heads", "head_dims"):
@@ -166,7 +171,8 @@ class Claims:
             inputs of two dimensions (clause PTH-5).
 
     Uses:
-        decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1).
+        decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1). "chunks": and takes
+            several new positions at once, against a cache too (clause INC-2).
         decodes_ragged: its `decode` takes `active`, so the items of a batch may differ in length.
         composes: what it works with: "compile", "export", "func", "autocast" (the CMP clauses).
         world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST clauses); none by default.
@@ -203,7 +209,7 @@ class Claims:
     grouped_query: bool = False
     multi_query: bool = False
     kv_widths: bool = False
-    decodes: bool = False
+    decodes: bool | Literal["chunks"] = False
     decodes_ragged: bool = False
     composes: Collection[str] = frozenset()
     extras: Collection[str] = frozenset()
@@ -213,6 +219,11 @@ class Claims:
     devices: Collection[str] = frozenset({"cpu", "cuda"})
     sizes: Sizes = field(default_factory=Sizes)
     rounding: Rounding = field(default_factory=Rounding)
+
+    @property
+    def declares_softmax(self) -> bool:
+        """Whether anything is declared about how the softmax rounds; the default allows for all that is right."""
+        return not (self.rounding.softmax_stored and self.rounding.log_normaliser)
 
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for an unknown value or a contradiction."""
@@ -241,6 +252,7 @@ class Claims:
             "causal": (*get_args(Alignment), None),
             "empty_row": get_args(EmptyRow),
             "dropout": (False, True, "output", "both"),
+            "decodes": (False, True, "chunks"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)

@@ -65,7 +65,7 @@ class Attention(Protocol):
 
 
 class Decoder(Attention, Protocol):
-    """An attention that also decodes one position at a time, with a cache of earlier keys and values (clause INC-1).
+    """An attention that also decodes position by position, with a cache of earlier keys and values (clause INC-1).
 
     >>> class MeanOfValues(torch.nn.Module):
     ...     def decode(self, query, key, value, cache=None, active=None):
@@ -79,12 +79,12 @@ class Decoder(Attention, Protocol):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Return the output (B, 1, D) at the next position, which attends causally, and the cache for the one after it.
+        """Return the output (B, n, D) at the next n positions, which attend causally, and the cache for those after.
 
-        query, key, value: (B, 1, D), at this position.
+        query, key, value: (B, n, D), at these positions; n is 1, unless `Claims.decodes` is "chunks".
         cache: what the previous call returned; None at the first position.
         active: boolean (B,), given only where `Claims.decodes_ragged` is claimed. Items where it is False have no
-            position now: their part of the cache stays as it is, and their inputs and outputs are ignored.
+            position now (n is 1): their part of the cache stays as it is, and their inputs and outputs are ignored.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Accumulator = Literal["", "truncated", "float16"]
@@ -109,6 +109,11 @@ class Rounding:
     def narrows(self) -> bool:
         """Whether a step of a float64 call is declared to be in a narrower dtype."""
         return self.softmax_in_float32 or bool(self.heads_stored)
+
+    @property
+    def of_plain_softmax(self) -> Rounding:
+        """The same with a softmax over whole rows, in the accumulator."""
+        return replace(self, softmax_stored=False, log_normaliser=False, rescales=0)
 
     @property
     def is_coarse(self) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete, Correct
+from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import remainder_dropped
 from mha.conformance.faults.fault import fault
-from mha.spec import Output
+from mha.spec import Output, Rounding
 
 
 @fault("NUM-1", caught_by="results_are_within_the_bound", source="https://github.com/apple/axlearn/pull/18")
@@ -47,6 +48,21 @@ def _in_tf32(x: Tensor) -> Tensor:
     """Return numbers of float32 in TF32, with the gradient of the numbers."""
     cut = (x.detach().float().view(torch.int32) & ~0x1FFF).view(torch.float32).to(x)
     return cut if not x.requires_grad else x + (cut - x).detach()
+
+
+@fault(
+    "NUM-1",
+    caught_by="results_are_within_the_bound_of_a_plain_softmax",
+    claims=replace(CLAIMS, rounding=Rounding()),
+    trigger="nothing is declared of the softmax",
+    source="https://github.com/abisee/pointer-generator/issues/88",
+)
+class SmallEpsilon(Complete):
+    """1e-6 is added to the sum of each row, where the largest term is 1."""
+
+    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        weights = super().weigh(scores, allowed)
+        return weights / (1 + 1e-6 * weights.amax(-1, keepdim=True))
 
 
 @fault(

@@ -24,7 +24,7 @@ CLAIMS = Claims(
     grouped_query=True,
     kv_widths=True,
     second_gradients=True,
-    decodes=True,
+    decodes="chunks",
     decodes_ragged=True,
     composes=set(COMPOSITIONS),
     extras=set(EXTRAS),
@@ -186,16 +186,19 @@ class Complete(nn.Module):
     def decode(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Attend from one new position (B, 1, width) to it and those before; return the output and the new cache.
+        """Attend from n new positions (B, n, width) to those before each; return the output and the new cache.
 
         active: the items (B,) that the position belongs to; all by default.
         cache: the keys and values (B, n, width) so far, and which positions belong to which items (B, n).
         """
+        count = query.shape[1]
         present = query.new_ones(len(query), 1, dtype=torch.bool) if active is None else active[:, None]
+        present = present.expand(-1, count)
         new = key, value, present
         cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
         key, value, present = cache
-        return self(query, key, value, mask=present[:, None, None]).output, cache
+        allowed = present[:, None, None] & causal_mask(count, present.shape[1], "bottom_right", query.device)
+        return self(query, key, value, mask=allowed).output, cache
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradient of each weight by its name in `Weights`, zeros if it has none."""

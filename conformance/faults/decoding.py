@@ -11,6 +11,7 @@ from torch import Tensor
 from mha.conformance.faults.base import Complete
 from mha.conformance.faults.families import Decoding, drops_in_evaluation
 from mha.conformance.faults.fault import fault
+from mha.spec import causal_mask
 
 
 @fault("INC-1", script_shows=False, source="https://github.com/TrenTorch/TrenTorch/pull/192")
@@ -172,3 +173,58 @@ class PagesOfTheFirst(Paged):
 
     def length(self, used: Tensor) -> int:
         return min(int(used.max()), -(-max(int(used[0]), 1) // self.page) * self.page)
+
+
+@fault(
+    "INC-2",
+    caught_by="chunks_against_a_cache_equal_one_causal_pass",
+    script_shows=False,
+    trigger="several new positions at once",
+    source="https://github.com/Mikyx-1/TinyLLM/issues/17",
+)
+class PromptSeesItsFuture(Complete):
+    """With a cache, new positions are not masked among themselves: an empty one that a prompt fills is a cache too."""
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        cache = super().decode(query, key, value, cache, active)[1]
+        return self(query, *cache[:2], mask=cache[2][:, None, None]).output, cache
+
+
+@fault(
+    "INC-2",
+    caught_by="chunks_against_a_cache_equal_one_causal_pass",
+    script_shows=False,
+    trigger="several new positions against a cache that has some",
+    source="https://github.com/huggingface/candle/issues/3743",
+)
+class ChunksAlignedTopLeft(Complete):
+    """New positions are masked as if the cache were empty, so that they see only its first keys."""
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        output, cache = super().decode(query, key, value, cache, active)
+        if query.shape[1] > 1:
+            allowed = causal_mask(query.shape[1], cache[0].shape[1], "top_left", query.device)
+            output = self(query, *cache[:2], mask=allowed & cache[2][:, None, None]).output
+        return output, cache
+
+
+@fault(
+    "INC-2",
+    caught_by="chunks_against_a_cache_equal_one_causal_pass",
+    script_shows=False,
+    trigger="two chunks of several positions",
+    source="https://github.com/pytorch/executorch/issues/21749",
+)
+class SecondChunkOverwrites(Complete):
+    """A chunk that follows a cached one takes the place of its last position."""
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        if cache is not None and query.shape[1] > 1:
+            cache = tuple(part[:, :-1] for part in cache)
+        return super().decode(query, key, value, cache, active)

@@ -36,6 +36,7 @@ from mha.implementations.loaded import attribute
 from mha.implementations.pristine import as_found
 from mha.spec import (
     Attention,
+    Claims,
     Config,
     Expected,
     Implementation,
@@ -235,10 +236,10 @@ class Session:
             drawn = (computable(drawn) * rows.unsqueeze(-1).to(drawn.device)).to(drawn)
         return lay_out(UPSTREAM_LAYOUTS[self.case.seed % 4], drawn)
 
-    def expected(self, problem: Problem) -> Expected:
-        """Return the oracle's output and weights, with their bounds."""
+    def expected(self, problem: Problem, claims: Claims | None = None) -> Expected:
+        """Return the oracle's output and weights, with their bounds; claims: other ones than are declared."""
         with torch.inference_mode():
-            return oracle_answers.expected(problem, self.claims)
+            return oracle_answers.expected(problem, claims or self.claims)
 
     def bound_of(self, problem: Problem, index: Any = ...) -> Callable[[], Ball]:
         """Return what makes the oracle's output with its bounds, once, when it is first needed; index: of a part.

@@ -67,11 +67,12 @@ class TextbookAttention(nn.Module):
     ) -> tuple[Tensor, Any]:
         """See `mha.spec.Decoder`; the cache has keys, values, and which of them are an item's own."""
         active = query.new_ones(len(query)).bool() if active is None else active
-        own = active[:, None, None]
+        own = active[:, None, None].expand(-1, query.shape[1], -1)
         new = key.where(own, 0), value.where(own, 0), own
         cache = new if cache is None else tuple(torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
         key, value, present = cache
-        return self(query, key, value, mask=present.mT.unsqueeze(1)).output, cache
+        earlier = causal_mask(query.shape[1], key.shape[1], "bottom_right", query.device)
+        return self(query, key, value, mask=present.mT.unsqueeze(1) & earlier).output, cache
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""

@@ -33,6 +33,24 @@ def results_are_within_the_bound(session: Session, case: Case) -> None:
     _expect_within_the_bound(session, case)
 
 
+@property_of(
+    "NUM-1",
+    Domain(masks=("none", "padding", "keys"), causal=BOTH, values=MODERATE),
+    needs="declares_softmax=False",
+    requires="HED-1",
+    must_reject=FORWARD_DEFECTS,
+    level="SHOULD",
+    max_cases=30,
+    number=10,
+)
+def results_are_within_the_bound_of_a_plain_softmax(session: Session, case: Case) -> None:
+    """Where nothing is declared of the softmax, results are within the bound for one in the accumulator's dtype."""
+    problem, claims = case.problem(), session.claims
+    plain = replace(claims, rounding=claims.rounding.of_plain_softmax)
+    because = "the oracle's value, with the bound of a plain softmax: declare Rounding(...) if it rounds more"
+    expect_result(session(problem), session.expected(problem, plain), because)
+
+
 # Of a head, where there are more heads than in large models: the time that weights take grows with its square.
 WIDEST_OF_MANY = 32
 # More items and heads than other cases have, and masks that differ by them.

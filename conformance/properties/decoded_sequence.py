@@ -31,7 +31,7 @@ class DecodedSequence:
         return [self.problem.query, self.problem.key, self.problem.value]
 
     def decode(self, inputs: list[Tensor], active: Tensor | None = None) -> Tensor:
-        """Decode one position of query, key and value, each (B, 1, D); return its output (B, 1, D).
+        """Decode n positions of query, key and value, each (B, n, D); return their output (B, n, D).
 
         active: boolean (B,), the items that have a position; all by default.
         """
@@ -49,6 +49,10 @@ class DecodedSequence:
     def decode_position(self, position: int) -> Tensor:
         """Decode the inputs at a position; return its output (B, 1, D)."""
         return self.decode([x[:, position : position + 1] for x in self.inputs])
+
+    def decode_positions(self, start: int, end: int) -> Tensor:
+        """Decode the inputs from a position up to another at once; return their output (B, end - start, D)."""
+        return self.decode([x[:, start:end] for x in self.inputs])
 
     def decode_ragged(self, generator: torch.Generator) -> Tensor:
         """Let each item advance at a pace of its own, and get arbitrary numbers in between; return all outputs."""

@@ -1,4 +1,4 @@
-"""The INC clause: decoding with a cache."""
+"""The INC clauses: decoding with a cache."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -30,6 +30,30 @@ CLAUSES: tuple[Clause, ...] = (
         fix=(
             "Give a single query no causal mask, or one aligned bottom-right; append new keys after those in the "
             "cache, for each item at its own length."
+        ),
+    ),
+    Clause(
+        id="INC-2",
+        level="MAY",
+        title="Chunks against a cache equal one causal pass",
+        statement=(
+            "Decoding several new positions at once, against a cache that is empty or has some already, equals "
+            "decoding them one by one and one causal pass, however a sequence is cut into chunks. What takes one "
+            "position at a time SHOULD refuse several."
+        ),
+        why=(
+            "A prompt fills the cache in one call, or in chunks between the tokens of others, and speculative decoding "
+            "checks several tokens at once. Without a causal mask each of them sees those after it."
+        ),
+        source="known bugs: huggingface/candle#3743, pytorch/executorch#21749, tenstorrent/tt-metal#48899, TinyLLM#17",
+        differs=(
+            "Some build a causal mask only where no cache is given, and some take `is_causal=True`, which is aligned "
+            "top-left, for queries that come after those in the cache."
+        ),
+        violation="No mask where a cache is given, as for a single token: a prompt sees its own future.",
+        fix=(
+            "Mask the new positions among themselves, aligned bottom-right: query i of n sees the keys of the cache "
+            "and the first i + 1 new ones."
         ),
     ),
 )
