@@ -117,8 +117,9 @@ class Rounding:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether results may be far less accurate than those of the plain formula in the same dtype."""
-        return bool(self.reductions) or self.accumulator == "float16" or self.exp_error > LARGEST_EXP_ERROR
+        """Whether results may be far less accurate than those of the plain formula with products in the dtype."""
+        coarse_sums = bool(self.reductions) or self.accumulator == "float16"
+        return coarse_sums or self.products != "ieee" or self.exp_error > LARGEST_EXP_ERROR
 
     @property
     def others(self) -> int:

@@ -198,9 +198,10 @@ def assume_modelled(session: Session, case: Case) -> None:
     assume(
         case.device == "cpu", "a GPU may store partial sums in half precision, which the rounding graph does not have"
     )
-    split = bool(session.claims.rounding.reductions)
-    assume(not split, "Rounding.reductions is declared, and the rounding graph has no partial sums")
-    dropped = session.claims.rounding.mode == "toward_zero"
+    rounding = session.claims.rounding
+    assume(not rounding.reductions, "Rounding.reductions is declared, and the rounding graph has no partial sums")
+    assume(rounding.accumulator != "float16", "sums in float16 are declared, and the rounding graph has none")
+    dropped = rounding.mode == "toward_zero"
     assume(not dropped, 'the model is of rounding to nearest, and Rounding(mode="toward_zero") is declared')
 
 

@@ -190,10 +190,10 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
 
     uniform: whether queries are projected to zero, so that the weights depend on the mask alone. Otherwise scores
     differ by about 1, so that what is computed from queries and keys shows, and no weight is so small that half
-    precision makes it zero, as if it were dropped.
+    precision makes it zero, as if it were dropped. Where small numbers are flushed, they are uniform in any case.
     """
     problem = showing_weights(problem, copies=2)
-    if uniform:
+    if uniform or session.claims.rounding.flushes:
         return zeroed(problem, "w_q", "b_q")
     weights, heads = problem.weights.to(torch.float64), (-1, problem.config.head_dim)
     q, k = (

@@ -57,6 +57,8 @@ def errors_for_many_keys_are_not_twice_what_roundings_explain(session: Session, 
 def _expect_energy_of_rounding(session: Session, case: Case, times: int = 1) -> None:
     """Expect the norm of the error to be at most so many times what rounding explains."""
     assume_modelled(session, case)
+    flushes = session.claims.rounding.flushes
+    assume(not flushes, "Rounding.flushes is declared: what is flushed adds up, and roundings do not")
     problem = case.problem()
     output, exact = session(problem).output, _exact_output(case, problem, session.claims)
     assume(exact.deviation <= LARGEST_DEVIATION, "the first order of the roundings says too little")

@@ -28,8 +28,8 @@ from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import EVERYDAY_SIZES, MANY_GRADIENTS_IN_HALF, ONE_OF_EACH_WIDTH
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import (
+    assume_as_accurate_as_plain,
     assume_finite,
-    assume_unquantised,
     cases_of_each_width,
     expect_finite,
     expect_gradients,
@@ -123,7 +123,7 @@ def half_gradients_of_everyday_sizes_are_within_the_bound(session: Session, case
 )
 def half_gradients_are_no_worse_than_plain(session: Session, case: Case) -> None:
     """The root mean square errors of the gradients are at most twice those of the plain formula in the same dtype."""
-    assume_unquantised(session)
+    assume_as_accurate_as_plain(session)
     problem = case.problem()
     assume(not has_empty_row(session, problem), "a row is empty")
     upstream = session.upstream(problem)
