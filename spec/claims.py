@@ -19,6 +19,8 @@ DTYPES = tuple(TRAITS)
 COMPUTE_DTYPES = tuple(name for name, traits in TRAITS.items() if traits.compute is None)
 DEVICES = ("cpu", "cuda")
 COMPOSITIONS = ("compile", "export", "func", "autocast")
+# What `Claims.dropout` may be where the output is dropped.
+DROPS_OUTPUT = ("output", "both", "each")
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
 RANKS = (1, 2, 3, 4)
 # All projections have a bias, none has one, or those that are named.
@@ -62,11 +64,6 @@ class Sizes:
     max_length: int | None = None
     head_dim_multiple: int = 1
     max_head_dim: int | None = None
-
-    @property
-    def declares_softmax(self) -> bool:
-        """Whether anything is declared about how the softmax rounds; the default allows for all that is right."""
-        return not (self.rounding.softmax_stored and self.rounding.log_normaliser)
 
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
@@ -162,7 +159,8 @@ class Claims:
     Configurations:
         bias: the values of `Config.bias` that it can be built with: True, False, or the projections that have a bias,
             such as "qvo".
-        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output, "both" to both.
+        dropout: it applies `Config.dropout` in training: True to the weights, "output" to the output, "both" to both,
+            "each" to the weights alone, as `Config.output_dropout` is for the output.
         own_head_dim: `Config.d_head` may be given, so `n_heads` need not divide `d_model`.
         grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
         multi_query: all heads share one key and value, so `Config.n_kv_heads` is always 1.
@@ -201,7 +199,7 @@ class Claims:
     returns_weights: bool = True
     scale: float | None = None
     bias: Collection[bool | str] = frozenset({True, False})
-    dropout: bool | Literal["output", "both"] = False
+    dropout: bool | Literal["output", "both", "each"] = False
     own_head_dim: bool = False
     gradients: bool = True
     second_gradients: bool = False
@@ -251,7 +249,7 @@ class Claims:
             "cross_attention": (True, False, "memory"),
             "causal": (*get_args(Alignment), None),
             "empty_row": get_args(EmptyRow),
-            "dropout": (False, True, "output", "both"),
+            "dropout": (False, True, *DROPS_OUTPUT),
             "decodes": (False, True, "chunks"),
         }
         for name, allowed in choices.items():

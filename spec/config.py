@@ -16,7 +16,8 @@ class Config:
     n_kv_heads: number of key/value heads; None means `n_heads`.
     kdim, vdim: widths of key and value; None means `d_model`.
     bias: whether the four projections have a bias vector, or which of them have one, such as "qvo".
-    dropout: probability, in [0, 1], of dropping a weight in training.
+    dropout: probability, in [0, 1], of dropping a weight in training. output_dropout: that of dropping an element of
+        the output, where it may be another one (`Claims.dropout` is "each"); None for the same.
     bias_kv: a learned key and value, `Weights.extra_k` and `extra_v`, are appended to those of the input, visible to
         every query.
     zero_key: a key and value of zeros are appended after those, visible to every query.
@@ -39,6 +40,17 @@ class Config:
     zero_key: bool = False
     length_first: bool = False
     d_head: int | None = None
+    output_dropout: float | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything may be dropped in training."""
+        return max(self.dropout, self.dropout_of_output) > 0
+
+    @property
+    def dropout_of_output(self) -> float:
+        """The probability of dropping an element of the output, where an implementation drops any."""
+        return self.dropout if self.output_dropout is None else self.output_dropout
 
     @property
     def head_dim(self) -> int:
@@ -96,5 +108,6 @@ class Config:
             raise ValueError(f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads})")
         if self.n_heads % self.kv_heads:
             raise ValueError(f"n_heads ({self.n_heads}) must be divisible by n_kv_heads ({self.kv_heads})")
-        if not 0.0 <= self.dropout <= 1.0:
-            raise ValueError(f"dropout must be in [0, 1], but is {self.dropout}")
+        for name, probability in (("dropout", self.dropout), ("output_dropout", self.dropout_of_output)):
+            if not 0.0 <= probability <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], but is {probability}")

@@ -209,7 +209,7 @@ def _is_plain(step: CallStep, config: Config) -> bool:
     if not all(bool(x.isfinite().all()) for x in (step.problem.query, step.problem.key, step.problem.value)):
         return False
     variant = config.extra_keys or config.length_first or step.mode == "autocast"
-    return not variant and _fits_together(problem) and not (config.dropout and MODES[step.mode].training)
+    return not variant and _fits_together(problem) and not (config.drops and MODES[step.mode].training)
 
 
 def _fits_together(problem: Problem) -> bool:

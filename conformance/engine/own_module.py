@@ -85,7 +85,7 @@ class ModuleWriter(Writer):
         self.modules[number] = module
         layers = dict(module.named_modules())
         dropped = [path for path, layer in layers.items() if layer in fixed_dropout(module)]
-        for path in dropped if not step.config.dropout else ():
+        for path in dropped if not step.config.drops else ():
             layers[path].p = 0.0
             lines.append(f"{path_code(name, path)}.p = 0.0  # judged without dropout")
         lines += self._loaded(step, adapted, module, other)

@@ -191,7 +191,7 @@ class _Noting(Session):
 
 
 def _may_drop(step: CallStep) -> bool:
-    return step.problem.config.dropout > 0 and MODES[step.mode].training
+    return step.problem.config.drops and MODES[step.mode].training
 
 
 def _differs(result: RecordedTensor, expected: Ball) -> bool:

@@ -186,7 +186,7 @@ class OutputDropped(Complete):
         return self.drop_output(projected) if role == "o" else projected
 
     def drop_output(self, output: Tensor) -> Tensor:
-        return F.dropout(output, self.config.dropout, self.training)
+        return F.dropout(output, self.config.dropout_of_output, self.training)
 
 
 @fault("DRP-2", caught_by="each_output_is_dropped_alone_or_rescaled", claims=replace(CLAIMS, dropout="output"))
@@ -232,6 +232,33 @@ class OutputRowsDropped(WeightsAndOutputDropped):
 
     def drop_output(self, output: Tensor) -> Tensor:
         return output * F.dropout(torch.ones_like(output[..., :1]), self.config.dropout, self.training)
+
+
+@fault(
+    "DRP-2",
+    caught_by="each_probability_is_of_its_own_place",
+    claims=replace(CLAIMS, dropout="each"),
+    trigger="two different probabilities",
+    source="https://github.com/facebookresearch/vjepa2/pull/160",
+)
+class OutputProbabilityForWeights(WeightsAndOutputDropped):
+    """The weights are dropped with the probability of the output."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return F.dropout(weights, self.config.dropout_of_output, self.training)
+
+
+@fault(
+    "DRP-2",
+    caught_by="each_probability_is_of_its_own_place",
+    claims=replace(CLAIMS, dropout="each"),
+    trigger="two different probabilities",
+)
+class WeightProbabilityForOutput(WeightsAndOutputDropped):
+    """The output is dropped with the probability of the weights."""
+
+    def drop_output(self, output: Tensor) -> Tensor:
+        return F.dropout(output, self.config.dropout, self.training)
 
 
 @fault("DRP-5", caught_by="heads_and_items_drop_independently", trigger="dropout, several heads or items")

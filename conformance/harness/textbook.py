@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mha.spec import Claims, Config, Output, Weights, causal_mask
+from mha.spec.claims import DROPS_OUTPUT
 from mha.spec.dtypes import computable
 from mha.spec.masks import join_causal
 
@@ -141,7 +142,7 @@ class TextbookAttention(nn.Module):
         claimed = self.claims.dropout
         dropped = F.dropout(weights, self.config.dropout, self.training and claimed != "output")
         output = self.linear(self.merge(dropped @ v).to(query), "o")
-        return F.dropout(output, self.config.dropout, self.training and claimed in ("output", "both"))
+        return F.dropout(output, self.config.dropout_of_output, self.training and claimed in DROPS_OUTPUT)
 
     def merge(self, contexts: Tensor) -> Tensor:
         """Concatenate the heads (B, H, L, d_k) to (B, L, H * d_k)."""

@@ -89,7 +89,7 @@ def the_share_of_outputs_that_is_dropped_is_p(session: Session, case: Case) -> N
         _expect_dropped_outputs(session, case, LARGE_LENGTH, dropout)
 
 
-@property_of("DRP-2", DROPOUT_PATTERNS, needs="dropout=both", must_reject=("lopsided",), max_cases=5, number=5)
+@property_of("DRP-2", DROPOUT_PATTERNS, needs="dropout=both|each", must_reject=("lopsided",), max_cases=5, number=5)
 def each_weight_and_each_output_is_dropped_alone(session: Session, case: Case) -> None:
     """In training weights and outputs are dropped, each on its own with probability p, and rescaled otherwise."""
     for dropout in PROBABILITIES:
@@ -97,10 +97,27 @@ def each_weight_and_each_output_is_dropped_alone(session: Session, case: Case) -
         expect_dropped_weights_and_outputs(session, problem, dropout, case.seed)
 
 
-def _expect_dropped_outputs(session: Session, case: Case, length: int, dropout: float) -> None:
-    """Each output is dropped on its own with probability p; L = length, and D is at least that."""
+@property_of("DRP-2", DROPOUT_PATTERNS, needs="dropout=each", must_reject=("lopsided",), max_cases=4, number=8)
+def each_probability_is_of_its_own_place(session: Session, case: Case) -> None:
+    """In training, where only one of the probabilities is not 0, only the weights, or only the outputs, are dropped."""
+    problem = with_width(replace(case, L=17, S=17), session.claims, 2 * 17 + 1).problem()
+    of_weights = problem.change(config=replace(problem.config, output_dropout=0.0))
+    expect_dropped_weights(session, of_weights, 0.5, case.seed)
+    _expect_dropped_outputs(session, case, 17, 0.5, of_weights=0.0)
+
+
+def _expect_dropped_outputs(
+    session: Session, case: Case, length: int, dropout: float, of_weights: float | None = None
+) -> None:
+    """Each output is dropped on its own with probability p; L = length, and D is at least that.
+
+    of_weights: the probability of dropping a weight, if that is another one.
+    """
     problem = with_width(replace(case, L=length, S=length), session.claims, length).problem()
-    problem = with_dropout(problem, dropout)
+    if of_weights is None:
+        problem = with_dropout(problem, dropout)
+    else:
+        problem = problem.change(config=replace(problem.config, dropout=of_weights, output_dropout=dropout))
     output, expected = session(problem, seed=case.seed).output, session.expected(problem).output
     for item in range(case.B):
         expect_zero_or_rescaled(session, output[item], expected[item], dropout, "the output in column")

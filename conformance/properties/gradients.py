@@ -181,7 +181,7 @@ def gradcheck_passes(session: Session, case: Case) -> None:
     problem = (long if case.seed % 4 == 3 else case).problem()
     if session.claims.dropout and case.mode == "train":
         problem = with_dropout(problem, 0.5)
-    drops = problem.config.dropout > 0
+    drops = problem.config.drops
     assume_finite(session, problem)
     session.built(problem)  # now, since a construction may draw random numbers
     inputs = [leaf_of(x) for x in (problem.query, problem.key, problem.value)]

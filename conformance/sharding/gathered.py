@@ -175,7 +175,7 @@ class _OnRanks(torch.autograd.Function):
         needed = dict(zip((*INPUTS, "mask", *attention.names), ctx.needs_input_grad[3:], strict=True))
         wanted = tuple(name for name in (*INPUTS, "mask") if needed[name] and grad_mode == "grad")
         given = attention.shared_out(inputs, mask)
-        seed = int(torch.randint(1 << 31, ())) if attention.training and attention.config.dropout else 0
+        seed = int(torch.randint(1 << 31, ())) if attention.training and attention.config.drops else 0
         requests = [
             Call(attention.number, parts, is_causal, attention.training, grad_mode, wanted, seed) for parts in given
         ]

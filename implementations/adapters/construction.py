@@ -28,6 +28,7 @@ from mha.implementations.adapters.constructor_names import (
 )
 from mha.implementations.errors import ImplementationError, UnsupportedCallError
 from mha.spec import Config
+from mha.spec.claims import DROPS_OUTPUT
 
 # The length for which a module is built that asks for the longest one; no case of self-attention is longer. It is more
 # than 2048, for which tables of masks and positions are often made.
@@ -327,7 +328,7 @@ def _values(config: Config, dropout: bool | str, *, has_output_dropout: bool) ->
     values |= {"max_length": _length.get(), "max_batch": _batch.get()}
     values |= {"batch_first": not config.length_first, "causal": False}
     values |= {"layer_index": 0, "layer_number": 1}  # numbers count from 1, as in Megatron
-    values["output_dropout"] = config.dropout if dropout in ("output", "both") else 0.0
+    values["output_dropout"] = config.dropout_of_output if dropout in DROPS_OUTPUT else 0.0
     if dropout == "output" and has_output_dropout:
         values["dropout"] = 0.0
     return values

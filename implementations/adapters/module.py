@@ -266,7 +266,7 @@ class ModuleImplementation:
 
     def _constructed(self, config: Config, dtype: torch.dtype, device: str) -> nn.Module:
         module = construct(self.constructor, self.arguments, config, self.claims.dropout, device)
-        for layer in () if config.dropout else fixed_dropout(module):
+        for layer in () if config.drops else fixed_dropout(module):
             layer.p = 0.0  # the formula in training has none
         return module.to(device=device, dtype=dtype)
 

@@ -185,6 +185,7 @@ def _rounding(rounding: Rounding) -> str:
 
 DROPS_OTHERWISE = "not judged: in training it drops something other than whole weights or outputs"
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
+DROPPED["each"] = "the weights and the output, each with a probability of its own"
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
 WIDTHS |= {"multi_query": "one key and value for all heads"}
 

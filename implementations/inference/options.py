@@ -45,6 +45,8 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     named = {"dropout", "output_dropout"} & set(arguments.values())
     if (named or "config" in arguments.values()) and candidate.explained:
         _find_dropout(candidate)
+        if candidate.claims.get("dropout") == "both" and named == {"dropout", "output_dropout"}:
+            candidate.claims["dropout"] = "each"
     if not named and "dropout" not in candidate.claims and _is_random_in_training(candidate):
         raise Undeclarable(
             "in training its outputs are random, as if it dropped with a fixed probability; let the constructor take "

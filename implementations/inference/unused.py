@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from mha.implementations.adapters.names import NEUTRAL_MEANING
 from mha.implementations.adapters.signature import required_inputs
 from mha.implementations.inference.candidate import Candidate
+from mha.spec.claims import DROPS_OUTPUT
 
 # What constructors take beside sizes, each with the claim that trial runs may have added for it.
 NOT_TESTED = {"bias_kv": "bias_kv", "zero_key": "zero_key", "dropout": "dropout", "output_dropout": "dropout"}
@@ -60,7 +61,7 @@ def _defaults(candidate: Candidate, known: set[str]) -> list[str]:
 
 def _tested(candidate: Candidate, field: str, arguments: Mapping[str, str]) -> bool:
     dropout = candidate.claims.get("dropout", False)
-    of_output = dropout in ("output", "both")
-    of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout in (True, "both")
+    of_output = dropout in DROPS_OUTPUT
+    of_either = bool(dropout) if "output_dropout" not in arguments.values() else dropout not in (False, "output")
     claimed = {"dropout": of_either, "output_dropout": of_output}
     return field not in NOT_TESTED or claimed.get(field, NOT_TESTED[field] in candidate.claims)
