@@ -47,6 +47,8 @@ from mha.spec.claims import EmptyRow
 from mha.spec.dtypes import traits_of
 from mha.spec.rounding import Rounding
 
+# An error of a log-weight above which it is worth its time that a weight is at most 1.
+LARGE_ERROR = 0.1
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
 CHUNK = 1 << 18
 
@@ -148,7 +150,8 @@ class _Softmax:
     excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator;
         without the error of the sum, which moves all weights of a row together, so that a context feels it whole.
     of_sum: that error, where the sum is stored.
-    least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight.
+    least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight. moved: the same, where all weights of
+        a row have exactly the sum 1, or None where it would be hardly less.
     lost: the error of a numerator that underflows. underflow: that of a weight.
     gamma: relative error of a row's sum, (B, H, L, 1). products: that of its products with the values.
     cast: u_p, that of a weight that is cast.
@@ -162,6 +165,7 @@ class _Softmax:
     of_sum: float
     least: Tensor
     spread: Tensor
+    moved: Tensor | None
     lost: Tensor
     underflow: Tensor
     gamma: Tensor
@@ -298,6 +302,20 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     if rounding.log_normaliser:
         drift = normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate, rounding.merges)
         gamma, products = gamma + drift, products + drift
+    # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
+    spread, moved = torch.maximum(upper / least - p, p - lower / most), None
+    if w.numel() and float(w.max()) > LARGE_ERROR:
+        # A numerator is a part of its own denominator, from the same score: p^+_j / (p^+_j + sum_{l != j} p^-_l)
+        highest, lowest = _shares(log_p + w, log_p - w), _shares(log_p - w, log_p + w)
+        moved = torch.maximum(highest - p, p - lowest)
+        # Where it is made twice, the steps of the softmax may differ: (+) exp(2 w_own_j) - 1. The largest numerator is
+        # 1, and the sum at least that, so that eta is lost of each weight, and n eta of the sum.
+        steps = (2 * w_own).clamp(max=LARGEST_LOG).expm1()
+        apart, eta = moved + steps * (p + moved), (1 + n) * eta
+        spread = torch.minimum(spread.nan_to_num(nan=1.0), apart + eta).masked_fill(forbidden, 0.0)
+        moved = (moved + eta).masked_fill(forbidden, 0.0)
+        # Nothing is known of a row in which a score may overflow.
+        spread, moved = (x.masked_fill(w.isinf(), float("inf")) for x in (spread, moved))
     return _Softmax(
         p=p,
         w_own=w_own,
@@ -305,8 +323,8 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
         excess=(log_p + (w - of_sum)).exp() + lost - p,
         of_sum=of_sum,
         least=least,
-        # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
-        spread=torch.maximum(upper / least - p, p - lower / most),
+        spread=spread,
+        moved=moved,
         lost=lost,
         underflow=(units.subnormal + own.flush) * heads.allowed.double(),
         gamma=gamma,
@@ -314,6 +332,16 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
         cast=own.store if rounding.weights_stored else own.accumulate,
         max_score=max_score,
     )
+
+
+def _shares(own: Tensor, others: Tensor) -> Tensor:
+    """Return exp(own_j) / (exp(own_j) + sum_{l != j} exp(others_l)), for logarithms of numerators, (B, H, L, S)."""
+    raised = others.exp()
+    rest, place = raised.sum(-1, keepdim=True) - raised, others.argmax(-1, keepdim=True)
+    # Without cancellation for the largest one.
+    without = raised.scatter(-1, place, 0.0).sum(-1, keepdim=True)
+    rest = rest.scatter(-1, place, without).clamp(min=0.0)
+    return (own - rest.log()).sigmoid().nan_to_num(nan=1.0)
 
 
 def rescales_of(s: Tensor, rounding: Rounding) -> Tensor:
@@ -367,8 +395,12 @@ def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) 
     v, units, empty = heads.value, precision.units, heads.empty
     u_a = precision.softmax.accumulate
     o = softmax.p @ v.mid
-    # T1 = sum_j (p^+_j - p_j) |v_j - o| / sum_j p^-_j
-    t1 = weighted_distance(softmax.excess, v.mid, o) / softmax.least
+    # T1 = sum_j (p^+_j - p_j) |v_j - o| / sum_j p^-_j, or sum_j moved_j |v_j - o|, the one with the smaller sum
+    excess = softmax.excess / softmax.least
+    if softmax.moved is not None:
+        is_less = softmax.moved.sum(-1, keepdim=True) <= excess.sum(-1, keepdim=True).nan_to_num(nan=float("inf"))
+        excess = torch.where(is_less, softmax.moved, excess)
+    t1 = weighted_distance(excess, v.mid, o)
     # T2 + T3 = sum_j ((gamma(n) (+) gamma(n) (+) e_p (+) 3 u_a (+) u_p (+) of_sum) (p_j + spread_j) + eta_s + eta_a)
     #           (|v_j| + dv_j)
     relative = compound(softmax.gamma, softmax.products, 3 * u_a, softmax.cast, softmax.of_sum)

@@ -368,3 +368,31 @@ class ValuesNormalised(Complete):
     def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         largest = v.abs().amax((-2, -1), keepdim=True)
         return super().combine(weights, v / (largest + 1e-6), allowed) * largest
+
+
+@fault(
+    "NUM-6",
+    dtype="float16",
+    caught_by="numbers_at_the_end_of_the_range_are_not_clamped",
+    trigger="scores beyond 1e4 in float16",
+)
+class ScoresClampedInHalf(Complete):
+    """In float16 scores are clamped to 1e4, against infinities."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores.clamp(-1e4, 1e4) if scores.dtype == torch.float16 else scores
+
+
+@fault(
+    "NUM-6",
+    dtype="float16",
+    caught_by="numbers_at_the_end_of_the_range_are_not_clamped",
+    trigger="outputs beyond 3e4 in float16",
+)
+class OutputClampedInHalf(Complete):
+    """In float16 outputs are clamped to 3e4, against infinities."""
+
+    def project(self, x: Tensor, role: str) -> Tensor:
+        projected = super().project(x, role)
+        return projected.clamp(-3e4, 3e4) if role == "o" and x.dtype == torch.float16 else projected

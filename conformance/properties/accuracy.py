@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import ALL_LAYOUTS, BOTH, FEW_LAYOUTS, MODERATE, MOST_VALUES, Domain
 from mha.conformance.cases.masks import BOOLEAN, FEW, FLOAT
+from mha.conformance.cases.transforms import passing_heads, with_width, zeroed
 from mha.conformance.harness.assertions import assume, expect_close
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.domains import (
@@ -221,3 +224,34 @@ def very_small_and_very_large_inputs(session: Session, case: Case) -> None:
     problem = case.problem()
     output, expected = session(problem).output, session.expected(problem).output
     expect_close(output, expected, because=f"the oracle's value for {case.values} inputs")
+
+
+# Of float16, whose largest number is 65504: a value, and a product with the score that it makes.
+LARGE_VALUE, LARGE_SCORE = 5e4, 6e4
+
+
+@property_of(
+    "NUM-6",
+    Domain(masks=("none", "padding"), values=("normal",), causal=BOTH, dtypes=("float16",)),
+    requires="HED-1",
+    must_reject=("clamped", "lopsided"),
+    max_cases=12,
+    number=2,
+)
+def numbers_at_the_end_of_the_range_are_not_clamped(session: Session, case: Case) -> None:
+    """In float16 scores of more than 1e4, and values and outputs of 5e4, are as they are."""
+    length = session.claims.sizes.length_multiple * 16
+    case = with_width(replace(case, head_dim=4, B=2, L=length, S=length), session.claims, 4)
+    problem = zeroed(passing_heads(case.problem()), "b_q", "b_k", "b_v")
+    # One column of each head makes the scores, so that no sum on the way to them is larger.
+    weights, head_dim = problem.weights, problem.config.head_dim
+    others = torch.arange(len(weights.w_q), device=weights.w_q.device) % head_dim != 0
+    problem = problem.change(w_q=weights.w_q.masked_fill(others.unsqueeze(-1), 0.0))
+    exact, scale = session.expected(problem), session.claims.scale_for(head_dim)
+    products, values = (exact.query.mid @ exact.key.mid.mT).abs(), exact.value.mid.abs()
+    weights = problem.weights
+    of_scores = LARGE_SCORE / ((1 + abs(scale)) * float(products.amax()))
+    of_values = LARGE_VALUE / float(values.amax())
+    for large in (problem.change(w_q=weights.w_q * of_scores), problem.change(w_v=weights.w_v * of_values)):
+        output, expected = session(large).output, session.expected(large).output
+        expect_close(output, expected, because="the oracle's value, and nothing overflows")

@@ -65,6 +65,16 @@ class Unscaled(TextbookAttention):
         return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
 
 
+class Clamped(TextbookAttention):
+    """Scores and outputs beyond 1e4 are clamped."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k).clamp(-1e4, 1e4)
+
+    def combine(self, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        return super().combine(weights, v, query).clamp(-1e4, 1e4)
+
+
 class OneWeight(TextbookAttention):
     """The weight of the first key is 1% too large."""
 
@@ -151,6 +161,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "unscaled": Unscaled,
     "one_percent": scores_times(1.01).attention,
     "slightly_scaled": scores_times(1.001).attention,
+    "clamped": Clamped,
     "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,
