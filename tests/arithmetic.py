@@ -394,7 +394,7 @@ WRONG = {
     "bf16, declared ieee": Arithmetic(with_factors(bf16), ("float32",), WHOLE_ROWS),
     "bf16x3, declared ieee": Arithmetic(with_factors(two_bf16), ("float32",), WHOLE_ROWS),
     "float8, declared bf16": Arithmetic(with_factors(float8), ("float32",), _declared(products="bf16")),
-    "coarse exponential, 2^-6": Arithmetic(exponential_off_by(2.0**-6), ALL, _declared(exp_error=1 << 14)),
+    "coarse exponential, 2^-4": Arithmetic(exponential_off_by(2.0**-4), ALL, _declared(exp_error=1 << 14)),
     "coarse exponential, 2^-10": Arithmetic(exponential_off_by(2.0**-10), ("float32",), _declared(exp_error=1 << 14)),
     "linear exponential": Arithmetic(Linear, ALL, _declared(exp_error=1 << 14)),
     "sums in bfloat16, declared float16": Arithmetic(AddsInHalf, ("bfloat16",), _declared(accumulator="float16")),

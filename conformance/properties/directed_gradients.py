@@ -15,6 +15,8 @@ from mha.conformance.harness.oracle_answers import kept
 from mha.conformance.harness.recording import RecordedTensor
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.directed import (
+    ITEMS_OF_TWO_KEYS,
+    MANY_ITEMS,
     MANY_ROWS,
     MOST_DIRECTIONS,
     PLAIN_ROWS,
@@ -81,6 +83,36 @@ def errors_of_gradients_for_many_keys_do_not_add_up_to_a_defect(session: Session
     """In half precision no small defect explains the errors of gradients better than rounding, beyond blocks of 512."""
     keys = LONG_KEYS if case.inputs == "cross" else LONG_ROWS
     expect_gradients_by_rounding_alone(session, replace(case, B=1, n_heads=1, head_dim=32, L=LONG_ROWS, S=keys))
+
+
+@property_of(
+    "GRD-8",
+    replace(PLAIN_ROWS, modes=WITH_GRADIENT),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("unscaled", "detached"),
+    max_cases=1,
+    number=5,
+)
+def errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the errors of gradients better than rounding, for 32 items."""
+    expect_gradients_by_rounding_alone(session, replace(case, B=MANY_ITEMS, n_heads=4, head_dim=16, L=33, S=33))
+
+
+@property_of(
+    "GRD-8",
+    replace(PLAIN_ROWS, modes=WITH_GRADIENT),
+    needs="gradients",
+    requires="HED-1",
+    must_reject=("unscaled", "detached"),
+    max_cases=1,
+    number=6,
+)
+def errors_of_gradients_for_two_keys_do_not_add_up_to_a_defect(session: Session, case: Case) -> None:
+    """In half precision no small defect explains the errors of gradients better than rounding, for two keys."""
+    queries = 2 if case.causal or case.inputs != "cross" else 8
+    two = replace(case, B=ITEMS_OF_TWO_KEYS, n_heads=4, head_dim=16, L=queries, S=2)
+    expect_gradients_by_rounding_alone(session, two)
 
 
 def expect_gradients_by_rounding_alone(
