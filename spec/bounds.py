@@ -126,30 +126,30 @@ def units_of(dtype: torch.dtype, rounding: Rounding | None = None) -> Units:
     """
     traits, info, oracle = traits_of(dtype), torch.finfo(dtype), torch.finfo(torch.float64).eps / 2
     rounding = Rounding() if rounding is None else rounding
-    in_half = rounding.accumulator == "float16" and dtype == torch.float16
-    accumulator = info if in_half else torch.finfo(torch_dtype(traits.accumulator))
-    drops = rounding.accumulator == "truncated"
-    roundoff = info.eps if traits.half and rounding.mode != "nearest" else info.eps / 2
-    of_factors = _product_error(rounding) if dtype == torch.float32 else 0.0
+    adds_in_half = rounding.accumulator == "float16" and dtype == torch.float16
+    accumulator = info if adds_in_half else torch.finfo(torch_dtype(traits.accumulator))
+    added = accumulator.eps / (1 if rounding.accumulator == "truncated" else 2)
+    stored = info.eps / (1 if traits.half and rounding.mode != "nearest" else 2)
+    of_factors, limbs = _product_error(rounding) if dtype == torch.float32 else (0.0, 1)
     return Units(
-        accumulate=(accumulator.eps if drops else accumulator.eps / 2) + oracle,
-        store=max(roundoff, accumulator.eps if drops and not traits.half else 0.0) + oracle,
-        subnormal=info.tiny if rounding.flushes else info.tiny * roundoff,
+        accumulate=added + oracle,
+        store=max(stored, 0.0 if traits.half else added) + oracle,
+        subnormal=info.tiny if rounding.flushes else info.tiny * stored,
         flush=accumulator.tiny,
         largest=info.max if traits.narrow else float("inf"),
         product=of_factors,
-        limbs=3 if of_factors and rounding.products == "bf16x3" else 1,
+        limbs=limbs,
     )
 
 
-def _product_error(rounding: Rounding) -> float:
-    """Return the relative error e_p of a product of two numbers of float32 that are rounded first."""
+def _product_error(rounding: Rounding) -> tuple[float, int]:
+    """Return e_p, the relative error of a product of two numbers of float32 that are rounded first, and `limbs`."""
     bfloat16 = torch.finfo(torch.bfloat16).eps / (2 if rounding.mode == "nearest" else 1)
     if rounding.products == "bf16x3":
         # x = x_1 + x_2 + r with |x_2| <= u (1 + u) |x| and |r| <= u^2 |x|, and x_2 y_2 is left out.
-        return (1 + bfloat16**2) ** 2 * (1 + bfloat16**2 * (1 + bfloat16) ** 2) - 1
+        return (1 + bfloat16**2) ** 2 * (1 + bfloat16**2 * (1 + bfloat16) ** 2) - 1, 3
     of_factor = {"ieee": 0.0, "tf32": 2.0**-10, "bf16": bfloat16}[rounding.products]
-    return (1 + of_factor) ** 2 - 1
+    return (1 + of_factor) ** 2 - 1, 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

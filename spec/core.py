@@ -305,17 +305,9 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
     # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
     spread, moved = torch.maximum(upper / least - p, p - lower / most), None
     if w.numel() and float(w.max()) > LARGE_ERROR:
-        # A numerator is a part of its own denominator, from the same score: p^+_j / (p^+_j + sum_{l != j} p^-_l)
-        highest, lowest = _shares(log_p + w, log_p - w), _shares(log_p - w, log_p + w)
-        moved = torch.maximum(highest - p, p - lowest)
-        # Where it is made twice, the steps of the softmax may differ: (+) exp(2 w_own_j) - 1. The largest numerator is
-        # 1, and the sum at least that, so that eta is lost of each weight, and n eta of the sum.
-        steps = (2 * w_own).clamp(max=LARGEST_LOG).expm1()
-        apart, eta = moved + steps * (p + moved), (1 + n) * eta
-        spread = torch.minimum(spread.nan_to_num(nan=1.0), apart + eta).masked_fill(forbidden, 0.0)
-        moved = (moved + eta).masked_fill(forbidden, 0.0)
-        # Nothing is known of a row in which a score may overflow.
-        spread, moved = (x.masked_fill(w.isinf(), float("inf")) for x in (spread, moved))
+        apart, moved = _moved(log_p, w, w_own, (1 + n) * eta)
+        spread = torch.minimum(spread.nan_to_num(nan=1.0), apart)
+        spread, moved = (x.masked_fill(forbidden, 0.0) for x in (spread, moved))
     return _Softmax(
         p=p,
         w_own=w_own,
@@ -332,6 +324,23 @@ def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
         cast=own.store if rounding.weights_stored else own.accumulate,
         max_score=max_score,
     )
+
+
+def _moved(log_p: Tensor, w: Tensor, w_own: Tensor, underflows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far w may move weights, and weights that sum to exactly 1, (B, H, L, S), with a weight at most 1.
+
+    underflows: what a numerator loses that underflows, and the sum: the largest numerator is 1, and the sum is more.
+    """
+    # A numerator is a part of its own denominator, from the same score: p^+_j / (p^+_j + sum_{l != j} p^-_l)
+    p = log_p.exp()
+    highest, lowest = _shares(log_p + w, log_p - w), _shares(log_p - w, log_p + w)
+    moved = torch.maximum(highest - p, p - lowest)
+    # Where it is made twice, the steps of the softmax may differ: (+) exp(2 w_own_j) - 1
+    apart = moved + (2 * w_own).clamp(max=LARGEST_LOG).expm1() * (p + moved)
+    # Nothing is known of a row in which a score may overflow.
+    unknown = w.isinf()
+    apart, moved = ((x + underflows).masked_fill(unknown, float("inf")) for x in (apart, moved))
+    return apart, moved
 
 
 def _shares(own: Tensor, others: Tensor) -> Tensor:

@@ -44,9 +44,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
     _keep_biases_that_can_be_called(candidate)
     named = {"dropout", "output_dropout"} & set(arguments.values())
     if (named or "config" in arguments.values()) and candidate.explained:
-        _find_dropout(candidate)
-        if candidate.claims.get("dropout") == "both" and named == {"dropout", "output_dropout"}:
-            candidate.claims["dropout"] = "each"
+        _find_dropout(candidate, has_both=len(named) > 1)
     if not named and "dropout" not in candidate.claims and _is_random_in_training(candidate):
         raise Undeclarable(
             "in training its outputs are random, as if it dropped with a fixed probability; let the constructor take "
@@ -171,13 +169,18 @@ def _find_rounding(candidate: Candidate) -> None:
         candidate.claims["rounding"] = Rounding(softmax_in_float32=True)
 
 
-def _find_dropout(candidate: Candidate) -> None:
-    """Claim the kind of dropout that the outputs in training show; some kind, if it drops in evaluation too."""
+def _find_dropout(candidate: Candidate, *, has_both: bool) -> None:
+    """Claim the kind of dropout that the outputs in training show; some kind, if it drops in evaluation too.
+
+    has_both: whether the constructor takes a probability for the weights and one for the output.
+    """
     changes = candidate.changes | {"dropout": PROBABILITY}
     tried = [replace(candidate, claims=candidate.claims | {"dropout": kind}, changes=changes) for kind in KINDS]
     shown = [each for each in tried if dropped(each) == each.claims["dropout"]]
     for each in shown[:1] or filter(_drops_in_evaluation, tried[:1]):
         candidate.claims["dropout"] = each.claims["dropout"]
+    if has_both and candidate.claims.get("dropout") == "both":
+        candidate.claims["dropout"] = "each"
     if "dropout" not in candidate.claims:
         x = candidate.probes[0].inputs[0][:, :1]
         takes_one_key = tried[0].call_plainly((x, x, x), training=True) is not None
