@@ -112,11 +112,12 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     context = Ball(expected.context.mid.nan_to_num(nan=0.0), expected.context.rad)
     exact = Ball.exact(upstream)
     arriving = _Partial(exact, exact.mid.abs())
-    found = {}
-    found["w_o"], found["b_o"] = _weight_gradients(arriving, context, batch, units)
-    terms = config.d_model + config.n_heads
-    pieces = config.n_heads + precision.rounding.reductions
-    d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
+    found, d_context = dict[str, Ball](), exact
+    if config.projected:
+        found["w_o"], found["b_o"] = _weight_gradients(arriving, context, batch, units)
+        terms = config.d_model + config.n_heads
+        pieces = config.n_heads + precision.rounding.reductions
+        d_context = _input_gradient(arriving, given.w_o, terms, pieces, units)
     core = _core_of(problem, claims, expected, _split(context, config), _split(d_context, config), precision)
     d_scores = _score_gradients_in_blocks(core, precision)
     if problem.mask is not None and problem.mask.is_floating_point():
@@ -287,6 +288,10 @@ def _projection_gradients(
             extra = part[:, keys : keys + 1]
             found[f"extra_{role}"] = _bias_gradient(extra, batch * queries + batch * repeats, batch * repeats, units)
         part = part[:, :keys]
+    # Exactly 0 for a query without keys, and for a key that no query may attend to.
+    unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]
+    if not config.projected:
+        return {name: Ball(part.ball.mid, part.ball.rad.masked_fill(unused, 0.0))}
     # dW = dX^T x, db = sum dX, partial sums for each item, repeat and rank
     pieces = batch * repeats * precision.rounding.ranks + precision.rounding.reductions
     found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
@@ -295,8 +300,6 @@ def _projection_gradients(
     terms = sharing * (config.inner_width + config.n_heads)
     pieces = sharing * config.n_heads + precision.rounding.reductions
     gradient = _input_gradient(part, getattr(problem.weights, f"w_{role}"), terms, pieces, units)
-    # Exactly 0 for a query without keys, and for a key that no query may attend to.
-    unused = ~allowed.any(1).any(2 if name == "query" else 1)[:, : source.shape[1], None]
     return found | {name: Ball(gradient.mid, gradient.rad.masked_fill(unused, 0.0))}
 
 

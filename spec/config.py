@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Config:
     zero_key: a key and value of zeros are appended after those, visible to every query.
     length_first: tensors are (length, batch, width) instead of (batch, length, width).
     d_head: width of one head; None means d_model / n_heads.
+    projected: whether there are projections. Without them, as in a kernel, query, key and value are their heads side by
+        side, (B, length, heads * d_k), and the output is the contexts, side by side too.
 
     >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
     >>> config.head_dim, config.kv_heads, config.key_width, config.value_width
@@ -41,6 +43,7 @@ class Config:
     length_first: bool = False
     d_head: int | None = None
     output_dropout: float | None = None
+    projected: bool = True
 
     @property
     def drops(self) -> bool:
@@ -80,6 +83,16 @@ class Config:
     def value_width(self) -> int:
         """Width of the value input: `vdim`, or `d_model` if that is None."""
         return self.d_model if self.vdim is None else self.vdim
+
+    def of_heads(self) -> Config:
+        """Return the configuration of attention to the same heads without projections.
+
+        >>> Config(d_model=12, n_heads=3, n_kv_heads=1).of_heads().key_width
+        4
+        """
+        width = self.kv_heads * self.head_dim
+        sizes = {"d_model": self.inner_width, "d_head": None, "kdim": width, "vdim": width}
+        return replace(self, projected=False, **sizes)  # type: ignore[arg-type]  # the types of these fields
 
     @property
     def extra_keys(self) -> int:

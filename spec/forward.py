@@ -79,7 +79,9 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
     # y = o W_o^T + b_o
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))).known()
     given = problem.weights
-    output = affine(context, given.w_o, given.b_o, precision.units, low, others=rounding.others)
+    output = context
+    if problem.config.projected:
+        output = affine(context, given.w_o, given.b_o, precision.units, low, others=rounding.others)
     return Expected(
         output=output.known(),
         weights=attended.weights,
@@ -111,14 +113,22 @@ def _attend_in_blocks(heads: Heads, tau: float, precision: Precision, empty_row:
 def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads:
     """Return q = x_q W_q^T + b_q, k and v, with the extra keys; low: factors are rounded to the storage dtype too."""
     given, config = problem.weights, problem.config
-    others = claims.rounding.reductions
-    bias, keys = None, affine_forms(Ball.exact(problem.key), given.w_k, given.b_k, units, low, others)
+    others, bias = claims.rounding.reductions, None
+
+    def project(x: Tensor, role: str) -> tuple[Ball, ...]:
+        exact = Ball.exact(x)
+        if not config.projected:
+            return (exact.stored(units) if low else exact,)
+        w, b = getattr(given, f"w_{role}"), getattr(given, f"b_{role}")
+        return affine_forms(exact, w, b, units, low, others)
+
+    keys = project(problem.key, "k")
     if problem.mask is not None and problem.mask.is_floating_point():
         bias = problem.mask.detach().double().expand(problem.shape)
     heads = Heads(
-        query=split_heads(affine(Ball.exact(problem.query), given.w_q, given.b_q, units, low, others), config),
+        query=split_heads(project(problem.query, "q")[-1], config),
         key=split_heads(keys[-1], config),
-        value=split_heads(affine(Ball.exact(problem.value), given.w_v, given.b_v, units, low, others), config),
+        value=split_heads(project(problem.value, "v")[-1], config),
         allowed=problem.allowed(claims.causal),
         bias=bias,
         bare_key=split_heads(keys[0], config) if len(keys) > 1 and not config.extra_keys else None,

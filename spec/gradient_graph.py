@@ -122,7 +122,7 @@ class _Maker:
         self.rounding, self.dtype = claims.rounding, problem.query.dtype
         self.units, self.forward = units_of(self.dtype, self.rounding), rounding_graph(problem, claims)
         self.places: dict[str, Place] = defaultdict(Place, self.forward.places)
-        del self.places["output"]
+        self.places.pop("output", None)
         self.n_query, self.n_key = (self.forward.allowed.sum(dim).unsqueeze(-1).double() for dim in (3, 2))
 
     def graph(self) -> GradientGraph:
@@ -165,6 +165,8 @@ class _Maker:
         config, weight = self.problem.config, self.forward.w_o
         heads = (config.n_heads, config.head_dim)
         d_c: Tensor = (self.upstream @ weight).unflatten(-1, heads).transpose(1, 2)
+        if not config.projected:
+            return d_c
         size = (self.upstream.abs() @ weight.abs()).unflatten(-1, heads).transpose(1, 2)
         self._stored("d_context", d_c)
         self.places["d_context"].own += self.units.gamma(len(weight) + config.n_heads + 1) * size
@@ -225,6 +227,8 @@ class _Maker:
     def _gradients(self, heads: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
         """Note what is stored of the gradients themselves: parts of each head and input, or of each item."""
         problem, units = self.problem, self.units
+        if not problem.config.projected:
+            return
         for name, roles in shared_roles(problem).items():
             source, pieces = wide_of(problem, name), 0
             size = span = torch.zeros_like(exact[name])

@@ -36,6 +36,10 @@ class Place:
         """Return the sum over all stores of n 4^e, for which only the energy of the error has a use."""
         return sum(square() for square in self.stores)
 
+    def squares(self, like: Tensor) -> Tensor:
+        """Return `square` for numbers in the shape of a tensor."""
+        return torch.as_tensor(self.square).to(like).expand_as(like)
+
     def sums(self, g: Tensor, sizes: Tensor, squares: Tensor) -> list[float]:
         """Return sum n (g x)^2, sum |g x|, sum |g| s, and for each store |sum g (fl(x) - x)|, each of its largest form.
 

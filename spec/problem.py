@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,11 +44,37 @@ class Problem:
     is_causal: bool = False
 
     def change(self, **fields: Any) -> Problem:
-        """Return a copy with some fields replaced; fields of the weights are given by name, as in `change(w_q=...)`."""
+        """Return a copy with some fields replaced; fields of the weights are given by name, as in `change(w_q=...)`.
+
+        Without projections, a change of those of an input is one of the input. Raises ValueError for one of the
+        output's.
+        """
         parts = {name: fields.pop(name) for name in list(fields) if name in Weights.__dataclass_fields__}
-        if parts:
-            fields["weights"] = replace(self.weights, **parts)
-        return replace(self, **fields)
+        changed = replace(self, **fields)
+        if not parts:
+            return changed
+        if self.config.projected:
+            return replace(changed, weights=replace(changed.weights, **parts))
+        return changed._with_projected_inputs(parts)
+
+    def of_heads(self) -> Problem:
+        """Return the attention of the projected heads, side by side and rounded to the dtype, without projections."""
+        config = self.config.of_heads()
+        weights = Weights.identity(config, self.query.dtype, self.query.device)
+        parts = dict(self.weights.named())
+        projected = {name: _projected(getattr(self, name), parts, name[0]) for name in INPUTS}
+        return replace(self, config=config, weights=weights, **projected)
+
+    def _with_projected_inputs(self, parts: dict[str, Tensor | None]) -> Problem:
+        """Return a problem without projections whose inputs are what these projections would make of them."""
+        known = dict(self.weights.named())
+        for name in ("w_o", "b_o"):
+            if parts.get(name) is not None and not torch.equal(parts[name], known[name]):  # type: ignore[arg-type]
+                raise ValueError(f"{name} cannot be changed where there are no projections")
+        given = {name: x for name, x in parts.items() if x is not None and name[-1] != "o"}
+        roles = {name[-1] for name in given}
+        inputs = {name: _projected(getattr(self, name), known | given, name[0]) for name in INPUTS if name[0] in roles}
+        return replace(self, **inputs)
 
     def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
         """Return a copy with query, key and value changed; inputs that are the same tensor stay the same tensor."""
@@ -97,3 +123,10 @@ class Problem:
         """Return the boolean (B, H, L) of the queries that may attend to no key; see `allowed` for the alignment."""
         empty = ~self.allowed(alignment).any(-1)
         return torch.zeros_like(empty) if self.config.extra_keys else empty
+
+
+def _projected(x: Tensor, parts: Mapping[str, Tensor], role: str) -> Tensor:
+    """Return x W^T + b, rounded to the dtype of x once."""
+    matrix, bias = parts[f"w_{role}"].detach().double(), parts.get(f"b_{role}")
+    projected = x.detach().double() @ matrix.T
+    return (projected if bias is None else projected + bias.detach().double()).to(x.dtype)

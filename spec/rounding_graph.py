@@ -162,6 +162,8 @@ class _Maker:
             return F.pad(y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2), (0, 0, 0, grow))
 
         x = x.detach().double()
+        if not self.config.projected:
+            return arrange(x), arrange(x)
         product, size = x @ matrix.T, x.abs() @ matrix.abs().T
         shift = torch.zeros(len(matrix), dtype=x.dtype, device=x.device) if bias is None else bias.detach().double()
         y, bare = arrange(product + shift), arrange(product)
@@ -285,7 +287,8 @@ class _Maker:
 
         Not the square of all of them together: independent errors add up so, and a score is a sum of many.
         """
-        of_query, of_key = (torch.as_tensor(self.places[name].square) for name in ("query", "key"))
+        of_query = self.places["query"].squares(query)
+        of_key = self.places["key"].squares(key[:, ::repeats])
         of_scores = of_query @ key.square().mT + query.square() @ of_key.repeat_interleave(repeats, 1).mT
         stored = self.places["score"].square + (2.0 if self.rounding.softmax_stored else 0.0)
         return self.units.store**2 * (self.tau**2 * of_scores + stored)

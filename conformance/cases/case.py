@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mha.conformance.cases.layouts import MIXED, lay_out
 from mha.conformance.cases.masks import make_mask
@@ -42,6 +44,7 @@ class Case:
     mode: train or eval and the gradient mode of the call, see `mha.conformance.cases.modes`.
     need_weights: whether the call asks for the weights.
     ranks: on how many ranks a sharded implementation runs; 0 for the implementation without ranks.
+    projected: whether there are projections; otherwise the inputs are what they would give, as for a kernel.
     seed: of all random numbers.
 
     >>> Case(L=2, values="large").problem().query.shape
@@ -69,6 +72,7 @@ class Case:
     additive: bool = False
     ranks: int = 0
     n_kv_heads: int | None = None
+    projected: bool = True
 
     def __repr__(self) -> str:
         given = ((field, getattr(self, field.name)) for field in fields(self))
@@ -78,6 +82,12 @@ class Case:
     @property
     def config(self) -> Config:
         """The configuration of the attention."""
+        config = self._of_projections
+        return config if self.projected else config.of_heads()
+
+    @property
+    def _of_projections(self) -> Config:
+        """The configuration of the projections, those of a kernel's inputs too."""
         return Config(self.n_heads * self.head_dim, self.n_heads, n_kv_heads=self.n_kv_heads, bias=self.bias)
 
     @property
@@ -92,10 +102,9 @@ class Case:
         """
         generator = self.generator
         dtype: torch.dtype = getattr(torch, self.dtype)
-        weights, *made = make_inputs(self.values, self.config, (self.B, self.L, self.S), generator, dtype)
-        layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
-        laid_out = [lay_out(layout, x.to(self.device, dtype)) for layout, x in zip(layouts, made, strict=True)]
-        query, key, value = (laid_out[index] for index in SHARING[self.inputs])
+        config = self._of_projections
+        weights, *made = make_inputs(self.values, config, (self.B, self.L, self.S), generator, dtype)
+        query, key, value = self._laid_out([x.to(self.device, dtype) for x in made])
         scores = (self.B, self.n_heads, self.L, self.S)
         mask = make_mask(self.mask, scores, self.alignment if self.causal else None, generator, self.mask_axes)
         if mask is not None:
@@ -105,5 +114,19 @@ class Case:
                 # A finite entry, however low, must not become -infinity in a narrow dtype.
                 mask = torch.where(mask.isinf(), mask, mask.clamp(min=torch.finfo(dtype).min / 8)).to(dtype)
             mask = mask.to(self.device)
-        problem = Problem(self.config, weights.to(dtype, self.device), query, key, value, mask, self.causal)
+        problem = Problem(config, weights.to(dtype, self.device), query, key, value, mask, self.causal)
+        if not self.projected:
+            problem = self.without_projections(problem)
         return problem.change(**changes) if changes else problem
+
+    def without_projections(self, problem: Problem) -> Problem:
+        """Return the attention of the projected heads, which are three tensors, in the layout of the case."""
+        direct = problem.of_heads()
+        query, key, value = self._laid_out([direct.query, direct.key, direct.value], "cross")
+        return direct.change(query=query, key=key, value=value)
+
+    def _laid_out(self, inputs: Sequence[Tensor], sharing: str = "") -> tuple[Tensor, ...]:
+        """Return query, key and value in the layout of the case; sharing: which of them are one tensor."""
+        layouts = MIXED if self.layout == "mixed" else (self.layout,) * 3
+        laid_out = [lay_out(layout, x) for layout, x in zip(layouts, inputs, strict=True)]
+        return tuple(laid_out[index] for index in SHARING[sharing or self.inputs])

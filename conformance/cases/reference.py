@@ -18,6 +18,8 @@ def plain_formula(problem: Problem, allowed: Tensor, scale: float | None = None)
     n_heads, head_dim = problem.config.n_heads, problem.config.head_dim
 
     def project(x: Tensor, role: str) -> Tensor:
+        if not problem.config.projected:
+            return computable(x)
         return F.linear(computable(x), weights_by_name[f"w_{role}"], weights_by_name.get(f"b_{role}"))
 
     inputs = {"q": problem.query, "k": problem.key, "v": problem.value}

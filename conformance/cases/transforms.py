@@ -135,6 +135,8 @@ def with_config(case: Case, config: Config) -> Problem:
 
     Inputs that are one tensor stay one tensor if they have one width.
     """
+    if not case.projected:
+        return case.without_projections(with_config(replace(case, projected=True), _of_projections(config)))
     problem, seed = case.problem(), int(torch.randint(2**31, (1,), generator=case.generator))  # that of its weights
     weights = Weights.random(config, seed).to(problem.query.dtype, case.device)
     generator, made = case.generator, dict[tuple[int, int], Tensor]()
@@ -148,6 +150,11 @@ def with_config(case: Case, config: Config) -> Problem:
     query, key = fitted(problem.query, config.d_model), fitted(problem.key, config.key_width)
     value = fitted(problem.value, config.value_width)
     return problem.change(config=config, weights=weights, query=query, key=key, value=value)
+
+
+def _of_projections(config: Config) -> Config:
+    """Return a configuration with projections that gives a kernel's inputs, for one without."""
+    return replace(config, projected=True, kdim=None, vdim=None)
 
 
 # Of heads, beside that of d_model / n_heads.

@@ -104,6 +104,8 @@ class TextbookAttention(nn.Module):
 
     def linear(self, x: Tensor, role: str) -> Tensor:
         """Multiply by W_role and add b_role, if there is one."""
+        if not self.config.projected:
+            return x
         bias = getattr(self, f"b_{role}", None)
         return F.linear(x, computable(getattr(self, f"w_{role}")), None if bias is None else computable(bias))
 

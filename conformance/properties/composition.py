@@ -290,6 +290,9 @@ def exported_mask_agrees(session: Session, case: Case) -> None:
 def functional_transforms_agree(session: Session, case: Case) -> None:
     """functional_call, vmap over two sets of weights, and grad of torch.func agree with the plain module."""
     problem = case.problem()
+    if not problem.config.projected:
+        _expect_func_of_queries(session, problem)
+        return
     module = session.built(problem).attention
     assume(isinstance(module, nn.Module), "the attention is not a torch.nn.Module")
     assert isinstance(module, nn.Module)
@@ -320,6 +323,26 @@ def functional_transforms_agree(session: Session, case: Case) -> None:
         because = "the oracle's value, under vmap over two sets of weights"
         expect_close(session.unscripted(many[index], f"many[{index}]"), each, because=because)
     slope = session.expected_gradients(other, upstream)["query"]
+    expect_close(session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad")
+
+
+def _expect_func_of_queries(session: Session, problem: Problem) -> None:
+    """Without weights, vmap over two queries and grad of torch.func agree with plain calls."""
+    module, given = session.built(problem).attention.eval(), session.given.problem(problem)
+    options = {"mask": given.mask, "is_causal": given.is_causal}
+
+    def call(query: Tensor) -> Tensor:
+        output: Tensor = module(query, given.key, given.value, **options).output
+        return output
+
+    upstream, other = session.upstream(problem), problem.change(query=-problem.query)
+    with guarded("torch.func"):
+        many = torch.func.vmap(call)(torch.stack([given.query, -given.query]))
+        gradient = torch.func.grad(lambda query: (call(query) * viewed(upstream)).sum())(given.query)
+    for index, each in enumerate((problem, other)):
+        because = "the oracle's value, under vmap over two queries"
+        expect_close(session.unscripted(many[index], f"many[{index}]"), session.expected(each).output, because=because)
+    slope = session.expected_gradients(problem, upstream)["query"]
     expect_close(session.unscripted(gradient, "gradient"), slope, because="the gradient, by torch.func.grad")
 
 

@@ -123,7 +123,13 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
     return session.built(other)
 
 
-@property_of("STA-4", Domain(masks=COMMON, causal=BOTH, values=MODERATE), must_reject=("unsaved",), max_cases=20)
+@property_of(
+    "STA-4",
+    Domain(masks=COMMON, causal=BOTH, values=MODERATE),
+    needs="projects",
+    must_reject=("unsaved",),
+    max_cases=20,
+)
 def state_round_trips(session: Session, case: Case) -> None:
     """A state_dict that is saved and loaded into a new module gives the same output."""
     problem = case.problem()
@@ -133,7 +139,13 @@ def state_round_trips(session: Session, case: Case) -> None:
     expect_unchanged(session, output, base, bound=bound, because="the attention has the same state_dict")
 
 
-@property_of("STA-8", Domain(masks=COMMON, causal=BOTH, values=MODERATE), must_reject=("unsaved",), max_cases=20)
+@property_of(
+    "STA-8",
+    Domain(masks=COMMON, causal=BOTH, values=MODERATE),
+    needs="projects",
+    must_reject=("unsaved",),
+    max_cases=20,
+)
 def copies_are_the_same_attention(session: Session, case: Case) -> None:
     """A deep copy and a pickled copy give the same output, and a deep copy keeps its own weights."""
     problem = case.problem()
@@ -174,7 +186,7 @@ def _can_be_found(instance: Instance) -> bool:
 @property_of(
     "STA-4",
     replace(AUTOCAST, masks=("none",)),
-    needs="composes=autocast",
+    needs=("projects", "composes=autocast"),
     requires="HED-1",
     max_cases=5,
     number=2,

@@ -19,7 +19,7 @@ from mha.conformance.properties.dropout_statistics import expect_dropped_weights
 from mha.conformance.properties.lifetime import LIFETIME, expect_lifetime
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import expect_gradients, expect_result, refuses
-from mha.spec import Config
+from mha.spec import Config, Problem, Weights
 
 DEFECTS = ("lopsided", "slightly_lopsided")
 VARIANT = Domain(masks=("none", *BOOLEAN, *FLOAT), causal=BOTH, values=MODERATE, layouts=DENSE)
@@ -54,16 +54,26 @@ def grouped_heads_equal_repeated_ones(session: Session, case: Case) -> None:
     result = session(problem)
     because = f"{config.n_heads} heads on {config.n_kv_heads} key/value heads, each shared by neighbouring heads"
     expect_result(result, session.expected(problem), because)
-    repeats, weights = config.n_heads // config.kv_heads, problem.weights
-
-    def repeated(x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(0, (config.kv_heads, config.head_dim))
-        return heads.repeat_interleave(repeats, 0).flatten(0, 1)
-
-    spread = {name: repeated(tensor) for name, tensor in weights.named() if name in ("w_k", "w_v", "b_k", "b_v")}
-    plain = session(problem.change(config=case.config, **spread)).output
+    plain = session(_with_repeated_heads(problem, case.config)).output
     bound = session.bound_of(problem)
     expect_agree(result.output, plain, bound, because="the output with each key/value head repeated")
+
+
+def _with_repeated_heads(problem: Problem, plain: Config) -> Problem:
+    """Return the problem with each key/value head repeated; plain: the configuration with as many as query heads."""
+    config = problem.config
+    repeats, heads = config.n_heads // config.kv_heads, (config.kv_heads, config.head_dim)
+
+    def repeated(x: Tensor, dim: int) -> Tensor:
+        spread: Tensor = x.unflatten(dim, heads).repeat_interleave(repeats, dim if dim >= 0 else dim - 1)
+        return spread.flatten(dim, dim + 1) if dim >= 0 else spread.flatten(dim - 1)
+
+    if config.projected:
+        named = ((name, x) for name, x in problem.weights.named() if name in ("w_k", "w_v", "b_k", "b_v"))
+        return problem.change(config=plain, **{name: repeated(x, 0) for name, x in named})
+    weights = Weights.identity(plain, problem.query.dtype, problem.query.device)
+    inputs = {name: repeated(getattr(problem, name), -1) for name in ("key", "value")}
+    return replace(problem, config=plain, weights=weights, **inputs)
 
 
 @property_of(

@@ -90,6 +90,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         signature = axes.with_heads(kernel, read_signature(label, axes.unpacked(kernel), masks))
         by_name = call_by_name(label, signature, claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
+    claims = replace(claims, projects=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
 
 
@@ -203,7 +204,7 @@ class KernelAttention(nn.Module):
         if isinstance(self.call, CallByName):
             self.call = self.call.built_for(config)
         for name in PARAMETERS:
-            given = getattr(weights, name)
+            given = getattr(weights, name) if config.projected else None
             held = None if given is None else nn.Parameter(given.detach().clone(memory_format=torch.contiguous_format))
             self.register_parameter(name, held)
 
@@ -253,6 +254,8 @@ class KernelAttention(nn.Module):
         return _laid_out_otherwise(heads) if role == "q" else _with_room(heads, self.axes.heads)
 
     def _project(self, x: Tensor, role: str) -> Tensor:
+        if not self.config.projected:
+            return x
         return F.linear(x, getattr(self, f"w_{role}"), getattr(self, f"b_{role}"))
 
     def weight_gradients(self) -> dict[str, Tensor]:
