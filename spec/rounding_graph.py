@@ -222,7 +222,9 @@ class _Maker:
         """Note that queries or keys are stored once scaled, by the scale or by its root."""
         if self.rounding.scaling_roundings:
             factors = (self.tau, math.sqrt(abs(self.tau)))
-            self._stored(name, copies_of(forms[0]), *((factor * x, factor) for x in forms for factor in factors))
+            # Inputs are exact, and many of them equal: how they round together is known, and `Place.moves` has it.
+            copies = copies_of(forms[0]) if self.config.projected else torch.ones_like(forms[0])
+            self._stored(name, copies, *((factor * x, factor) for x in forms for factor in factors))
 
     def _scores(self, query: Tensor, keys: tuple[Tensor, Tensor]) -> Tensor:
         """Return tau q.k; both the product and the scaled product may be stored."""
