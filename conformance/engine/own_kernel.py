@@ -1,4 +1,4 @@
-"""A kernel in a script: the projections around it as lines, or the very heads that it is given."""
+"""A kernel in a script: its inputs as heads, side by side or as it takes them, or the projections that make them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class KernelWriter(Writer):
         self.kernel = ""
 
     def build(self, step: BuildStep) -> list[str]:
-        """Return the lines of the weights of the projections."""
+        """Return the lines that make the kernel, and those of the weights of its projections, if it has any."""
         case = self.session.case
         dtype = getattr(torch, case.dtype)
         try:
@@ -49,7 +49,7 @@ class KernelWriter(Writer):
         except Exception:
             raise InexpressibleError("its adapter, and not the kernel, refuses the configuration") from None
         lines = [] if self.kernel else self._made()
-        if self.heads_alone:
+        if self.heads_alone or not step.config.projected:
             return lines
         named = dict(step.weights.named())
         codes = [name_tensor(x, f"{name}_{step.number}", self.names, lines) for name, x in named.items()]
@@ -128,6 +128,8 @@ class KernelWriter(Writer):
 
     def _project(self, step: CallStep, code: str, role: str) -> str:
         weights = self.builds[step.build].weights
+        if not self.builds[step.build].config.projected:
+            return code
         given = (getattr(weights, f"{kind}_{role}") for kind in "wb")
         lines = [name_tensor(x, role, self.names, []) for x in given if x is not None]
         return f"{LINEAR}({', '.join([code, *lines])})"
@@ -182,7 +184,7 @@ class KernelWriter(Writer):
     def _result(
         self, step: CallStep, adapted: KernelAttention, recorder: Recorder, output: Any, query: Tensor
     ) -> list[str]:
-        """Return the lines of the call, of what is taken of its result, and of the output projection."""
+        """Return the lines of the call, of what is taken of its result, and of the output."""
         context, weights = f"context_{step.number}", f"weights_{step.number}"
         wanted = {context: output.output}
         if self.mentions(weights) and output.weights is not None:
@@ -194,7 +196,7 @@ class KernelWriter(Writer):
             lines += _with_hook(context, self.adapter.contiguous)
         known = {"h": adapted.config.n_heads}
         joined = rearranged(context, adapted.axes.context, "b l (h d)", known)
-        if self.heads_alone:
+        if self.heads_alone and adapted.config.projected:
             adapted_weights = self.builds[step.build].weights
             for name in ("w_o", "b_o"):
                 value = getattr(adapted_weights, name)
