@@ -18,7 +18,7 @@ from mha.conformance.ranges import SEED
 from mha.conformance.waivers import Waiver, built_in_waivers, read_waivers, shipped_as
 from mha.implementations import Resolved
 from mha.implementations.discovery import original_of, split_name
-from mha.spec import CLAUSES, Implementation
+from mha.spec import CLAUSES, Claims, Implementation
 from mha.spec.claims import DEVICES, DTYPES
 from mha.spec.clauses import VERSIONS
 
@@ -28,6 +28,8 @@ FIRST = (
     *("GRD-9", "STA-5", "XAT-1", "STA-4", "DRP-1", "STA-2", "CMP-4", "CAU-1", "EQV-8", "STA-7"),
 )
 DEFAULT_DTYPES, DEFAULT_DEVICES = ("float32", "float64"), ("cpu",)
+# Of a kernel, which most often serves half precision.
+KERNEL_DTYPES = ("float32", "bfloat16")
 # So many clauses are named where settings are shown; more are counted.
 MOST_NAMED = 6
 
@@ -225,7 +227,10 @@ class Settings:
         if self.given is None:
             return self
         table = self.given.project.table_of(split_name(resolved.target)[1], resolved.implementation.name)
-        return self.given.settings(table) if table else replace(self, given=None)
+        settings = self.given.settings(table) if table else replace(self, given=None)
+        if self.given.dtypes or (table or self.given.project.table).dtypes:
+            return settings
+        return replace(settings, dtypes=usual_dtypes(resolved.implementation.claims))
 
     def at(self, dtype: str, device: str) -> Settings:
         """Return the same settings in one dtype, on one device."""
@@ -246,6 +251,18 @@ class Settings:
             dtypes=tuple(dict.fromkeys(dtypes)),
             devices=tuple(dict.fromkeys(devices)),
         )
+
+
+def usual_dtypes(claims: Claims) -> tuple[str, ...]:
+    """Return in which dtypes an implementation is judged by default: all that are claimed, where no usual one is.
+
+    >>> usual_dtypes(Claims(projects=False, dtypes={"float16", "float32"})), usual_dtypes(Claims(dtypes={"float16"}))
+    (('float32',), ('float16',))
+    """
+    if claims.projects and set(claims.dtypes) & set(DEFAULT_DTYPES):
+        return DEFAULT_DTYPES
+    usual = tuple(dtype for dtype in KERNEL_DTYPES if dtype in claims.dtypes and not claims.projects)
+    return usual or tuple(dtype for dtype in DTYPES if dtype in claims.dtypes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""PyTorch's own kernel, `torch.nn.functional.scaled_dot_product_attention`, between four projections."""
+"""PyTorch's own kernel, `torch.nn.functional.scaled_dot_product_attention`."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Problem:
         config = self.config.of_heads()
         weights = Weights.identity(config, self.query.dtype, self.query.device)
         parts = dict(self.weights.named())
-        projected = {name: _projected(getattr(self, name), parts, name[0]) for name in INPUTS}
-        return replace(self, config=config, weights=weights, **projected)
+        query, key, value = (_projected(getattr(self, name), parts, name[0]) for name in INPUTS)
+        return replace(self, config=config, weights=weights, query=query, key=key, value=value)
 
     def _with_projected_inputs(self, parts: dict[str, Tensor | None]) -> Problem:
         """Return a problem without projections whose inputs are what these projections would make of them."""
@@ -73,8 +73,11 @@ class Problem:
                 raise ValueError(f"{name} cannot be changed where there are no projections")
         given = {name: x for name, x in parts.items() if x is not None and name[-1] != "o"}
         roles = {name[-1] for name in given}
-        inputs = {name: _projected(getattr(self, name), known | given, name[0]) for name in INPUTS if name[0] in roles}
-        return replace(self, **inputs)
+        query, key, value = (
+            _projected(getattr(self, name), known | given, name[0]) if name[0] in roles else getattr(self, name)
+            for name in INPUTS
+        )
+        return replace(self, query=query, key=key, value=value)
 
     def map_inputs(self, change: Callable[[Tensor], Tensor]) -> Problem:
         """Return a copy with query, key and value changed; inputs that are the same tensor stay the same tensor."""

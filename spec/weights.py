@@ -52,15 +52,12 @@ class Weights:
     def identity(config: Config, dtype: torch.dtype, device: str | torch.device) -> Weights:
         """Return the weights of a configuration without projections: identities, and biases of zero."""
 
-        def eye(width: int) -> Tensor:
-            return torch.eye(width, dtype=torch.float32, device=device).to(dtype)
-
-        def vector(role: str, width: int) -> Tensor | None:
-            return torch.zeros(width, dtype=dtype, device=device) if config.has_bias(role) else None
-
         widths = {"q": config.inner_width, "k": config.key_width, "v": config.value_width, "o": config.inner_width}
-        matrices = {f"w_{role}": eye(width) for role, width in widths.items()}
-        return Weights(**matrices, **{f"b_{role}": vector(role, width) for role, width in widths.items()})
+        parts = {f"w_{role}": torch.eye(width, device=device).to(dtype) for role, width in widths.items()}
+        for role, width in widths.items():
+            if config.has_bias(role):
+                parts[f"b_{role}"] = torch.zeros(width, dtype=dtype, device=device)
+        return Weights(**parts)
 
     def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> Weights:
         """Return the weights in `dtype`, on `device`, by default where they are."""

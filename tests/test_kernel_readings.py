@@ -179,7 +179,7 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 def test_kernel_may_have_one_key_head_for_all() -> None:
     claims = Claims(masks={"bool"}, multi_query=True, returns_weights=False, empty_row="uniform")
     implementation = from_kernel(of_one_key_head, claims=claims)
-    assert infer_kernel(of_one_key_head).implementation.claims == replace(claims, dtypes=DTYPES)
+    assert infer_kernel(of_one_key_head).implementation.claims == replace(implementation.claims, dtypes=DTYPES)
     clauses = ["SHP-1", "SMX-1", "MSK-1", "MSK-2", "HED", "GRD-1", "GQA", "NUM-1"]
     report = check(implementation, "quick", clauses=clauses, dtypes=["float32"])
     judged = {verdict.clause: verdict.status for verdict in report.verdicts}

@@ -72,8 +72,8 @@ def _with_repeated_heads(problem: Problem, plain: Config) -> Problem:
         named = ((name, x) for name, x in problem.weights.named() if name in ("w_k", "w_v", "b_k", "b_v"))
         return problem.change(config=plain, **{name: repeated(x, 0) for name, x in named})
     weights = Weights.identity(plain, problem.query.dtype, problem.query.device)
-    inputs = {name: repeated(getattr(problem, name), -1) for name in ("key", "value")}
-    return replace(problem, config=plain, weights=weights, **inputs)
+    key, value = (repeated(x, -1) for x in (problem.key, problem.value))
+    return replace(problem, config=plain, weights=weights, key=key, value=value)
 
 
 @property_of(

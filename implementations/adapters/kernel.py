@@ -1,4 +1,4 @@
-"""`from_kernel`: judge a function that computes softmax(q k^T / sqrt(d_k) + mask) v, between four projections."""
+"""`from_kernel`: judge a function that computes softmax(q k^T / sqrt(d_k) + mask) v."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
     claims: Claims | None = None,
     name: str | None = None,
 ) -> KernelImplementation:
-    """Adapt a kernel to the contract: it is judged between four projections, which are supplied.
+    """Adapt a kernel to the contract: it is judged on query, key and value themselves, without projections.
 
     kernel: called with query (B, H, L, d_k), key and value (B, H_kv, S, d_k), in `layout`. It scales the scores by
         1/sqrt(d_k) itself, and returns the context in the layout of the query, or the context and the weights

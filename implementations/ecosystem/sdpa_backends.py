@@ -1,4 +1,4 @@
-"""`F.scaled_dot_product_attention` with one backend, MATH or FLASH_ATTENTION, between four projections."""
+"""`F.scaled_dot_product_attention` with one backend, MATH or FLASH_ATTENTION."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 WIDTH = 110
 CONTRACT = "softmax(q k^T / sqrt(d_k)) v W_o"
+OF_KERNELS = CONTRACT.removesuffix(" W_o")
 # Arguments that are the same in every configuration.
 CONSTANTS = {"max_length": "longest input", "max_batch": "largest batch", "causal": "False"}
 CONSTANTS |= {"layer_index": "0", "layer_number": "1"} | dict.fromkeys(BIAS_ROLES, "bias")
@@ -122,7 +123,9 @@ def _formulas(candidate: Candidate) -> list[Row]:
         evidence += "; if that is meant, claim scale=1.0"
     if not candidate.formula.projected:
         evidence += "; if W_o is elsewhere, declare it without w_o"
-    return [Row("formula", _formula(candidate.formula), evidence)]
+    is_kernel = not candidate.implementation().claims.projects
+    contract = OF_KERNELS if is_kernel else ""
+    return [Row("formula", _formula(candidate.formula) or contract, evidence)]
 
 
 def _masks(candidate: Candidate) -> list[Row]:
@@ -279,12 +282,13 @@ def _inputs(candidate: Candidate) -> str:
 
 
 def _formula(formula: Formula) -> str:
+    """Return how a formula differs from that of the contract; empty where it does not."""
     differences = []
     if formula.scale != "1/sqrt(d_k)":
         differences.append("scores are not scaled" if formula.scale == "none" else f"the scale is {formula.scale}")
     if not formula.projected:
         differences.append("there is no output projection")
-    return f"differs from the contract: {' and '.join(differences)}" if differences else CONTRACT
+    return f"differs from the contract: {' and '.join(differences)}" if differences else ""
 
 
 def _either(numbers: Collection[int]) -> str:

@@ -143,7 +143,7 @@ def _rows(candidate: KernelCandidate) -> list[Row]:
     alone = ", contiguous ones alone" if candidate.contiguous else ""
     inputs = packed if packed in PACKED_INPUTS else candidate.signature.inputs or list(candidate.forward_parameters)[:3]
     return [
-        Row("kernel", "between four projections, which are supplied", "by its parameters"),
+        Row("kernel", "judged on query, key and value themselves", "by its parameters"),
         Row("inputs", f"{', '.join(inputs)}, of shape {_shape(candidate.layout)}{alone}", "tested"),
         *shared_rows(candidate, {}),
     ]
