@@ -132,4 +132,18 @@ def _projected(x: Tensor, parts: Mapping[str, Tensor], role: str) -> Tensor:
     """Return x W^T + b, rounded to the dtype of x once."""
     matrix, bias = parts[f"w_{role}"].detach().double(), parts.get(f"b_{role}")
     projected = x.detach().double() @ matrix.T
-    return (projected if bias is None else projected + bias.detach().double()).to(x.dtype)
+    return _laid_out_as(x, projected if bias is None else projected + bias.detach().double())
+
+
+def _laid_out_as(x: Tensor, numbers: Tensor) -> Tensor:
+    """Return numbers in the dtype and, where they have its shape, the memory layout of a tensor."""
+    if numbers.shape != x.shape or x.stride(-1) == 0:
+        return numbers.to(x.dtype)
+    # A row that is expanded is the same after a projection.
+    single = [slice(0, 1) if stride == 0 else slice(None) for stride in x.stride()]
+    one = x[tuple(single)]
+    return (
+        torch.empty_strided(one.size(), one.stride(), dtype=x.dtype, device=x.device)
+        .copy_(numbers[tuple(single)])
+        .expand(x.shape)
+    )

@@ -176,7 +176,7 @@ CONVENTIONS = {
         "scores.softmax(-1), v)",
         "scores.softmax(-1), (v + v.detach()) / 2)",
         {"layout": "b l h d", "claims": Claims(causal=None, returns_weights=False)},
-        ("q_2 = query_2.unflatten(2, (-1, 1))", "query_2.grad"),
+        ("q_2 = query_2.unflatten(2, (-1, 1))", "value_2.grad"),
         name="attend",
     ),
     "a kernel of one head": Convention(
