@@ -103,7 +103,8 @@ class Units:
         >>> bool(units_of(torch.float32).of_products(torch.tensor([2.0**30])).isinf())
         True
         """
-        return compound(self.gammas(self.limbs * terms), self.product)
+        gammas = self.gammas(self.limbs * terms)
+        return compound(gammas, self.product) if self.product else gammas
 
     def coarser(self, other: Units) -> Units:
         """Return the larger roundoff of each kind, and the smaller range.

@@ -360,7 +360,7 @@ def rescales_of(s: Tensor, rounding: Rounding) -> Tensor:
     it has where a score exceeds all before: at most as often as the scores after a key's own make a new maximum.
 
     >>> rescales_of(torch.tensor([1.0, 2.0, 0.0, 3.0]), Rounding())
-    tensor([2., 1., 1., 1.], dtype=torch.float64)
+    tensor([2., 1., 1., 0.], dtype=torch.float64)
     """
     if rounding.rescales == 0 or not s.shape[-1]:
         return s.new_zeros(1).double()

@@ -53,6 +53,7 @@ WITHOUT_KNOWN_BAD = {
     "layers_are_called": "known-bad answers have no layers",
     "exported_program_agrees": "an export takes seconds",
     "exported_mask_agrees": "an export takes seconds",
+    "several_positions_at_once_are_right_or_refused": "known-bad answers claim chunks",
     "all_weight_gradients_are_reported": "known-bad answers have a gradient for every weight",
 }
 
@@ -116,6 +117,7 @@ REJECTED_BY = {
     "slightly_lopsided": ("NUM-1", "float32"),
     "slightly_scaled": ("NUM-1", "float32"),
     "one_weight": ("NUM-1", "float32"),
+    "clamped": ("NUM-6", "float16"),
     "haunted": ("STA-3", "float32"),
     "unsaved": ("STA-4", "float32"),
     "never_empty": ("SHP-5", "float32"),
@@ -207,6 +209,12 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
     "partials_stored": (False, "DST-1", "bfloat16"),
     "heads_stored": ("float8_e4m3fn", "NUM-1", "float32"),
     "ranks": (3, "HED-1", "bfloat16"),
+    "weights_stored": (False, "NUM-1", "bfloat16"),
+    "products": ("tf32", "NUM-1", "float32"),
+    "accumulator": ("float16", "NUM-1", "float16"),
+    "reductions": (1, "NUM-1", "bfloat16"),
+    "rescales": (0, "SMX-2", "float32"),
+    "flushes": (True, "NUM-8", "float16"),
 }
 
 

@@ -20,7 +20,7 @@ def claims_for(prop: Property) -> Claims:
     claims = CLAIMS
     for need in prop.needs:
         name, _, value = need.partition("=")
-        value = value or "True"
+        value = value.split("|")[0] or "True"
         if name == "world_sizes":
             claims = replace(claims, world_sizes={1, 2})
         if name == "declares_softmax":

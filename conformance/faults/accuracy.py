@@ -361,7 +361,7 @@ class PartsJoinedWithoutMaximum(Complete):
         return list(zip(scores.split(512, -1), allowed.split(512, -1), strict=True))
 
 
-@fault("NUM-6")
+@fault("NUM-6", caught_by="very_small_and_very_large_inputs")
 class ValuesNormalised(Complete):
     """Values are divided by their maximum plus 1e-6 before the product, and multiplied by the maximum after it."""
 

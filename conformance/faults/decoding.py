@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import Decoding, drops_in_evaluation
 from mha.conformance.faults.fault import fault
 from mha.spec import causal_mask
@@ -228,3 +229,14 @@ class SecondChunkOverwrites(Complete):
         if cache is not None and query.shape[1] > 1:
             cache = tuple(part[:, :-1] for part in cache)
         return super().decode(query, key, value, cache, active)
+
+
+@fault(
+    "INC-2",
+    caught_by="several_positions_at_once_are_right_or_refused",
+    claims=replace(CLAIMS, decodes=True),
+    script_shows=False,
+    trigger="several new positions, where one at a time is claimed",
+)
+class SeveralSeeTheirFuture(PromptSeesItsFuture):
+    """It is for one position at a time, and takes several, which are not masked among themselves."""

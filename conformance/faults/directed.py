@@ -137,6 +137,34 @@ class KeyGradientOffInHalf(Complete):
         return super().score(q, hooked(k, lambda gradient: gradient * (1.04 if is_half(k) else 1.0)))
 
 
+@fault(
+    "GRD-8",
+    dtype="bfloat16",
+    caught_by="errors_of_gradients_in_a_large_batch_do_not_add_up_to_a_defect",
+    trigger="half precision, more than 16 items, backwards",
+)
+class LargeBatchOffBackwards(Complete):
+    """In half precision the gradients of the scores of more than 16 items are 1.5% too large."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        factor = 1.015 if is_half(q) and 16 < len(q) < 1000 else 1.0
+        return hooked(super().score(q, k), lambda gradient: gradient * factor)
+
+
+@fault(
+    "GRD-8",
+    dtype="bfloat16",
+    caught_by="errors_of_gradients_for_two_keys_do_not_add_up_to_a_defect",
+    trigger="half precision, two keys, backwards",
+)
+class TwoKeysOffBackwards(Complete):
+    """In half precision the gradients of the scores of two keys are 4% too large."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        factor = 1.04 if is_half(q) and k.shape[2] == 2 else 1.0
+        return hooked(super().score(q, k), lambda gradient: gradient * factor)
+
+
 class _SoftmaxOffBackwards(torch.autograd.Function):
     """A softmax whose backward pass subtracts 95% of the row sum in half precision."""
 

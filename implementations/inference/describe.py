@@ -125,7 +125,7 @@ def _formulas(candidate: Candidate) -> list[Row]:
         evidence += "; if W_o is elsewhere, declare it without w_o"
     is_kernel = not candidate.implementation().claims.projects
     contract = OF_KERNELS if is_kernel else ""
-    return [Row("formula", _formula(candidate.formula) or contract, evidence)]
+    return [Row("formula", _formula(candidate.formula, contract), evidence)]
 
 
 def _masks(candidate: Candidate) -> list[Row]:
@@ -281,14 +281,13 @@ def _inputs(candidate: Candidate) -> str:
     return f"{', '.join(candidate.signature.inputs or INPUT_NAMES)}, of shape {axes}"
 
 
-def _formula(formula: Formula) -> str:
-    """Return how a formula differs from that of the contract; empty where it does not."""
+def _formula(formula: Formula, contract: str = CONTRACT) -> str:
     differences = []
     if formula.scale != "1/sqrt(d_k)":
         differences.append("scores are not scaled" if formula.scale == "none" else f"the scale is {formula.scale}")
     if not formula.projected:
         differences.append("there is no output projection")
-    return f"differs from the contract: {' and '.join(differences)}" if differences else ""
+    return f"differs from the contract: {' and '.join(differences)}" if differences else contract
 
 
 def _either(numbers: Collection[int]) -> str:
