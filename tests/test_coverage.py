@@ -177,6 +177,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "bias": ({False}, "SMX-3"),
     "dropout": (False, "DRP-1"),
     "own_head_dim": (True, "CFG-1"),
+    "projects": (False, "HED-5"),
     "gradients": (False, "GRD-1"),
     "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),
