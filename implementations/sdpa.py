@@ -7,14 +7,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mha.implementations.adapters.kernel import from_kernel
-from mha.spec import Claims, Rounding
+from mha.spec import Claims, Rounding, Scores
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
     """Return the context (B, H, L, d_k) of query (B, H, L, d_k), and key and value (B, H_kv, S, d_k).
 
-    mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores.
+    mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores. scale: by default
+    1/sqrt(d_k).
     """
     if mask is not None:
         mask = torch.atleast_2d(mask)  # a mask (S,) is rejected
@@ -23,7 +31,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         mask = mask & causal if mask.dtype == causal.dtype else mask.masked_fill(~causal, float("-inf"))
         is_causal = False
     grouped = key.shape[-3] != query.shape[-3]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
 
 
 implementation = from_kernel(
@@ -34,6 +44,7 @@ implementation = from_kernel(
     claims=Claims(
         masks={"bool", "float"},
         returns_weights=False,
+        scores=Scores(scale="positive"),  # with a mask, a scale of 0 gives NaN on the CPU
         grouped_query=True,
         kv_widths=True,
         composes=COMPOSITIONS,

@@ -20,9 +20,11 @@ __all__ = [
     "Implementation",
     "Level",
     "MaskConvention",
+    "Options",
     "Output",
     "Problem",
     "Rounding",
+    "Scores",
     "Sharded",
     "Sizes",
     "Weights",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from mha.spec.problem import Problem
     from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
     from mha.spec.rounding import Rounding
+    from mha.spec.scores import Options, Scores
     from mha.spec.sharding import Sharded, positions
     from mha.spec.validation import validate_call
     from mha.spec.weights import Weights
@@ -61,6 +64,7 @@ else:
         "problem": ("Problem",),
         "protocols": ("Attention", "Decoder", "Differentiable", "Implementation", "Output"),
         "rounding": ("Rounding",),
+        "scores": ("Options", "Scores"),
         "sharding": ("Sharded", "positions"),
         "validation": ("validate_call",),
         "weights": ("Weights",),

@@ -104,7 +104,7 @@ def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expe
     (tensor([3., 3.], dtype=torch.float64), True)
     """
     expected = oracle(problem, claims) if expected is None else expected
-    config, given, tau = problem.config, problem.weights, claims.scale_for(problem.config.head_dim)
+    config, given, tau = problem.config, problem.weights, problem.scale(claims)
     precision = Precision.of(problem.query.dtype, claims.rounding)
     # Partial sums of weights are of each item, and of each rank's part of it.
     units, batch = precision.units, problem.shape[0] * precision.rounding.ranks + precision.rounding.reductions

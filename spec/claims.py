@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from mha.spec.dtypes import TRAITS
 from mha.spec.rounding import Rounding
+from mha.spec.scores import Scores
 
 Alignment = Literal["top_left", "bottom_right"]
 EmptyRow = Literal["zeros", "nan", "uniform", "error"]
@@ -151,6 +152,7 @@ class Claims:
         empty_row: the result of a query without an allowed key (clause MSK-8).
         returns_weights: it returns per-head weights on request.
         scale: what the scores are multiplied by, if not 1/sqrt(d_k); 1.0 for scores that are not scaled.
+        scores: what a call may say about the scores, such as another scale; see `Scores`.
         gradients: its outputs can be differentiated.
         second_gradients: so can its gradients (clause GRD-9).
         weight_gradients: it gives the gradients of its weights, as a `mha.spec.Differentiable`.
@@ -201,6 +203,7 @@ class Claims:
     empty_row: EmptyRow = "zeros"
     returns_weights: bool = True
     scale: float | None = None
+    scores: Scores = field(default_factory=Scores)
     bias: Collection[bool | str] = frozenset({True, False})
     dropout: bool | Literal["output", "both", "each"] = False
     own_head_dim: bool = False

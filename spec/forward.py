@@ -75,7 +75,7 @@ def oracle(problem: Problem, claims: Claims, autocast: torch.dtype | None = None
         rounding = replace(rounding, scores_stored=True, weights_stored=True, softmax_stored=True, scaling_roundings=2)
     precision = Precision.of(autocast or problem.query.dtype, rounding)
     heads = _project(problem, claims, precision.units, low)
-    attended = _attend_in_blocks(heads, claims.scale_for(problem.config.head_dim), precision, claims.empty_row)
+    attended = _attend_in_blocks(heads, problem.scale(claims), precision, claims.empty_row)
     # y = o W_o^T + b_o
     context = Ball(*(part.transpose(1, 2).flatten(2) for part in (attended.context.mid, attended.context.rad))).known()
     given = problem.weights

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mha.spec.claims import Alignment
+from mha.spec.claims import Alignment, Claims
 from mha.spec.config import Config
 from mha.spec.masks import causal_mask
+from mha.spec.scores import Options
 from mha.spec.weights import Weights
 
 INPUTS = ("query", "key", "value")
@@ -24,6 +25,7 @@ class Problem:
     query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim). Two of them may be the same tensor.
     mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
     is_causal: whether the causal mask applies as well, with the alignment that the implementation claims.
+    options: what the call says about the scores.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
     >>> problem = Problem(config, Weights.random(config, seed=0, dtype=x.dtype), query=x[:, :3], key=x, value=x)
@@ -42,6 +44,7 @@ class Problem:
     value: Tensor
     mask: Tensor | None = None
     is_causal: bool = False
+    options: Options = field(default_factory=Options)
 
     def change(self, **fields: Any) -> Problem:
         """Return a copy with some fields replaced; fields of the weights are given by name, as in `change(w_q=...)`.
@@ -101,6 +104,10 @@ class Problem:
             tensor = getattr(self, name)
             by_identity.setdefault(id(tensor), (name, tensor))
         return dict(by_identity.values())
+
+    def scale(self, claims: Claims) -> float:
+        """Return what the scores are multiplied by: what the call says, or else the scale that is claimed."""
+        return claims.scale_for(self.config.head_dim) if self.options.scale is None else self.options.scale
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

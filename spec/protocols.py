@@ -45,12 +45,14 @@ class Attention(Protocol):
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
+        **scores: Any,
     ) -> Output:
         """Return the attention of `query` over `key` and `value`.
 
         query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim).
         mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S).
         is_causal: whether to apply the causal mask as well. need_weights: whether to return the weights.
+        scores: fields of `Options`, such as scale=0.5, if they are claimed.
         Raises for sizes that do not match (clause SHP-6) and for an invalid mask (clause MSK-12).
         """
         ...

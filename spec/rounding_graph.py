@@ -110,7 +110,7 @@ class _Maker:
     def __init__(self, problem: Problem, claims: Claims) -> None:
         self.problem, self.claims, self.rounding = problem, claims, claims.rounding
         self.dtype, self.config = problem.query.dtype, problem.config
-        self.units, self.tau = units_of(self.dtype, self.rounding), claims.scale_for(problem.config.head_dim)
+        self.units, self.tau = units_of(self.dtype, self.rounding), problem.scale(claims)
         self.places: dict[str, Place] = defaultdict(Place)
         self.largest = torch.zeros(())  # the largest magnitude of a row's scores, (B, H, L)
 

@@ -261,7 +261,7 @@ def _fitted(evidence: Sequence[Sequence[Evidence]], claims: Claims) -> Iterator[
     factor = math.exp(_minimum(error, -3.0, 3.0))
     yield scores_times(factor)
     yield sums_times(factor)
-    yield scale_of(factor * claims.scale_for(call.config.head_dim))
+    yield scale_of(factor * call.step.problem.scale(claims))
 
 
 def _is_ordinary(call: Evidence) -> bool:
@@ -358,7 +358,8 @@ def _answer(
         mask = mask.cpu().to(dtype) if mask.is_floating_point() else mask.cpu()
     inputs = (x.cpu().to(dtype) for x in (problem.query, problem.key, problem.value))
     attention = made[key].train(MODES[call.step.mode].training)
-    output = attention(*inputs, mask=mask, is_causal=problem.is_causal).output.double()
+    options = {"is_causal": problem.is_causal} | problem.options.given
+    output = attention(*inputs, mask=mask, **options).output.double()
     return output, (attention.allowed.any(-1) | ~call.filled).all(1)
 
 

@@ -170,6 +170,7 @@ class KernelWriter(Writer):
     ) -> Any:
         """Call the kernel through its adapter, and return the context with the weights, None where it raises."""
         options: dict[str, Any] = {"is_causal": step.problem.is_causal, "need_weights": step.need_weights}
+        options |= step.problem.options.given
         if isinstance(self.adapter.kernel, nn.Module):
             self.adapter.kernel.train(MODES[step.mode].training)
         shape = heads[0].shape if adapted.axes.context == adapted.axes.heads else None

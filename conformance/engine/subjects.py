@@ -14,7 +14,7 @@ from mha.conformance.waivers import shipped_as
 from mha.implementations import Inference, Resolved
 from mha.implementations.discovery import original_of
 from mha.implementations.inference.describe import Row
-from mha.spec import Claims, Implementation, Rounding, Sizes
+from mha.spec import Claims, Implementation, Rounding, Scores, Sizes
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Subject:
     def resolved(self) -> Resolved:
         """Return what `mha.implementations.resolve` would, with an implementation that cannot be built."""
         parts = {"sizes": Sizes(**self.claims["sizes"]), "rounding": Rounding(**self.claims["rounding"])}
+        parts["scores"] = Scores(**self.claims["scores"])
         claims = Claims(**self.claims | parts)  # which validates its fields, and makes sets of lists
         implementation = cast(Implementation, Elsewhere(self.name, claims, self.shipped_as))
         inference = self.reading.inference(implementation) if self.reading else None

@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 from mha.conformance.faults.ranks import OnRank, Spmd
 from mha.implementations import from_module
-from mha.spec import Claims, Config, Implementation, Output, Rounding, Weights, causal_mask, validate_call
+from mha.spec import (
+    Claims,
+    Config,
+    Implementation,
+    Options,
+    Output,
+    Rounding,
+    Scores,
+    Weights,
+    causal_mask,
+    validate_call,
+)
 from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
 
 # Where the weights of `Correct` are.
@@ -23,6 +34,7 @@ CLAIMS = Claims(
     dropout=True,
     grouped_query=True,
     kv_widths=True,
+    scores=Scores(scale="any"),
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,
@@ -84,10 +96,11 @@ class Correct(nn.Module):
 class Complete(nn.Module):
     """Attention with every option of `Config` and everything that the contract only recommends, in steps as well.
 
-    scale: what the scores are multiplied by; None for 1/sqrt(d_k).
+    scale: what the scores are multiplied by; None for 1/sqrt(d_k). given_scale: what the call says, if anything.
     """
 
     scale: float | None = None
+    given_scale: float | None = None
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__()
@@ -105,8 +118,10 @@ class Complete(nn.Module):
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
+        **scores: Any,
     ) -> Output:
         """Bring the inputs to (B, N, width), attend, and return the output in the layout of the inputs."""
+        self.given_scale = Options(**scores).scale
         if query.ndim == 2:
             batched = self.attend(query[None], key[None], value[None], mask, is_causal, need_weights)
             return Output(batched.output[0], batched.weights)
@@ -151,6 +166,8 @@ class Complete(nn.Module):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scaled scores (B, H, L, S)."""
+        if self.given_scale is not None:
+            return q @ k.mT * self.given_scale
         return q @ k.mT / math.sqrt(self.config.head_dim) if self.scale is None else q @ k.mT * self.scale
 
     def allow(self, mask: Tensor | None, is_causal: bool, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -322,7 +322,7 @@ class Session:
             if step.switches:
                 _ = instance.attention.train() if training else instance.attention.eval()
                 self._modes[instance.number] = training
-            options = {"is_causal": problem.is_causal, "need_weights": step.need_weights}
+            options = {"is_causal": problem.is_causal, "need_weights": step.need_weights} | problem.options.given
             returned = instance.attention(problem.query, problem.key, problem.value, mask=problem.mask, **options)
             output, weights = getattr(returned, "output", None), getattr(returned, "weights", None)
             return output, weights, f"{returned!r:.200}" if output is None else ""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.spec import Claims, Config, Output, Weights, causal_mask
+from mha.spec import Claims, Config, Options, Output, Weights, causal_mask
 from mha.spec.claims import DROPS_OUTPUT
 from mha.spec.dtypes import computable
 from mha.spec.masks import join_causal
@@ -20,11 +20,13 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 class TextbookAttention(nn.Module):
     """Correct attention in steps, each of which a defect may override.
 
-    allowed: what the masks of the last call allow, boolean (B, H, L, S). joins_causal: the causal flag arrives as part
+    allowed: what the masks of the last call allow, boolean (B, H, L, S). given_scale: that of the last call, if it has
+    one. joins_causal: the causal flag arrives as part
     of the mask, as where an adapter translates it.
     """
 
     allowed: Tensor
+    given_scale: float | None = None
     joins_causal = False
 
     def __init__(self, claims: Claims, config: Config, weights: Weights, generator: torch.Generator) -> None:
@@ -42,12 +44,15 @@ class TextbookAttention(nn.Module):
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
+        **scores: Any,
     ) -> Output:
         """Return the output (B, L, D), and the weights (B, H, L, S) if they are asked for."""
+        self.given_scale = Options(**scores).scale
         if computable(query) is not query:
             inputs = (computable(x) for x in (query, key, value))
             mask = None if mask is None else computable(mask)
-            output, weights = self(*inputs, mask=mask, is_causal=is_causal, need_weights=need_weights)
+            options = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
+            output, weights = self(*inputs, **options)
             return Output(output.to(query), None if weights is None else weights.to(query))
         return self.attend((query, key, value), mask, is_causal, need_weights)
 
@@ -85,7 +90,7 @@ class TextbookAttention(nn.Module):
 
     def scale(self) -> float:
         """Return what the scores are multiplied by."""
-        return self.claims.scale_for(self.config.head_dim)
+        return self.claims.scale_for(self.config.head_dim) if self.given_scale is None else self.given_scale
 
     def project(self, x: Tensor, role: str) -> Tensor:
         """Return the heads (B, H, length, d_k) of an input; role: "q", "k" or "v"."""

@@ -201,7 +201,7 @@ def showing_dropped_weights(session: Session, problem: Problem, *, uniform: bool
         for x, w, b in ((problem.query, weights.w_q, weights.b_q), (problem.key, weights.w_k, weights.b_k))
     )
     scores = q @ k.repeat_interleave(problem.config.n_heads // problem.config.kv_heads, 1).mT
-    scores = scores * session.claims.scale_for(problem.config.head_dim)
+    scores = scores * problem.scale(session.claims)
     factor = 1 / float((scores - scores.mean(-1, keepdim=True)).std())
     scaled = {name: x * factor for name, x in problem.weights.named() if name in ("w_q", "b_q")}
     return problem.change(**scaled)

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -63,7 +64,7 @@ class Property:
         for need in self.needs:
             if not is_claimed(claims, need):
                 field, _, value = need.partition("=")
-                excluded = value == "False" and getattr(claims, field) is True
+                excluded = value == "False" and attrgetter(field)(claims) is True
                 return f"does not apply: {field} is claimed" if excluded else f"needs the claim {need}"
         if self.domain.dtypes and dtype not in self.domain.dtypes:
             return f"applies to {', '.join(self.domain.dtypes)} only"
@@ -82,7 +83,7 @@ def is_claimed(claims: Claims, need: str) -> bool:
     (True, False)
     """
     field, _, values = need.partition("=")
-    claimed = getattr(claims, field)
+    claimed = attrgetter(field)(claims)
     if not values:
         return bool(claimed)
     several = {str(value) for value in claimed} if isinstance(claimed, frozenset) else {str(claimed)}

@@ -186,10 +186,12 @@ class CallByName:
         mask: Tensor | None,
         is_causal: bool,
         need_weights: bool,
+        scale: float | None = None,
     ) -> Output:
         """Call the target with its own names and its own format of masks."""
         if self.alone and query is key is value:
             given: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+            given |= {} if scale is None else {"scale": scale}
             return self.alone(target, query, key, value, **given)
         names, sizes = self.signature, self._sizes(query, key)
         inputs, options = self._inputs(query, key, value)
@@ -200,6 +202,8 @@ class CallByName:
         options.update(masks)  # not |=, which Dynamo of torch 2.6 cannot trace
         options.update(self._flags(is_causal, need_weights))
         options.update({name: self._neutral(name, query, sizes) for name in names.others})
+        if scale is not None:
+            options.update(self._scale(scale))
         returned = target(*inputs, **options)
         if mask is not None and versions_of(masks.values()) != versions:
             increment_version(mask)  # what was changed in place may be its translation
@@ -218,6 +222,12 @@ class CallByName:
         if names.average and (need_weights or names.average in names.required):
             flags[names.average] = False
         return flags
+
+    def _scale(self, scale: float) -> dict[str, float]:
+        """Return an explicit scale by the function's own name."""
+        if not self.signature.scale:
+            raise UnsupportedCallError(f"{self.label} takes no scale")
+        return {self.signature.scale: scale}
 
     def _neutral(self, name: str, query: Tensor, sizes: Sizes) -> Any:
         """Return what a required parameter is given, by its name; the scale is known for heads of query alone."""

@@ -217,13 +217,14 @@ class KernelAttention(nn.Module):
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
+        **scores: Any,
     ) -> Output:
         """Project, call the kernel, and project back; see `mha.spec.Attention`."""
         validate_call(self.config, query, key, value, mask, masks=self.claims.masks)
         inputs = (query, key, value)
         heads = [self._heads(x, role) for x, role in zip(inputs, "qkv", strict=True)]
         versions = versions_of(heads)
-        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
         shape = heads[0].shape if self.axes.context == self.axes.heads else None
         kernel = self.kernel if self.axes.takes_all_heads else self.axes.unpacked(self.kernel)
         context, weights = as_output(self.call(kernel, *heads, **options), shape)

@@ -309,9 +309,10 @@ class ModuleAttention(nn.Module):
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
+        **scores: Any,
     ) -> Output:
         """Call the module with its own conventions; see `mha.spec.Attention`."""
-        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
+        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "need_weights": need_weights, **scores}
         if self.layout != "b l d":
             given = {id(x): TO_LAYOUT[self.layout](x) for x in (query, key, value)}  # one tensor stays one tensor
             query, key, value = (given[id(x)] for x in (query, key, value))

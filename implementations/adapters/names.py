@@ -42,6 +42,7 @@ LENGTH_NAMES = (
     *("valid_lens", "valid_len", "valid_lengths", "valid_length", "lengths", "lens", "seq_lens", "seq_lengths"),
     *("key_lengths", "key_lens", "kv_lengths", "kv_lens", "src_lengths", "src_lens", "memory_lengths", "x_lens"),
 )
+SCALE_NAMES = ("scale", "softmax_scale", "sm_scale", "scaling", "attn_scale", "scale_factor")
 OPTION_NAMES = {
     "mask": (
         *("attn_mask", "attention_mask", "mask", "src_mask", "tgt_mask", "masks"),
@@ -53,12 +54,13 @@ OPTION_NAMES = {
         *("return_attn_weights", "return_attention_weights", "return_attention_scores", "return_attentions"),
     ),
     "average": ("average_attn_weights", "average_weights"),
+    "scale": SCALE_NAMES,
 }
 # Of a mask of keys, beside another one; the last two only if no other name of padding is there.
 PADDING_NAMES = (*KEY_MASK_NAMES, "mask", "attention_mask")
 # What a function is given where it has no default, and what says the same as the contract. The others get None.
 NEUTRAL_NAMES = {
-    "scale": ("sm_scale", "scale", "softmax_scale", "scaling", "scale_factor"),
+    "scale": SCALE_NAMES,
     "dropout": ("dropout", "dropout_p", "p_dropout", "dropout_rate"),
     "n_heads": ("num_heads", "n_heads", "heads", "n_head", "nhead"),
     "module": ("module",),

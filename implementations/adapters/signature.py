@@ -35,7 +35,8 @@ class Signature:
     one_input: whether it can be called with a single input, as self-attention is.
     memory: its name for one input that is both key and value; the query then comes first.
     query: its name for the query, if the memory comes first.
-    mask, padding, is_causal, need_weights, average: its names for these options; None for one that it does not have.
+    mask, padding, is_causal, need_weights, average, scale: its names for these options; None for one that it does not
+        have.
     required: those of its options, and its memory, that have no default.
     others: the other parameters that have no default: those of `NEUTRAL_NAMES`, and others, which are given None.
     rotations: those of them that are given cosines of 1 and sines of 0. pairs: whether these, or `PAIRED`, are for each
@@ -51,6 +52,7 @@ class Signature:
     is_causal: str | None
     need_weights: str | None
     average: str | None
+    scale: str | None
     required: frozenset[str]
     others: tuple[str, ...] = ()
     rotations: frozenset[str] = frozenset()
@@ -106,6 +108,7 @@ def signature_of(
         is_causal=is_causal,
         need_weights=need_weights,
         average=average,
+        scale=option_name("scale", parameters),
         required=frozenset(name for name, p in parameters.items() if p.default is p.empty),
         others=tuple(name for name in others if name != query),
         rotations=frozenset(name for name in others if _is_rotation(parameters[name])),

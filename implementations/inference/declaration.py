@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from mha.implementations.adapters.loading import ParameterPath
-from mha.spec import Rounding, Sizes
+from mha.spec import Rounding, Scores, Sizes
 
 
 def declaration_of(
@@ -23,7 +23,8 @@ def declaration_of(
     if claims:
         arguments = ", ".join(f"{name}={_literal(value)}" for name, value in claims.items())
         lines.append(f"    claims=Claims({arguments}),")
-        parts = [name for name, claim in (("Rounding", "rounding"), ("Sizes", "sizes")) if claim in claims]
+        known = (("Rounding", "rounding"), ("Scores", "scores"), ("Sizes", "sizes"))
+        parts = [name for name, claim in known if claim in claims]
         imports.append(f"from mha.spec import {', '.join(['Claims', *parts])}")
     return "\n".join([*imports, "", f"implementation = {adapter}(\n    {label},", *lines, ")"])
 
@@ -37,7 +38,7 @@ def declaration_advice(label: str, parameters: Mapping[str, ParameterPath]) -> s
     )
 
 
-def _changed(value: Sizes | Rounding) -> dict[str, Any]:
+def _changed(value: Sizes | Rounding | Scores) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
     given = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: each for name, each in given.items() if each != getattr(type(value)(), name)}
@@ -54,7 +55,7 @@ def _literal(value: Any) -> str:
         return f"({', '.join(map(_literal, value))})" if value else "()"
     if value is ...:
         return "..."
-    if isinstance(value, Sizes | Rounding):
+    if isinstance(value, Sizes | Rounding | Scores):
         arguments = ", ".join(f"{name}={_literal(each)}" for name, each in _changed(value).items())
         return f"{type(value).__name__}({arguments})"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -99,6 +99,9 @@ def shared_rows(candidate: Candidate, arguments: Mapping[str, str]) -> list[Row]
     rows = _formulas(candidate) + _masks(candidate)
     rows.append(Row("causal", f"{_causal(candidate)}{_idle(candidate)}", _evidence_of_causal(candidate)))
     rows.append(Row("weights", _weights(candidate), "tested"))
+    if "scores" in candidate.claims:
+        kind = {"any": "any number", "positive": "positive numbers"}[candidate.claims["scores"].scale]
+        rows.append(Row("scale", f"{candidate.signature.scale} multiplies the scores; {kind}", "tested"))
     rows += _options(candidate)
     rows.append(Row("dtypes", _dtypes(candidate), "tested without a mask" if candidate.mask else "tested"))
     if "rounding" in candidate.claims:

@@ -14,11 +14,11 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.empty_rows import policy_of
 from mha.implementations.inference.nearest import agree
-from mha.implementations.inference.probes import CONFIG, Probe, heads_of, is_close, tolerance_of
+from mha.implementations.inference.probes import CONFIG, SCALES, Probe, heads_of, is_close, tolerance_of
 from mha.implementations.inference.products import find_products
 from mha.implementations.inference.projections import Unclear, Undeclarable
 from mha.implementations.pristine import as_found
-from mha.spec import Rounding, Weights, causal_mask
+from mha.spec import Rounding, Scores, Weights, causal_mask
 from mha.spec.claims import BIASES, COMPUTE_DTYPES, Claims
 
 # Kinds of dropout, the most general first.
@@ -51,6 +51,7 @@ def find_options(candidate: Candidate, arguments: Mapping[str, str]) -> None:
             "that as dropout"
         )
     _find_dtypes(candidate)
+    _find_scale(candidate)
     _find_rounding(candidate)
     find_products(candidate)
 
@@ -152,6 +153,25 @@ def _find_dtypes(candidate: Candidate) -> None:
         dtypes.discard("float64")
     if dtypes and dtypes != Claims().dtypes:
         candidate.claims["dtypes"] = dtypes
+
+
+def _find_scale(candidate: Candidate) -> None:
+    """Claim an explicit scale, if the module or kernel has a parameter for one that multiplies the scores."""
+    if not (candidate.explained and candidate.signature.scale):
+        return
+    usual = SCALES[candidate.formula.scale](candidate.config.head_dim, candidate.config.d_model)
+    tried = replace(candidate, claims=candidate.claims | {"scores": Scores(scale="any")})
+    inputs, weights = candidate.probes[0].inputs, candidate.weights
+
+    def follows(factor: float) -> bool:
+        """Return whether a call with the usual scale times a factor gives what queries times that give."""
+        result = tried.call_plainly(inputs, scale=factor * usual)
+        queries = {name: factor * x for name, x in weights.named() if name in ("w_q", "b_q")}
+        expected = tried.formula(inputs, replace(weights, **queries), None)
+        return result is not None and is_close(result.output, expected)
+
+    if follows(2.0):
+        candidate.claims["scores"] = Scores(scale="any" if follows(0.0) and follows(-1.0) else "positive")
 
 
 def _find_rounding(candidate: Candidate) -> None:

@@ -40,6 +40,8 @@ def _never_called(candidate: Candidate) -> list[str]:
 def _used_options(candidate: Candidate) -> set[str | None]:
     signature = candidate.signature
     used = {*signature.inputs, signature.padding, signature.is_causal, signature.need_weights, signature.average}
+    if "scores" in candidate.claims:
+        used.add(signature.scale)
     if candidate.mask:
         used |= {signature.mask, candidate.mask_alone}
     if candidate.hides_queries:

@@ -19,6 +19,7 @@ from mha.spec.clauses import (
     heads,
     masks,
     paths,
+    scores,
     shapes,
     sharding,
     softmax,
@@ -58,6 +59,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         composition.CLAUSES,
         decoding.CLAUSES,
         variants.CLAUSES,
+        scores.CLAUSES,
         sharding.CLAUSES,
     )
 )
@@ -84,6 +86,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "INC": Family("Incremental decoding", "Decoding with a cache of keys and values that grows token by token."),
         "GQA": Family("Grouped heads", "Fewer key/value heads than query heads."),
         "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
+        "SCL": Family("Scale", "A scale of the scores that a call gives."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),
     }
 )

@@ -40,6 +40,9 @@ LAYOUT = "Where heads and items share an axis, repeat the mask as the heads lie 
 # By how the diagnosis begins: of several, the longest counts.
 ADVICE: dict[str, Advice] = {
     "the scores are": Advice("SMX-6", f"{SCALE}."),
+    "the scores are scaled as usual": Advice(
+        "SCL-1", "Multiply the scores by the scale that the call gives: ask `if scale is None`, not `scale or ...`."
+    ),
     "the scores are of the opposite sign": Advice("SMX-6", "Remove the minus before the scores or the scale."),
     "the scores are rounded": Advice("NUM-1", f"{PRECISE}."),
     "the scores are scaled by 1/sqrt(d_k) rounded": Advice(

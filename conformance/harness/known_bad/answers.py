@@ -65,6 +65,14 @@ class Unscaled(TextbookAttention):
         return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
 
 
+class IgnoresScale(TextbookAttention):
+    """An explicit scale has no effect."""
+
+    def scale(self) -> float:
+        """Return the usual scale."""
+        return self.claims.scale_for(self.config.head_dim)
+
+
 class Clamped(TextbookAttention):
     """Scores and outputs beyond 1e4 are clamped."""
 
@@ -162,6 +170,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "one_percent": scores_times(1.01).attention,
     "slightly_scaled": scores_times(1.001).attention,
     "clamped": Clamped,
+    "ignores_scale": IgnoresScale,
     "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,

@@ -10,7 +10,14 @@ from mha.conformance.harness.known_bad.calls import stale, tiles
 from mha.conformance.harness.known_bad.defect import Defect, defect
 from mha.conformance.harness.known_bad.heads import heads, merging, projections
 from mha.conformance.harness.known_bad.masks import causal, empty_rows, layouts, masks
-from mha.conformance.harness.known_bad.scores import outputs, precisions, products, scales, softmaxes
+from mha.conformance.harness.known_bad.scores import (
+    ignored_options,
+    outputs,
+    precisions,
+    products,
+    scales,
+    softmaxes,
+)
 from mha.conformance.harness.textbook import TextbookAttention
 
 
@@ -69,6 +76,7 @@ def _together(pairs: Iterable[tuple[Defect, ...]]) -> Iterator[Defect]:
 NAMED: tuple[tuple[Defect, ...], ...] = tuple(
     tuple(group())
     for group in (
+        ignored_options,
         scales,
         projections,
         heads,

@@ -21,6 +21,12 @@ def _scale(name: str, text: str, factor: Callable[[TextbookAttention], float]) -
     return defect(name, f"the scores are {text}", scale=factor)
 
 
+def ignored_options() -> Iterator[Defect]:
+    """Yield what a call says and what has no effect."""
+    text = "scaled as usual, so the scale of the call has no effect"
+    yield _scale("scale_ignored", text, lambda self: self.claims.scale_for(self.config.head_dim))
+
+
 def scales() -> Iterator[Defect]:
     """Yield other scales."""
     yield _scale("unscaled", "not scaled", lambda self: 1.0)

@@ -1,0 +1,82 @@
+"""What a call says about the scores: a scale of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+from typer.testing import CliRunner
+
+from mha.conformance import check
+from mha.conformance.cli.app import app
+from mha.implementations import from_kernel
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Claims, Scores
+
+KERNEL = """
+import torch
+
+def attend(q, k, v, softmax_scale=None):
+    scale = {} * q.shape[-1] ** -0.5
+    return (q @ k.mT * scale).softmax(-1) @ v
+"""
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None) -> Tensor:
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    return (q @ k.mT * scale).softmax(-1) @ v
+
+
+def zero_is_none(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None) -> Tensor:
+    return right(q, k, v, softmax_scale or None)
+
+
+def ignores(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None) -> Tensor:
+    return right(q, k, v)
+
+
+def required(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    return right(q, k, v, sm_scale)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "scale"), [(right, "any"), (zero_is_none, "positive"), (ignores, None), (required, "any")]
+)
+def test_scale_is_claimed_as_trial_runs_show(kernel: Callable[..., Tensor], scale: str | None) -> None:
+    inference = infer_kernel(kernel)
+    assert inference.implementation.claims.scores.scale == scale
+    assert (f'Scores(scale="{scale}")' in inference.declaration) == (scale is not None)
+    assert ("softmax_scale" in inference.not_covered) == (kernel is ignores)
+    report = check(inference.implementation, "quick", clauses=["HED-1", "SCL-1"], dtypes="float32")
+    assert report.conforms
+
+
+@pytest.mark.parametrize("kernel", [zero_is_none, ignores])
+def test_scale_that_is_claimed_and_not_followed_fails(kernel: Callable[..., Tensor]) -> None:
+    claims = Claims(masks=(), causal=None, returns_weights=False, scores=Scores(scale="any"))
+    implementation = from_kernel(kernel, mask=None, claims=claims)
+    (verdict,) = check(implementation, "quick", clauses=["SCL-1"], dtypes="float32").verdicts
+    assert verdict.status == "fail"
+    if kernel is ignores:
+        assert verdict.diagnosis.startswith("the scores are scaled as usual, so the scale of the call has no effect")
+        assert "`if scale is None`" in verdict.fix
+
+
+def test_script_gives_the_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scaled.py").write_text(
+        KERNEL.format("1") + "\nfrom mha.implementations import from_kernel\nfrom mha.spec import Claims, Scores\n"
+        "claims = Claims(masks=(), causal=None, returns_weights=False, scores=Scores(scale='any'))\n"
+        "implementation = from_kernel(attend, mask=None, claims=claims)\n"
+    )
+    arguments = ["check", "scaled.py:implementation", "--clause", "SCL-1", "--dtype", "float32"]
+    output = CliRunner().invoke(app, arguments).output
+    assert "softmax_scale=0.5" in output
+    assert "unflatten" not in output  # of one call, the three tensors are written as they are
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Scores.scale must be one of 'positive', 'any' or None, but is 'all'"):
+        Scores(scale="all")  # type: ignore[arg-type]  # it must be refused
