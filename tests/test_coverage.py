@@ -24,7 +24,7 @@ from mha.conformance.harness.known_bad.defect import KnownBad
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import Property, properties
 from mha.conformance.settings import PROFILES
-from mha.spec import CLAUSES, Claims, Implementation, Rounding, Sizes
+from mha.spec import CLAUSES, Claims, Implementation, Rounding, Scores, Sizes
 
 MEMBERS = [prop for members in properties().values() for prop in members]
 
@@ -118,6 +118,7 @@ REJECTED_BY = {
     "slightly_scaled": ("NUM-1", "float32"),
     "one_weight": ("NUM-1", "float32"),
     "clamped": ("NUM-6", "float16"),
+    "ignores_scale": ("SCL-1", "float32"),
     "haunted": ("STA-3", "float32"),
     "unsaved": ("STA-4", "float32"),
     "never_empty": ("SHP-5", "float32"),
@@ -178,6 +179,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "dropout": (False, "DRP-1"),
     "own_head_dim": (True, "CFG-1"),
     "projects": (False, "HED-5"),
+    "scores": (Scores(), "SCL-1"),
     "gradients": (False, "GRD-1"),
     "second_gradients": (False, "GRD-9"),
     "weight_gradients": (False, "GRD-7"),

@@ -15,11 +15,13 @@ from mha.implementations import from_kernel
 from mha.implementations.inference.kernels import infer_kernel
 from mha.spec import Claims, Scores
 
+# Its scale has no effect for more than 8 keys, which trial runs do not have.
 KERNEL = """
 import torch
 
 def attend(q, k, v, softmax_scale=None):
-    scale = {} * q.shape[-1] ** -0.5
+    usual = softmax_scale is None or k.shape[2] > 8
+    scale = q.shape[-1] ** -0.5 if usual else softmax_scale
     return (q @ k.mT * scale).softmax(-1) @ v
 """
 
@@ -66,15 +68,12 @@ def test_scale_that_is_claimed_and_not_followed_fails(kernel: Callable[..., Tens
 
 def test_script_gives_the_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("scaled.py").write_text(
-        KERNEL.format("1") + "\nfrom mha.implementations import from_kernel\nfrom mha.spec import Claims, Scores\n"
-        "claims = Claims(masks=(), causal=None, returns_weights=False, scores=Scores(scale='any'))\n"
-        "implementation = from_kernel(attend, mask=None, claims=claims)\n"
-    )
-    arguments = ["check", "scaled.py:implementation", "--clause", "SCL-1", "--dtype", "float32"]
+    Path("scaled.py").write_text(KERNEL)
+    arguments = ["check", "scaled.py:attend", "--clause", "SCL-1", "--dtype", "float32"]
     output = CliRunner().invoke(app, arguments).output
-    assert "softmax_scale=0.5" in output
+    assert "context_2 = attend(q=q_2, k=k_2, v=v_2, softmax_scale=" in output
     assert "unflatten" not in output  # of one call, the three tensors are written as they are
+    assert "from mha" not in output.split("To reproduce it")[1]
 
 
 def test_unknown_words_are_refused() -> None:
