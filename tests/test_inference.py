@@ -62,7 +62,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "CausalSelfAttention",
         {"w_qkv": "c_attn", "w_o": "c_proj"},
         {"mask": None},
-        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "dropout": "each"},
+        {**SELF_ATTENTION, **NO_WEIGHTS, "masks": (), "always_causal": True, "dropout": "both"},
     ),
     "causal_flag": (
         "SelfAttention",
@@ -88,7 +88,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mask_shape": "b s"},
         {
             **{**MEMORY, **PADDING_ONLY, **NO_WEIGHTS, "bias": {"o"}, "own_head_dim": True, "empty_row": "uniform"},
-            **{"kv_widths": True, "dropout": "each"},
+            **{"kv_widths": True, "dropout": "both"},
         },
     ),
     "parameter_matrices": (
@@ -175,7 +175,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "SelfAttention",
         {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "dense"},
         {"mask": "additive", "masked_number": "lowest"},
-        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "uniform", "dropout": "each"},
+        {**SELF_ATTENTION, "masks": {"bool", "float"}, "bias": {True}, "empty_row": "uniform", "dropout": "both"},
     ),
     "keras_style": (
         "MultiHeadAttention",

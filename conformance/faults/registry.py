@@ -39,6 +39,7 @@ MODULES = (
     "mask_edges",
     "masks",
     "paths",
+    "scores",
     "shapes",
     "sharding",
     "sharding_in_half",

@@ -127,7 +127,7 @@ def _formulas(candidate: Candidate) -> list[Row]:
     if not candidate.formula.projected:
         evidence += "; if W_o is elsewhere, declare it without w_o"
     is_kernel = not candidate.implementation().claims.projects
-    contract = OF_KERNELS if is_kernel else ""
+    contract = OF_KERNELS if is_kernel else CONTRACT
     return [Row("formula", _formula(candidate.formula, contract), evidence)]
 
 
