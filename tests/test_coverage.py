@@ -222,7 +222,7 @@ ROUNDING: dict[str, tuple[Any, str, str]] = {
 
 
 # Claims that change none of the few cases of the quick profile.
-OF_MANY_CASES = {"per_item_mask", "per_head_mask", "per_query_mask", "joint_masks", "retiles"}
+OF_MANY_CASES = {"causal", "per_item_mask", "per_head_mask", "per_query_mask", "joint_masks", "retiles"}
 
 
 def verdict_on(implementation: Implementation, clause: str, dtype: str, profile: str) -> tuple[Any, ...]:
@@ -231,6 +231,7 @@ def verdict_on(implementation: Implementation, clause: str, dtype: str, profile:
     return verdict.status, verdict.examples, verdict.margin, verdict.message
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("field", [field.name for field in fields(Claims)])
 def test_every_claim_changes_a_verdict(field: str) -> None:
     value, clause = CHANGES[field]
@@ -250,6 +251,7 @@ def test_every_claim_changes_a_verdict(field: str) -> None:
     assert verdict_on(claimed, clause, "float32", profile) != verdict_on(changed, clause, "float32", profile)
 
 
+@pytest.mark.usefixtures("fewer_cases")
 @pytest.mark.parametrize("field", [field.name for field in fields(Rounding)])
 def test_every_rounding_changes_a_verdict(field: str) -> None:
     value, clause, dtype = ROUNDING[field]

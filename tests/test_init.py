@@ -104,13 +104,13 @@ class Mine(nn.MultiheadAttention):
     pass
 """
 NAMES = (
-    "my attention-v2.final.py",
     'it\'s "mine".py',
-    "2nd.py",
-    "class.py",
-    "random.py",
     "deep/er, and/with spaces/- $HOME/attention.py",
-    "-dashed/a.py",
+    pytest.param("my attention-v2.final.py", marks=pytest.mark.slow),
+    pytest.param("2nd.py", marks=pytest.mark.slow),
+    pytest.param("class.py", marks=pytest.mark.slow),
+    pytest.param("random.py", marks=pytest.mark.slow),
+    pytest.param("-dashed/a.py", marks=pytest.mark.slow),
 )
 
 
