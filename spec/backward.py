@@ -35,9 +35,11 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units, compound
 from mha.spec.claims import Claims
 from mha.spec.config import Config
-from mha.spec.core import Precision, blocks_of_queries, normaliser_error
+from mha.spec.core import blocks_of_queries
 from mha.spec.forward import Expected, oracle
+from mha.spec.heads import Precision
 from mha.spec.problem import INPUTS, Problem
+from mha.spec.softmax import normaliser_error
 
 # Roundings of dP and of D on their way to dS: at most four operations (the backward pass of exp, sum and division), and
 # two exponentials of 2 u each where exp and log_softmax take their own.

@@ -42,81 +42,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import LARGEST_LOG, Ball, Units, compound, row_max, units_of, weighted_distance
+from mha.spec.bounds import Ball, compound, row_max, weighted_distance
 from mha.spec.claims import EmptyRow
-from mha.spec.dtypes import traits_of
-from mha.spec.rounding import Rounding
+from mha.spec.heads import Heads, Precision
+from mha.spec.softmax import Softmax, own_rates, softmax_of
 
-# An error of a log-weight above which it is worth its time that a weight is at most 1.
-LARGE_ERROR = 0.1
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
 CHUNK = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """The roundoffs of each step.
-
-    units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is computed in float32.
-    rounding: what the implementation declares. exponential: error of the exponential, in roundoffs of the accumulator.
-
-    >>> single = Precision.of(torch.float64, Rounding(softmax_in_float32=True))
-    >>> single.units.accumulate < 1e-15 < single.softmax.accumulate
-    True
-    """
-
-    units: Units
-    softmax: Units
-    rounding: Rounding
-    exponential: int
-
-    @staticmethod
-    def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
-        """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
-        units = units_of(dtype, rounding)
-        softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
-        return Precision(units, softmax, rounding, rounding.exponential(half=traits_of(dtype).half))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Heads:
-    """The inputs of the core.
-
-    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
-    allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B, H, L, S), or None.
-    bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out, or None.
-
-    >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
-    >>> Heads(one, one, one, torch.ones(1, 1, 1, 1, dtype=torch.bool)).forbidden
-    tensor([[[[False]]]])
-    """
-
-    query: Ball
-    key: Ball
-    value: Ball
-    allowed: Tensor
-    bias: Tensor | None = None
-    bare_key: Ball | None = None
-
-    @property
-    def key_forms(self) -> tuple[Ball, ...]:
-        """The keys in each form that gives the same weights: k, and k' if there is one."""
-        return (self.key,) if self.bare_key is None else (self.key, self.bare_key)
-
-    def of_queries(self, part: slice) -> Heads:
-        """Return the same for some of the queries."""
-        bias = None if self.bias is None else self.bias[:, :, part]
-        return replace(self, query=self.query[:, :, part], allowed=self.allowed[:, :, part], bias=bias)
-
-    @property
-    def forbidden(self) -> Tensor:
-        """Boolean (B, H, L, S): the pairs that may not attend."""
-        return ~self.allowed
-
-    @property
-    def empty(self) -> Tensor:
-        """Boolean (B, H, L, 1): the rows without an allowed key."""
-        return ~self.allowed.any(-1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +58,7 @@ class Attended:
     weights: p, (B, H, L, S). context: o, (B, H, L, d_k). make_row_sums: returns the sums of the rows of weights,
     (B, H, L). max_score: (B, H, L), the largest magnitude that m may have.
 
+    >>> from mha.spec.rounding import Rounding
     >>> ones = Ball.exact(torch.ones(1, 1, 3, 2))
     >>> heads = Heads(ones[:, :, :1], ones, ones, torch.tensor([[[[True, True, False]]]]))
     >>> attended = attend(heads, 0.5, Precision.of(torch.float32, Rounding()), "zeros")
@@ -141,42 +74,10 @@ class Attended:
     max_score: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Softmax:
-    """The weights, and the terms of their errors, (B, H, L, S) unless another shape is given.
-
-    p: the weights. w_own: the part of w that the steps of the softmax itself make, w_j - E_j.
-    rescales: as of `rescales_of`.
-    excess: p^+_j - p_j, where p^+ and p^- are the numerators with all errors up or down, over the exact denominator;
-        without the error of the sum, which moves all weights of a row together, so that a context feels it whole.
-    of_sum: that error, where the sum is stored.
-    least: sum_j p^-_j, (B, H, L, 1). spread: the error that w makes in a weight. moved: the same, where all weights of
-        a row have exactly the sum 1, or None where it would be hardly less.
-    lost: the error of a numerator that underflows. underflow: that of a weight.
-    gamma: relative error of a row's sum, (B, H, L, 1). products: that of its products with the values.
-    cast: u_p, that of a weight that is cast.
-    max_score: as in `Attended`.
-    """
-
-    p: Tensor
-    w_own: Tensor
-    rescales: Tensor
-    excess: Tensor
-    of_sum: float
-    least: Tensor
-    spread: Tensor
-    moved: Tensor | None
-    lost: Tensor
-    underflow: Tensor
-    gamma: Tensor
-    products: Tensor
-    cast: float
-    max_score: Tensor
-
-
 def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) -> Attended:
     """Return weights and contexts, as they are stored; rows without an allowed key get what `empty_row` says.
 
+    >>> from mha.spec.rounding import Rounding
     >>> heads = Heads(*(Ball.exact(torch.ones(1, 1, 1, 1)),) * 3, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
     >>> attend(heads, 1.0, Precision.of(torch.float32, Rounding()), "nan").context.mid
     tensor([[[[nan]]]], dtype=torch.float64)
@@ -184,7 +85,7 @@ def attend(heads: Heads, tau: float, precision: Precision, empty_row: EmptyRow) 
     if empty_row == "uniform":
         heads = _with_uniform_rows(heads)
     empty, units, stores = heads.empty, precision.units, precision.rounding.weights_stored
-    softmax = _softmax(heads, tau, precision)
+    softmax = softmax_of(heads, tau, precision)
     # |p^_j - p_j| <= spread_j + (gamma(n) (+) u_p) (p_j + spread_j) + eta_s + eta_a, and exactly 0 outside A
     likely = softmax.p + softmax.spread
     dp = softmax.spread + compound(softmax.gamma, softmax.cast) * likely + softmax.underflow
@@ -221,185 +122,7 @@ def _with_uniform_rows(heads: Heads) -> Heads:
     return replace(heads, query=query, bias=bias, allowed=heads.allowed | empty)
 
 
-def _scores(heads: Heads, tau: float, precision: Precision) -> tuple[Tensor, Tensor, Tensor]:
-    """Return s, -infinity outside A, and E, 0 outside A, both (B, H, L, S), and the largest |m| possible, (B, H, L)."""
-    # E_j = max(E_j, E'_j), and |m| = max(|m|, |m'|) + max_j E_j
-    forms = [_scores_of(heads, key, tau, precision) for key in heads.key_forms]
-    s, error = forms[0]
-    m = row_max(s).abs()
-    for other, other_error in forms[1:]:
-        error, m = torch.maximum(error, other_error), torch.maximum(m, row_max(other).abs())
-    return s, error, m + row_max(error)
-
-
-def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Return s and E for one form of the keys."""
-    q, units, rounding = heads.query, precision.units, precision.rounding
-    width = q.mid.shape[-1]
-    # r = gamma(d + 4) (+) e_p (+) (pre + mat) u_s. Four of the roundings make tau: a root, a division, a second root, a
-    # cast. pre: how many of q and k are rounded once scaled. mat: 1 if scores are stored, 2 if they are scaled after
-    # that, as q.k_j is then stored too. (1 + u / (1 + u))^3 <= 1 + 3 u.
-    stores = rounding.scaling_roundings
-    if rounding.scores_stored:
-        stores = max(stores, 1) + 1
-    products, stored = units.products(width + 4), stores * units.store
-    relative = products + stored + products * stored
-    # s_j = tau q.k_j
-    # E_j = |tau| ((dq + r (|q| + dq)).(|k_j| + dk_j) + |q|.dk_j) + d eta_a
-    s = tau * q.mid @ k.mid.mT
-    spread, size = abs(tau) * (q.rad + relative * q.size), abs(tau) * q.mid.abs()
-    error = spread @ k.size.mT + size @ k.rad.mT + width * units.flush
-    if heads.bias is not None:
-        # s_j = tau q.k_j + b_j;  E_j += u |b_j|, then E_j += u (|s_j| + E_j), unless b_j = 0
-        bias = heads.bias.masked_fill(heads.forbidden, 0.0)
-        s = s + bias
-        u = units.store if rounding.scores_stored else units.accumulate
-        error = torch.where(bias != 0, error + u * (s.abs() + error + (1 + u) * bias.abs()), error)
-    if rounding.softmax_in_float32:
-        # E_j += 2^-24 (|s_j| + E_j)
-        error = error + units_of(torch.float32).store * (s.abs() + error)
-    error = error.masked_fill(heads.forbidden, 0.0)
-    if units.largest < float("inf"):
-        # Nothing is known of a row in which a score, or a number on the way to it, may overflow.
-        overflows = heads.allowed & (_reach(q, k, tau) + s.abs() + error >= units.largest)
-        error = error.masked_fill(overflows.any(-1, keepdim=True) & heads.allowed, float("inf"))
-    # Of an empty row, any finite score serves: the policy sets its weights afterwards.
-    return s.masked_fill(heads.forbidden, float("-inf")).masked_fill(heads.empty, 0.0), error
-
-
-def _reach(q: Ball, k: Ball, tau: float) -> Tensor:
-    """Return how large a number may be on the way to each score, (B, H, L, S)."""
-    # (|q| + dq).(|k_j| + dk_j), or a query or key that is scaled: |tau| max_c (|q_c| + dq_c)
-    reach = q.size @ k.size.mT
-    if abs(tau) > 1:
-        scaled = torch.maximum(row_max(q.size).unsqueeze(-1), row_max(k.size).unsqueeze(-2))
-        reach = torch.maximum(reach, abs(tau) * scaled)
-    return reach
-
-
-def _softmax(heads: Heads, tau: float, precision: Precision) -> _Softmax:
-    """Return p = softmax(s) over A, with all that bounds its error."""
-    units, own, rounding, forbidden = precision.units, precision.softmax, precision.rounding, heads.forbidden
-    s, score_error, max_score = _scores(heads, tau, precision)
-    # log p_j = s_j - m - log sum_l exp(s_l - m)
-    log_p = torch.log_softmax(s, -1).masked_fill(forbidden, float("-inf"))
-    # The gap as computed: m - s_j + E_j + max_l E_l
-    gap = (row_max(s).unsqueeze(-1) - s) + score_error + row_max(score_error).unsqueeze(-1)
-    rescales = rescales_of(s, rounding)
-    w_own = _own_error(gap, rescales, precision)
-    # w_j = E_j + w_own_j;  p^+_j = p_j exp(w_j), p^-_j = p_j exp(-w_j)
-    w = (score_error + w_own).masked_fill(forbidden, 0.0)
-    of_sum = _stored_steps(own, rounding)
-    p, upper, lower = log_p.exp(), (log_p + w).exp(), (log_p - w).exp()
-    # A numerator that underflows is lost before the division, and the denominator is 1 / max_l p^+_l or more:
-    # lost = (eta_a + eta_s [softmax stored]) max_l p^+_l;  p^+_j += lost, p^-_j -= lost
-    eta = own.flush + (units.subnormal if rounding.softmax_stored else 0.0)
-    lost = (eta * row_max(upper).unsqueeze(-1)).masked_fill(forbidden, 0.0)
-    upper, lower = upper + lost, (lower - lost).clamp(min=0.0)
-    least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
-    n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
-    gamma, products = own.gammas(n), own.of_products(n)
-    if rounding.log_normaliser:
-        drift = normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate, rounding.merges)
-        gamma, products = gamma + drift, products + drift
-    # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
-    spread, moved = torch.maximum(upper / least - p, p - lower / most), None
-    if w.numel() and float(w.max()) > LARGE_ERROR:
-        apart, moved = _moved(log_p, w, w_own, (1 + n) * eta)
-        spread = torch.minimum(spread.nan_to_num(nan=1.0), apart)
-        spread, moved = (x.masked_fill(forbidden, 0.0) for x in (spread, moved))
-    return _Softmax(
-        p=p,
-        w_own=w_own,
-        rescales=rescales,
-        excess=(log_p + (w - of_sum)).exp() + lost - p,
-        of_sum=of_sum,
-        least=least,
-        spread=spread,
-        moved=moved,
-        lost=lost,
-        underflow=(units.subnormal + own.flush) * heads.allowed.double(),
-        gamma=gamma,
-        products=products,
-        cast=own.store if rounding.weights_stored else own.accumulate,
-        max_score=max_score,
-    )
-
-
-def _moved(log_p: Tensor, w: Tensor, w_own: Tensor, underflows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how far w may move weights, and weights that sum to exactly 1, (B, H, L, S), with a weight at most 1.
-
-    underflows: what a numerator loses that underflows, and the sum: the largest numerator is 1, and the sum is more.
-    """
-    # A numerator is a part of its own denominator, from the same score: p^+_j / (p^+_j + sum_{l != j} p^-_l)
-    p = log_p.exp()
-    highest, lowest = _shares(log_p + w, log_p - w), _shares(log_p - w, log_p + w)
-    moved = torch.maximum(highest - p, p - lowest)
-    # Where it is made twice, the steps of the softmax may differ: (+) exp(2 w_own_j) - 1
-    apart = moved + (2 * w_own).clamp(max=LARGEST_LOG).expm1() * (p + moved)
-    # Nothing is known of a row in which a score may overflow.
-    unknown = w.isinf()
-    apart, moved = ((x + underflows).masked_fill(unknown, float("inf")) for x in (apart, moved))
-    return apart, moved
-
-
-def _shares(own: Tensor, others: Tensor) -> Tensor:
-    """Return exp(own_j) / (exp(own_j) + sum_{l != j} exp(others_l)), for logarithms of numerators, (B, H, L, S)."""
-    raised = others.exp()
-    rest, place = raised.sum(-1, keepdim=True) - raised, others.argmax(-1, keepdim=True)
-    # Without cancellation for the largest one.
-    without = raised.scatter(-1, place, 0.0).sum(-1, keepdim=True)
-    rest = rest.scatter(-1, place, without).clamp(min=0.0)
-    return (own - rest.log()).sigmoid().nan_to_num(nan=1.0)
-
-
-def rescales_of(s: Tensor, rounding: Rounding) -> Tensor:
-    """Return how often an online softmax may rescale the share of each key, for scores s, -infinity outside A.
-
-    It reads the keys from the first to the last, or from the last to the first, in tiles of any size, and rescales what
-    it has where a score exceeds all before: at most as often as the scores after a key's own make a new maximum.
-
-    >>> rescales_of(torch.tensor([1.0, 2.0, 0.0, 3.0]), Rounding())
-    tensor([2., 1., 1., 0.], dtype=torch.float64)
-    """
-    if rounding.rescales == 0 or not s.shape[-1]:
-        return s.new_zeros(1).double()
-    counts = []
-    for scores in (s, s.flip(-1)):
-        before = scores.cummax(-1).values[..., :-1]
-        grows = (scores[..., 1:] > before) & (before > float("-inf"))
-        so_far = torch.nn.functional.pad(grows.cumsum(-1), (1, 0))
-        counts.append(so_far[..., -1:] - so_far)
-    most = torch.maximum(counts[0], counts[1].flip(-1)).double()
-    return most if rounding.rescales is None else most.clamp(max=rounding.rescales)
-
-
-def _own_error(gap: Tensor, rescales: Tensor, precision: Precision) -> Tensor:
-    """Return what the steps of the softmax add to w, from the largest gap_j = m - s_j that is computed, (B, H, L, S).
-
-    The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
-    key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
-    stored between them: (gap_j + 2) (u_s - u_a). Each further merge, and each growth of a running maximum: another
-    exponential, and four roundings of the factor and of what it multiplies.
-    """
-    slope, constant = _own_rates(rescales, precision)
-    return slope * gap + constant
-
-
-def _own_rates(rescales: Tensor, precision: Precision) -> tuple[float, Tensor]:
-    """Return a and c of w_own_j = a gap_j + c; see `_own_error`."""
-    own, rounding = precision.softmax, precision.rounding
-    stored = _stored_steps(own, rounding)
-    exponentials = 1 + rounding.merges + rescales
-    return 3 * own.accumulate + stored, exponentials * (precision.exponential + 4) * own.accumulate + 2 * stored
-
-
-def _stored_steps(own: Units, rounding: Rounding) -> float:
-    """Return what storing a step of the softmax adds to its roundoff: u_s - u_a where steps are stored."""
-    return max(own.store - own.accumulate, 0.0) if rounding.softmax_stored else 0.0
-
-
-def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) -> Ball:
+def _context(heads: Heads, softmax: Softmax, dp: Tensor, precision: Precision) -> Ball:
     """Return o = sum_j p_j v_j with B_o, (B, H, L, d_k); dp are the errors of the weights."""
     v, units, empty = heads.value, precision.units, heads.empty
     u_a = precision.softmax.accumulate
@@ -426,7 +149,7 @@ def _context(heads: Heads, softmax: _Softmax, dp: Tensor, precision: Precision) 
     return Ball(o, exact.stored(units).rad.masked_fill(empty, 0.0))
 
 
-def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor | float, precision: Precision) -> Ball:
+def _row_sums(heads: Heads, softmax: Softmax, weights: Ball, returned: Tensor | float, precision: Precision) -> Ball:
     """Return the sums of the rows of weights, (B, H, L), with smaller radii than those of the weights together.
 
     A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
@@ -436,7 +159,7 @@ def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor |
     x = (2 * softmax.w_own).expm1().masked_fill(heads.forbidden, 0.0)
     # Whatever the scores are, numerators are N_j^(1 +- a) e^(+-c) with N_j = exp(-gap_j), and the derivative of
     # log sum_j N_j^t is at most log(n) / t:  x = exp(2 c + log(n) log((1 + a) / (1 - a))) - 1
-    a, each = _own_rates(softmax.rescales, precision)
+    a, each = own_rates(softmax.rescales, precision)
     c = row_max(each)
     n = heads.allowed.sum(-1).clamp(min=1).double()
     whatever = torch.expm1(2 * c + n.log() * (math.log1p(a) - math.log1p(-a)))
@@ -447,18 +170,3 @@ def _row_sums(heads: Heads, softmax: _Softmax, weights: Ball, returned: Tensor |
     radius = radius + (softmax.underflow + softmax.lost + returned).sum(-1)
     unknown = radius.nan_to_num(nan=float("inf"), posinf=float("inf"))
     return Ball(weights.mid.sum(-1), unknown.masked_fill(heads.empty.squeeze(-1), 0.0))
-
-
-def normaliser_error(max_score: Tensor, keys: int, u_a: float, merges: int = 0) -> Tensor:
-    """Return the relative error that all weights of a row share, (B, H, L, 1), where they are exp(s_j - z).
-
-    z = log sum_j exp(s_j) is rounded once more, after a sum, two changes of base, and a logarithm of at most the number
-    of keys within 2 ulp; where parts of a row are joined, each has its own z, and each further merge makes another.
-    max_score: as in `Attended`. merges: as in `Rounding`.
-
-    >>> f"{float(normaliser_error(torch.tensor([10.0]), 1024, 2.0**-24)):.1e}"
-    '5.9e-06'
-    """
-    # exp((1 + merges) (3 max |m| + 10 log max(2, S)) u_a) - 1
-    steps = (1 + merges) * (3 * max_score + 10 * math.log(max(2, keys))) * u_a
-    return steps.clamp(max=LARGEST_LOG).expm1().unsqueeze(-1)

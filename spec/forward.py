@@ -2,7 +2,7 @@
 
 A result passes where |result - mid| <= rad, element by element. The bound is a theorem about rounding: it covers every
 order of summation, split, tiled or fused, so that no correct implementation exceeds it. `mha.spec.core` states its
-assumptions and has the softmax and the contexts; the projections are balls of `mha.spec.bounds`.
+assumptions and has the contexts, `mha.spec.softmax` has the weights; the projections are balls of `mha.spec.bounds`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import Tensor
 from mha.spec.bounds import Ball, Units, affine, affine_forms
 from mha.spec.claims import Claims, EmptyRow
 from mha.spec.config import Config
-from mha.spec.core import Attended, Heads, Precision, attend, blocks_of_queries
+from mha.spec.core import Attended, attend, blocks_of_queries
 from mha.spec.dtypes import torch_dtype
+from mha.spec.heads import Heads, Precision
 from mha.spec.problem import Problem
 
 

@@ -19,8 +19,9 @@ from mha.implementations import resolve
 from mha.spec import Claims, Config, Implementation, Output, Problem, Rounding, Weights, gradients, oracle
 from mha.spec.bounds import Ball, units_of, weighted_distance
 from mha.spec.claims import EmptyRow
-from mha.spec.core import Heads, Precision, attend
+from mha.spec.core import attend
 from mha.spec.dtypes import TRAITS
+from mha.spec.heads import Heads, Precision
 from mha.spec.rounding_graph import rounding_graph
 
 CASES = 120

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mha.spec import Rounding
 from mha.spec.bounds import Ball
-from mha.spec.core import Heads, Precision, attend
+from mha.spec.core import attend
+from mha.spec.heads import Heads, Precision
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor]]
 FLASH = Rounding(scores_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False)

@@ -1,0 +1,78 @@
+"""The inputs of the attention core: heads, and the roundoffs of each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mha.spec.bounds import Ball, Units, units_of
+from mha.spec.dtypes import traits_of
+from mha.spec.rounding import Rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The roundoffs of each step.
+
+    units: of the projections, scores and contexts. softmax: of the softmax, coarser where it is computed in float32.
+    rounding: what the implementation declares. exponential: error of the exponential, in roundoffs of the accumulator.
+
+    >>> single = Precision.of(torch.float64, Rounding(softmax_in_float32=True))
+    >>> single.units.accumulate < 1e-15 < single.softmax.accumulate
+    True
+    """
+
+    units: Units
+    softmax: Units
+    rounding: Rounding
+    exponential: int
+
+    @staticmethod
+    def of(dtype: torch.dtype, rounding: Rounding) -> Precision:
+        """Return the roundoffs of an implementation with this storage dtype and this declared rounding."""
+        units = units_of(dtype, rounding)
+        softmax = units.coarser(units_of(torch.float32)) if rounding.softmax_in_float32 else units
+        return Precision(units, softmax, rounding, rounding.exponential(half=traits_of(dtype).half))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heads:
+    """The inputs of the core.
+
+    query: (B, H, L, d_k). key, value: (B, H, S, d_k), each key/value head repeated for its query heads.
+    allowed: boolean (B, H, L, S), the set A of each query. bias: b, the float mask in float64, (B, H, L, S), or None.
+    bare_key: k', (B, H, S, d_k), where the keys have a bias that an implementation may leave out, or None.
+
+    >>> one = Ball.exact(torch.ones(1, 1, 1, 2))
+    >>> Heads(one, one, one, torch.ones(1, 1, 1, 1, dtype=torch.bool)).forbidden
+    tensor([[[[False]]]])
+    """
+
+    query: Ball
+    key: Ball
+    value: Ball
+    allowed: Tensor
+    bias: Tensor | None = None
+    bare_key: Ball | None = None
+
+    @property
+    def key_forms(self) -> tuple[Ball, ...]:
+        """The keys in each form that gives the same weights: k, and k' if there is one."""
+        return (self.key,) if self.bare_key is None else (self.key, self.bare_key)
+
+    def of_queries(self, part: slice) -> Heads:
+        """Return the same for some of the queries."""
+        bias = None if self.bias is None else self.bias[:, :, part]
+        return replace(self, query=self.query[:, :, part], allowed=self.allowed[:, :, part], bias=bias)
+
+    @property
+    def forbidden(self) -> Tensor:
+        """Boolean (B, H, L, S): the pairs that may not attend."""
+        return ~self.allowed
+
+    @property
+    def empty(self) -> Tensor:
+        """Boolean (B, H, L, 1): the rows without an allowed key."""
+        return ~self.allowed.any(-1, keepdim=True)
