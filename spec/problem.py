@@ -25,7 +25,8 @@ class Problem:
     query: (B, L, D); key: (B, S, kdim); value: (B, S, vdim). Two of them may be the same tensor.
     mask: boolean (True = may attend) or floating-point (added to the scores), broadcastable to (B, H, L, S), or None.
     is_causal: whether the causal mask applies as well, with the alignment that the implementation claims.
-    options: what the call says about the scores.
+    options: what the call says about the scores. square: whether there must be a query for each key, as where they are
+        heads of one sequence.
 
     >>> config, x = Config(d_model=6, n_heads=2), torch.ones(1, 5, 6)
     >>> problem = Problem(config, Weights.random(config, seed=0, dtype=x.dtype), query=x[:, :3], key=x, value=x)
@@ -45,6 +46,7 @@ class Problem:
     mask: Tensor | None = None
     is_causal: bool = False
     options: Options = field(default_factory=Options)
+    square: bool = False
 
     def change(self, **fields: Any) -> Problem:
         """Return a copy with some fields replaced; fields of the weights are given by name, as in `change(w_q=...)`.
@@ -108,6 +110,11 @@ class Problem:
     def scale(self, claims: Claims) -> float:
         """Return what the scores are multiplied by: what the call says, or else the scale that is claimed."""
         return claims.scale_for(self.config.head_dim) if self.options.scale is None else self.options.scale
+
+    @property
+    def is_self(self) -> bool:
+        """Whether the queries change with the keys, as in self-attention."""
+        return self.square or self.query is self.key
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

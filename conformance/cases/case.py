@@ -123,7 +123,7 @@ class Case:
         """Return the attention of the projected heads, which are three tensors, in the layout of the case."""
         direct = problem.of_heads()
         query, key, value = self._laid_out([direct.query, direct.key, direct.value], "cross")
-        return direct.change(query=query, key=key, value=value)
+        return direct.change(query=query, key=key, value=value, square=self.inputs == "self")
 
     def _laid_out(self, inputs: Sequence[Tensor], sharing: str = "") -> tuple[Tensor, ...]:
         """Return query, key and value in the layout of the case; sharing: which of them are one tensor."""

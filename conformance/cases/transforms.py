@@ -64,11 +64,11 @@ def weights_in(output: Tensor, problem: Problem) -> Tensor:
 
 
 def select_keys(problem: Problem, keys: Tensor) -> Problem:
-    """Select keys and values by index, in the order given; a query that is the same tensor changes with them.
+    """Select keys and values by index, in the order given; the queries of self-attention change with them.
 
     The mask stays as it is.
     """
-    selected = {id(problem.key), id(problem.value)}
+    selected = {id(problem.key), id(problem.value)} | ({id(problem.query)} if problem.square else set())
     return problem.map_inputs(lambda x: x[:, keys] if id(x) in selected else x)
 
 

@@ -107,7 +107,7 @@ def _with(problem: Problem, weights: Weights, other: Callable[[Tensor], Tensor])
     """Return a problem with these weights, and another object for each input and the mask."""
     query, key, value = other(problem.query), other(problem.key), other(problem.value)
     mask = None if problem.mask is None else other(problem.mask)
-    return Problem(problem.config, weights, query, key, value, mask, problem.is_causal, problem.options)
+    return problem.change(weights=weights, query=query, key=key, value=value, mask=mask)
 
 
 def all_plain(tensors: Iterable[object]) -> bool:

@@ -68,12 +68,12 @@ def empty_inputs_give_empty_outputs(session: Session, case: Case) -> None:
     problem = case.problem()
     no_items = problem.map_inputs(lambda x: x[:0])
     no_queries = problem.map_inputs(lambda x: x[:, :0])
-    if problem.query is not problem.key:
+    if not problem.is_self:
         no_queries = problem.change(query=problem.query[:, :0])
     for empty in (no_items, no_queries):
         expect_shape(session(empty).output, tuple(empty.query.shape))
     policy = session.claims.empty_row
-    if problem.query is not problem.key and policy in ("zeros", "nan"):
+    if not problem.is_self and policy in ("zeros", "nan"):
         no_keys = problem.map_inputs(lambda x: x if x is problem.query else x[:, :0])
         output = session(no_keys).output
         if policy == "nan" and bool(output.tensor.isnan().all()):

@@ -102,7 +102,7 @@ def calls_between_change_no_gradient(session: Session, case: Case) -> None:
 def keys_may_be_more_in_the_next_causal_call(session: Session, case: Case) -> None:
     """A causal call is not affected by one before with as many queries on fewer keys."""
     problem = case.problem()
-    assume(problem.key is not problem.query, "there are as many keys as queries in self-attention")
+    assume(not problem.is_self, "there are as many keys as queries in self-attention")
     longer = problem.map_inputs(lambda x: x if x is problem.query else torch.cat([x, x.flip(1) + 1], 1))
     assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
     try:

@@ -74,7 +74,7 @@ def permuted_queries_permute_outputs(session: Session, case: Case) -> None:
 def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
     """Permuting keys, values and mask together changes nothing."""
     problem = case.problem()
-    if problem.key is problem.query:  # the last query stays in its place, and the others take the place of one another
+    if problem.is_self:  # the last query stays in its place, and the others take the place of one another
         assume(case.S > 2, "there is one key besides the last")
         order = torch.cat([another_order(case.S - 1, case.generator), torch.tensor([case.S - 1])])
     else:
@@ -86,7 +86,7 @@ def order_of_keys_does_not_matter(session: Session, case: Case) -> None:
 def _with_keys(problem: Problem, keys: torch.Tensor) -> Problem:
     """Select keys and values by index, with their columns of the mask, and its rows where the query changes too."""
     mask = None if problem.mask is None else problem.mask[..., keys]
-    if mask is not None and mask.shape[2] > 1 and problem.key is problem.query:
+    if mask is not None and mask.shape[2] > 1 and problem.is_self:
         mask = mask[:, :, keys]
     return select_keys(problem, keys).change(mask=mask)
 
@@ -99,7 +99,7 @@ def _expect_same_where_all_is_seen(session: Session, problem: Problem, changed: 
     assume(problem.mask is None or not session.claims.prefix_masks, NO_PREFIX)
     assume(not refuses(session, changed), "a row is empty then, and the declared policy is 'error'")
     rows: slice | list[int] = slice(None)
-    if problem.key is problem.query:
+    if problem.is_self:
         rows = [-1]
     elif problem.is_causal:
         seen = [each.change(mask=None).allowed(session.claims.causal)[0, 0].all(-1) for each in (problem, changed)]
@@ -205,6 +205,8 @@ def self_attention_is_cross_attention(session: Session, case: Case) -> None:
 def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
     """The query may be a part of the keys and values, or these a part of the query: a class token is the usual case."""
     problem = case.problem()
+    widths = {x.shape[-1] for x in (problem.query, problem.key, problem.value)}
+    assume(len(widths) == 1, "keys have another width than queries, as there are fewer heads of them")
     part = (
         {
             "query": problem.key[:, :1].expand(-1, case.L, -1)

@@ -163,12 +163,20 @@ def _find_scale(candidate: Candidate) -> None:
     tried = replace(candidate, claims=candidate.claims | {"scores": Scores(scale="any")})
     inputs, weights = candidate.probes[0].inputs, candidate.weights
 
+    alignment = candidate.claims.get("causal", Claims().causal) if candidate.signature.is_causal else None
+    forms = [(tried.formula, tried.plainly_causal)]
+    if alignment and not tried.plainly_causal:
+        forms.append((replace(tried.formula, causal=alignment), True))
+
     def follows(factor: float) -> bool:
-        """Return whether a call with the usual scale times a factor gives what queries times that give."""
-        result = tried.call_plainly(inputs, scale=factor * usual)
+        """Return whether calls with the usual scale times a factor give what queries times that give, causal too."""
         queries = {name: factor * x for name, x in weights.named() if name in ("w_q", "b_q")}
-        expected = tried.formula(inputs, replace(weights, **queries), None)
-        return result is not None and is_close(result.output, expected)
+        for formula, is_causal in forms:
+            result = tried.call(inputs, is_causal=is_causal, scale=factor * usual)
+            expected = formula(inputs, replace(weights, **queries), None)
+            if result is None or not is_close(result.output, expected):
+                return False
+        return True
 
     if follows(2.0):
         candidate.claims["scores"] = Scores(scale="any" if follows(0.0) and follows(-1.0) else "positive")

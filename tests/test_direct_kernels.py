@@ -1,0 +1,106 @@
+"""Kernels are judged on query, key and value themselves, without projections around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mha.conformance import check
+from mha.conformance.cases.case import Case
+from mha.conformance.settings import Settings
+from mha.implementations import from_kernel, resolve
+from mha.implementations.inference.kernels import infer_kernel
+from mha.spec import Claims, Rounding, Scores, oracle
+
+ABOUT_LENGTHS = ["SHP-1", "SHP-5", "HED-1", "EQV-2", "EQV-3", "EQV-5", "EQV-7", "EQV-8", "GQA-1", "STA-3"]
+
+
+def packed(qkv: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    return ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(1, 2)
+
+
+def of_one_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    assert k.shape[1] == 1
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def masked_before_scaling(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, softmax_scale: float | None = None
+) -> Tensor:
+    """Its maximum is that of the scores before they are scaled, as in FlashAttention-2: right for positive scales."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = q @ k.mT
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    raised = ((scores - scores.amax(-1, keepdim=True)) * scale).exp()
+    return raised / raised.sum(-1, keepdim=True) @ v
+
+
+def in_half_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if q.dtype.itemsize != 2:
+        raise TypeError("half precision alone")
+    scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
+    return (scores.softmax(-1) @ v.float()).to(q)
+
+
+def test_queries_of_self_attention_change_with_the_keys() -> None:
+    claims = Claims(masks=(), causal=None, returns_weights=False, cross_attention=False)
+    kernel = from_kernel(packed, layout="b l 3 h d", mask=None, claims=claims)
+    report = check(kernel, "quick", clauses=ABOUT_LENGTHS, dtypes="float32", strict=True)
+    assert report.conforms, report
+
+
+@pytest.mark.parametrize(("kernel", "claim"), [(of_one_key_head, "multi_query"), (grouped, "grouped_query")])
+def test_keys_may_have_fewer_heads(kernel: Callable[..., Tensor], claim: str) -> None:
+    claims = Claims(masks=(), causal=None, returns_weights=False, **{claim: True})  # type: ignore[arg-type]  # a flag
+    report = check(from_kernel(kernel, mask=None, claims=claims), "quick", clauses=ABOUT_LENGTHS, dtypes="float32")
+    assert report.conforms, report
+
+
+def test_scale_is_tried_with_the_causal_flag_too() -> None:
+    inference = infer_kernel(masked_before_scaling)
+    assert inference.implementation.claims.scores == Scores(scale="positive")
+    assert check(inference.implementation, "quick", clauses=["SCL-1", "CAU-2"], dtypes="float32").conforms
+
+
+def test_kernels_are_judged_in_float32_and_bfloat16_in_what_they_take() -> None:
+    assert Settings.of().of_target(resolve("sdpa")[0]).dtypes == ("float32", "bfloat16")
+    assert Settings.of().of_target(resolve("loop")[0]).dtypes == ("float32", "float64")
+    report = check(infer_kernel(in_half_alone).implementation, "quick", clauses="NUM-1")
+    assert [verdict.dtype for verdict in report.verdicts] == ["bfloat16"]
+    assert report.conforms
+    given = check("sdpa", "quick", clauses="SHP-1", dtypes="float64")
+    assert [verdict.dtype for verdict in given.verdicts] == ["float64"]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "expanded"])
+def test_inputs_are_what_projections_give_in_the_layout_of_the_case(layout: str) -> None:
+    case = Case(n_heads=2, head_dim=3, B=2, L=4, S=5, layout=layout, seed=2)
+    whole, direct = case.problem(), Case(**vars(case) | {"projected": False}).problem()
+    claims = Claims(rounding=Rounding())
+    assert torch.allclose(oracle(direct, claims).query.mid, oracle(whole, claims).query.mid, atol=1e-6)
+    doubled = direct.change(w_q=2 * direct.weights.w_q)
+    assert torch.equal(doubled.query, 2 * direct.query)
+    assert doubled.query.stride() == direct.query.stride()
+    with pytest.raises(ValueError, match="w_o cannot be changed where there are no projections"):
+        direct.change(w_o=2 * direct.weights.w_o)
+
+
+def test_a_scale_that_is_half_a_percent_off_fails_in_bfloat16() -> None:
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * (1.005 * q.shape[-1] ** -0.5)).softmax(-1) @ v
+
+    claims = Claims(masks=(), causal=None, returns_weights=False, dtypes={"bfloat16"})
+    (verdict,) = check(from_kernel(kernel, mask=None, claims=claims), "quick", clauses=["NUM-7"]).verdicts
+    assert verdict.status == "fail"
