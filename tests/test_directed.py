@@ -200,7 +200,7 @@ def stored_radius(problem: Problem, claims: Claims, monkeypatch: pytest.MonkeyPa
     step, zero = 1e-9, 1e-300
     units = Units(accumulate=zero, store=step, subnormal=0.0, flush=zero, largest=math.inf)
     with monkeypatch.context() as patched:
-        patched.setattr("mha.spec.core.units_of", lambda dtype, mode: units)
+        patched.setattr("mha.spec.heads.units_of", lambda dtype, mode: units)
         radius: Tensor = oracle(problem, claims).output.rad / step * units_of(problem.query.dtype).store
     return radius
 
