@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, Units, compound
+from mha.spec.bounds import Ball, Units, compound, compounded
 from mha.spec.claims import Claims
 from mha.spec.config import Config
 from mha.spec.core import blocks_of_queries
@@ -222,8 +222,7 @@ def _mask_gradient(d_scores: Ball, mask: Tensor, allowed: Tensor, units: Units) 
     """Return dB: dS, (B, H, L, S), summed over the dimensions that the mask is broadcast over."""
     # rad dB = sum (rad dS + r |dS|) + t eta_a, for t terms, with all partial sums stored
     terms = d_scores.mid.numel() // max(1, mask.numel()) + 1
-    gamma, stored = units.gamma(terms), units.stores(terms)
-    relative = gamma + stored + gamma * stored
+    relative = compounded(units.gamma(terms), units.stores(terms))
     rad = (d_scores.rad + relative * d_scores.size).sum_to_size(mask.shape) + terms * units.flush
     ball = Ball(d_scores.mid.sum_to_size(mask.shape), rad).stored(units)
     return Ball(ball.mid, ball.rad.masked_fill(allowed.double().sum_to_size(mask.shape) == 0, 0.0))

@@ -66,8 +66,7 @@ class Units:
         True
         """
         # gamma(n) (+) e_p (+) (1 + u_s - u_a)^t - 1, for t partial sums
-        products, stored = self.products(terms), self.stores(pieces)
-        return products + stored + products * stored if stored else products
+        return compounded(self.products(terms), self.stores(pieces))
 
     def products(self, terms: int) -> float:
         """Return the relative error of a sum of n products in any order, whose factors may be rounded first.
@@ -76,8 +75,7 @@ class Units:
         True
         """
         # gamma(n) (+) e_p
-        gamma = self.gamma(self.limbs * terms)
-        return gamma + self.product + gamma * self.product
+        return compounded(self.gamma(self.limbs * terms), self.product)
 
     def stores(self, pieces: int) -> float:
         """Return what it adds to the relative error of a sum that so many partial sums on the way are stored.
@@ -258,6 +256,15 @@ class ScaledUnits:
         """Return those for numbers of these magnitudes, with a scale of at most twice what the largest one needs."""
         info, largest = torch.finfo(dtype), float(size.amax()) if size.numel() else 0.0
         return ScaledUnits(info.eps / 2, 2 * largest / info.max * info.tiny * info.eps / 2)
+
+
+def compounded(one: float, other: float) -> float:
+    """Return `compound` of two numbers; infinite where the first one is.
+
+    >>> compounded(0.5, 1.0), compounded(float("inf"), 0.0)
+    (2.0, inf)
+    """
+    return one + other + one * other if other else one
 
 
 def compound(first: Tensor, *others: Tensor | float) -> Tensor:

@@ -74,7 +74,8 @@ class Problem:
         """Return a problem without projections whose inputs are what these projections would make of them."""
         known = dict(self.weights.named())
         for name in ("w_o", "b_o"):
-            if parts.get(name) is not None and not torch.equal(parts[name], known[name]):  # type: ignore[arg-type]
+            changed = parts.get(name)
+            if changed is not None and not torch.equal(changed, known[name]):
                 raise ValueError(f"{name} cannot be changed where there are no projections")
         given = {name: x for name, x in parts.items() if x is not None and name[-1] != "o"}
         roles = {name[-1] for name in given}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import LARGEST_LOG, Ball, Units, row_max, units_of
+from mha.spec.bounds import LARGEST_LOG, Ball, Units, compounded, row_max, units_of
 from mha.spec.heads import Heads, Precision
 from mha.spec.rounding import Rounding
 
@@ -195,8 +195,7 @@ def _scores_of(heads: Heads, k: Ball, tau: float, precision: Precision) -> tuple
     stores = rounding.scaling_roundings
     if rounding.scores_stored:
         stores = max(stores, 1) + 1
-    products, stored = units.products(width + 4), stores * units.store
-    relative = products + stored + products * stored
+    relative = compounded(units.products(width + 4), stores * units.store)
     # s_j = tau q.k_j
     # E_j = |tau| ((dq + r (|q| + dq)).(|k_j| + dk_j) + |q|.dk_j) + d eta_a
     s = tau * q.mid @ k.mid.mT

@@ -56,10 +56,8 @@ def _expect_accumulated(session: Session, instance: Instance, problem: Problem) 
     output = session.forward(leaves)
     with guarded("backward()"):
         differentiate(output, upstream)
-    units, expected = (
-        units_of(problem.query.dtype, session.claims.rounding),
-        session.expected_gradients(leaves, upstream),
-    )
+    units = units_of(problem.query.dtype, session.claims.rounding)
+    expected = session.expected_gradients(leaves, upstream)
     gradients = session.weight_gradients(instance, problem.weights)
     for name in sorted(gradients.keys() - undetermined_gradients(session, problem)):
         twice = Ball(2 * expected[name].mid, 2 * expected[name].rad).stored(units)
