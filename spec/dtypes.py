@@ -87,3 +87,18 @@ def computable(x: Tensor) -> Tensor:
     """
     traits = TRAITS.get(str(x.dtype).removeprefix("torch."))
     return x if traits is None or traits.compute is None else x.to(torch_dtype(traits.compute))
+
+
+def in_tf32(x: Tensor, added: int = 0) -> Tensor:
+    """Return numbers of float32 without the last 13 of their 23 bits, as TF32 units take them, in the dtype of x.
+
+    added: to the bits before, in units of the last one: 1 << 12 rounds to the nearest number.
+
+    >>> import torch
+    >>> in_tf32(torch.tensor([1 + 2.0**-11])), in_tf32(torch.tensor([1 + 2.0**-11]), 1 << 12) > 1
+    (tensor([1.]), tensor([True]))
+    """
+    import torch  # not above: see the docstring of this module
+
+    bits = x.float().view(torch.int32) + added
+    return (bits & ~0x1FFF).view(torch.float32).to(x)

@@ -18,7 +18,7 @@ from mha.conformance.faults.base import implementation_of
 from mha.implementations.loop import implementation as loop
 from mha.implementations.sdpa import implementation as sdpa
 from mha.implementations.vectorized import implementation as vectorized
-from mha.spec import Implementation, Problem
+from mha.spec import Implementation, Problem, Rounding
 from mha.spec.bounds import Ball
 
 IMPLEMENTATIONS = {
@@ -27,6 +27,15 @@ IMPLEMENTATIONS = {
     "sdpa": sdpa,
     "no_key_bias": implementation_of(variants.NoKeyBias),
 }
+# A softmax over whole rows in the accumulator, in which nothing is stored between the steps.
+STRICT = Rounding(
+    scores_stored=False,
+    weights_stored=False,
+    softmax_stored=False,
+    scaling_roundings=0,
+    log_normaliser=False,
+    rescales=0,
+)
 # The dtypes in which the bound is sharp, with the relative error of one number that must exceed it, whatever the seed.
 MUST_EXCEED = {"float32": 1e-2, "float64": 1e-9}
 

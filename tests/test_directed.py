@@ -14,7 +14,7 @@ import pytest
 import torch
 from directed_cases import hostile_problem
 from exact_attention import solve
-from random_problems import built, one_thread
+from random_problems import STRICT, built, one_thread
 from torch import Tensor
 
 import variants
@@ -29,14 +29,6 @@ from mha.spec.bounds import Units, units_of
 from mha.spec.directed import LAMBDA, Allowance, allowance, allowances, projection
 from mha.spec.rounding_graph import RoundingGraph, rounding_graph
 
-STRICT = Rounding(
-    scores_stored=False,
-    weights_stored=False,
-    softmax_stored=False,
-    scaling_roundings=0,
-    log_normaliser=False,
-    rescales=0,
-)
 PROFILES = {
     "strict": STRICT,
     "scaled": replace(STRICT, scaling_roundings=2),

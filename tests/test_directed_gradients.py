@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from directed_margins import measured
-from random_problems import one_thread
+from random_problems import STRICT, one_thread
 from torch import Tensor
 
 from mha.conformance import check
@@ -23,14 +23,6 @@ from mha.spec.directed_gradients import Adjoint, allowance_of_gradients, allowan
 from mha.spec.gradient_graph import GradientGraph, gradient_graph
 
 _one_thread = pytest.fixture(autouse=True, scope="module")(one_thread)
-STRICT = Rounding(
-    scores_stored=False,
-    weights_stored=False,
-    softmax_stored=False,
-    scaling_roundings=0,
-    log_normaliser=False,
-    rescales=0,
-)
 # Forms of the backward pass: D as dC.o, and weights that are cast for dV alone.
 FORMS = [(False, False), (True, False), (True, True)]
 U = units_of(torch.float16).store

@@ -14,6 +14,7 @@ from mha.conformance.faults.base import CLAIMS, Complete, Correct
 from mha.conformance.faults.families import remainder_dropped
 from mha.conformance.faults.fault import fault
 from mha.spec import Output, Rounding
+from mha.spec.dtypes import in_tf32
 
 
 @fault("NUM-1", caught_by="results_are_within_the_bound", source="https://github.com/apple/axlearn/pull/18")
@@ -46,7 +47,7 @@ class ProductsInTF32(Complete):
 
 def _in_tf32(x: Tensor) -> Tensor:
     """Return numbers of float32 in TF32, with the gradient of the numbers."""
-    cut = (x.detach().float().view(torch.int32) & ~0x1FFF).view(torch.float32).to(x)
+    cut = in_tf32(x.detach())
     return cut if not x.requires_grad else x + (cut - x).detach()
 
 

@@ -321,11 +321,8 @@ def _expect_dropped_contexts(session: Session, problem: Problem, output: Ball, u
 
     output: (B, L, D), with the error of contexts that are computed again.
     """
-    units, arrived, items = (
-        units_of(problem.query.dtype, session.claims.rounding),
-        upstream.double().flatten(0, 1),
-        len(upstream),
-    )
+    units = units_of(problem.query.dtype, session.claims.rounding)
+    arrived, items = upstream.double().flatten(0, 1), len(upstream)
     contexts, error = output.mid.flatten(0, 1), output.rad.flatten(0, 1)
     # A pass for each item may be stored; output and context may each be rounded once more.
     relative = units.products(len(contexts) + items) + (items + 3) * units.store

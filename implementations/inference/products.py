@@ -13,6 +13,7 @@ from torch import Tensor
 from mha.implementations.inference.candidate import Candidate
 from mha.implementations.inference.probes import Formula
 from mha.spec import Rounding
+from mha.spec.dtypes import in_tf32
 from mha.spec.rounding import Products
 
 # Of the largest output: ten times what sums of float32 numbers make of a small problem.
@@ -69,13 +70,12 @@ def _multiply(limbs: Callable[[Tensor], Limbs], a: Tensor, b: Tensor) -> Tensor:
     return largest if len(of_a) == 1 else largest + of_a[0] @ of_b[1] + of_a[1] @ of_b[0]
 
 
-def _without_last_bits(x: Tensor, added: int = 0) -> Limbs:
-    bits = x.float().view(torch.int32) + added
-    return ((bits & ~0x1FFF).view(torch.float32).double(),)
+def _without_last_bits(x: Tensor) -> Limbs:
+    return (in_tf32(x),)
 
 
 def _to_tf32(x: Tensor) -> Limbs:
-    return _without_last_bits(x, 1 << 12)
+    return (in_tf32(x, 1 << 12),)
 
 
 def _to_bfloat16(x: Tensor) -> Limbs:

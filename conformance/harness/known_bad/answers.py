@@ -23,6 +23,7 @@ from mha.conformance.harness.known_bad.conduct import (
 )
 from mha.conformance.harness.known_bad.defect import Defect
 from mha.conformance.harness.known_bad.lopsided import Lopsided, SlightlyLopsided
+from mha.conformance.harness.known_bad.scores import SCALE_IGNORED
 from mha.conformance.harness.textbook import Inputs, TextbookAttention
 from mha.spec import Claims, Config, Output, Weights
 from mha.spec.dtypes import computable
@@ -63,14 +64,6 @@ class Unscaled(TextbookAttention):
     def scale(self) -> float:
         """Leave the scores as they are, or scale them as usual."""
         return 1.0 if self.claims.scale != 1.0 else float(self.config.head_dim**-0.5)
-
-
-class IgnoresScale(TextbookAttention):
-    """An explicit scale has no effect."""
-
-    def scale(self) -> float:
-        """Return the usual scale."""
-        return self.claims.scale_for(self.config.head_dim)
 
 
 class Clamped(TextbookAttention):
@@ -170,7 +163,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "one_percent": scores_times(1.01).attention,
     "slightly_scaled": scores_times(1.001).attention,
     "clamped": Clamped,
-    "ignores_scale": IgnoresScale,
+    "ignores_scale": SCALE_IGNORED.attention,
     "one_weight": OneWeight,
     "single_precision": SinglePrecision,
     "detached": DetachedKeys,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mha.conformance.harness.known_bad.defect import Defect, Step, defect
 from mha.conformance.harness.textbook import TextbookAttention
+from mha.spec.dtypes import in_tf32
 
 # What defects that are hard to tell from each other have in common.
 TOO_HIGH = "masked scores get a finite number, which is not low enough"
@@ -21,10 +22,16 @@ def _scale(name: str, text: str, factor: Callable[[TextbookAttention], float]) -
     return defect(name, f"the scores are {text}", scale=factor)
 
 
+SCALE_IGNORED = _scale(
+    "scale_ignored",
+    "scaled as usual, so the scale of the call has no effect",
+    lambda self: self.claims.scale_for(self.config.head_dim),
+)
+
+
 def ignored_options() -> Iterator[Defect]:
     """Yield what a call says and what has no effect."""
-    text = "scaled as usual, so the scale of the call has no effect"
-    yield _scale("scale_ignored", text, lambda self: self.claims.scale_for(self.config.head_dim))
+    yield SCALE_IGNORED
 
 
 def scales() -> Iterator[Defect]:
@@ -157,22 +164,16 @@ def outputs() -> Iterator[Defect]:
     )
 
 
-def _in_tf32(x: Tensor, added: int) -> Tensor:
-    """Drop the last 13 bits of numbers of float32, after `added` units of the last one."""
-    bits = x.float().view(torch.int32) + added
-    return (bits & ~0x1FFF).view(torch.float32).to(x)
-
-
 def _scores_of(added: int) -> Step:
-    return lambda self, q, k: TextbookAttention.score(self, _in_tf32(q, added), _in_tf32(k, added))
+    return lambda self, q, k: TextbookAttention.score(self, in_tf32(q, added), in_tf32(k, added))
 
 
 def _sums_of(added: int) -> Step:
     def combine(self: TextbookAttention, weights: Tensor, v: Tensor, query: Tensor) -> Tensor:
         # As kernels have it, weights are divided by their sum at the end: before, the largest one is 1.
         largest = weights.amax(-1, keepdim=True)
-        raised = _in_tf32((weights / largest).nan_to_num(), added)
-        return self.linear(self.merge(largest * (raised @ _in_tf32(v, added))).to(query), "o")
+        raised = in_tf32((weights / largest).nan_to_num(), added)
+        return self.linear(self.merge(largest * (raised @ in_tf32(v, added))).to(query), "o")
 
     return combine
 
