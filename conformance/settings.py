@@ -256,12 +256,12 @@ class Settings:
 def usual_dtypes(claims: Claims) -> tuple[str, ...]:
     """Return in which dtypes an implementation is judged by default: all that are claimed, where no usual one is.
 
-    >>> usual_dtypes(Claims(projects=False, dtypes={"float16", "float32"})), usual_dtypes(Claims(dtypes={"float16"}))
+    >>> usual_dtypes(Claims(projections=False, dtypes={"float16", "float32"})), usual_dtypes(Claims(dtypes={"float16"}))
     (('float32',), ('float16',))
     """
-    if claims.projects and set(claims.dtypes) & set(DEFAULT_DTYPES):
+    if claims.projections and set(claims.dtypes) & set(DEFAULT_DTYPES):
         return DEFAULT_DTYPES
-    usual = tuple(dtype for dtype in KERNEL_DTYPES if dtype in claims.dtypes and not claims.projects)
+    usual = tuple(dtype for dtype in KERNEL_DTYPES if dtype in claims.dtypes and not claims.projections)
     return usual or tuple(dtype for dtype in DTYPES if dtype in claims.dtypes)
 
 

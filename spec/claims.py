@@ -128,7 +128,7 @@ class Sizes:
 class Claims:
     """What an implementation claims. A clause that needs more is reported as not claimed.
 
-    projects: it has projections. A kernel has none, and `from_kernel` sets this: its inputs are heads.
+    projections: it has projections. A kernel has none, and `from_kernel` sets this: its inputs are heads.
 
     Inputs:
         cross_attention: key and value may differ from query, and S from L. "memory": but key and value are one tensor.
@@ -188,7 +188,7 @@ class Claims:
     ValueError: Claims.causal must be one of 'top_left', 'bottom_right', None, but is 'left'
     """
 
-    projects: bool = True
+    projections: bool = True
     cross_attention: bool | Literal["memory"] = True
     masks: Collection[str] = frozenset({"bool"})
     mask_ranks: Collection[int] = frozenset(RANKS)

@@ -178,7 +178,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "bias": ({False}, "SMX-3"),
     "dropout": (False, "DRP-1"),
     "own_head_dim": (True, "CFG-1"),
-    "projects": (False, "HED-5"),
+    "projections": (False, "HED-5"),
     "scores": (Scores(), "SCL-1"),
     "gradients": (False, "GRD-1"),
     "second_gradients": (False, "GRD-9"),

@@ -271,7 +271,9 @@ class Domain:
             row = row | {"n_heads": min(row["n_heads"], max(2, LARGEST_D_MODEL // row["head_dim"]))}
         row = fit_sizes(self._with_claimed_flag(row, claims), claims)
         row = row | _mask_form(row["mask"], claims)
-        return Case(**row, dtype=dtype, device=device, alignment=claims.causal or "top_left", projected=claims.projects)
+        return Case(
+            **row, dtype=dtype, device=device, alignment=claims.causal or "top_left", projected=claims.projections
+        )
 
     def _with_claimed_flag(self, row: dict[str, Any], claims: Claims) -> dict[str, Any]:
         """Return the row without a causal flag, or without a mask, where the two do not go together."""

@@ -50,7 +50,7 @@ def plain_cases(claims: Claims, dtype: str, device: str) -> list[Case]:
     inputs = CLAIMED_INPUTS[claims.cross_attention][0]
     sizes = {"n_heads": 2, "head_dim": 3, "L": 3, "S": 3 if inputs == "self" else 5}
     plain = Case(
-        **fit_sizes(sizes, claims), B=2, dtype=dtype, device=device, inputs=inputs, seed=1, projected=claims.projects
+        **fit_sizes(sizes, claims), B=2, dtype=dtype, device=device, inputs=inputs, seed=1, projected=claims.projections
     )
     if claims.always_causal and claims.causal:
         plain = replace(plain, causal=True, alignment=claims.causal)

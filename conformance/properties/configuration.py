@@ -30,7 +30,7 @@ CONSTRUCTION = Domain(values=("normal",), layouts=DENSE, modes=("eval",), need_w
 
 
 @property_of(
-    "CFG-1", replace(CONSTRUCTION, min_heads=2), needs=("projects", "own_head_dim=False"), must_reject=UNCHECKED
+    "CFG-1", replace(CONSTRUCTION, min_heads=2), needs=("projections", "own_head_dim=False"), must_reject=UNCHECKED
 )
 def indivisible_width_gives_no_result(session: Session, case: Case) -> None:
     """No call returns a result where d_model % n_heads != 0: construction raises, or the call does."""
@@ -107,7 +107,7 @@ def _computed_heads(session: Session, problem: Problem, output: RecordedTensor) 
 
 
 @property_of(
-    "CFG-2", replace(CONSTRUCTION, min_heads=2), needs=("projects", "own_head_dim=False"), must_reject=UNCHECKED
+    "CFG-2", replace(CONSTRUCTION, min_heads=2), needs=("projections", "own_head_dim=False"), must_reject=UNCHECKED
 )
 def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> None:
     """Construction with d_model % n_heads != 0 raises a ValueError whose message contains both numbers."""
@@ -123,7 +123,7 @@ def error_is_a_value_error_with_both_numbers(session: Session, case: Case) -> No
     )
 
 
-@property_of("CFG-3", CONSTRUCTION, needs="projects", must_reject=UNCHECKED)
+@property_of("CFG-3", CONSTRUCTION, needs="projections", must_reject=UNCHECKED)
 def non_positive_sizes_are_rejected(session: Session, case: Case) -> None:
     """A d_model or n_heads that is not positive raises at construction."""
     width, heads = case.config.d_model, case.n_heads
@@ -166,7 +166,9 @@ def _with_each_divisor(session: Session, case: Case) -> Iterator[Problem]:
         yield problem.change(config=config) if config.n_kv_heads is None else with_config(case, config)
 
 
-@property_of("CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)), needs=("projects", "bias=False"))
+@property_of(
+    "CFG-5", replace(CONSTRUCTION, inputs=("cross", "self"), bias=(False,)), needs=("projections", "bias=False")
+)
 def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
     """bias=False has no bias parameter, and equals the same weights with all biases zero."""
     without = case.problem()
@@ -192,7 +194,7 @@ def no_bias_equals_zero_biases(session: Session, case: Case) -> None:
     expect_agree(session(without).output, expected, *bounds, because="the result with all biases zero")
 
 
-@property_of("CFG-6", CONSTRUCTION, needs=("projects", "dropout"), must_reject=UNCHECKED)
+@property_of("CFG-6", CONSTRUCTION, needs=("projections", "dropout"), must_reject=UNCHECKED)
 def invalid_dropout_is_rejected(session: Session, case: Case) -> None:
     """A dropout below 0 or above 1 raises at construction."""
     for dropout in (-0.1, 1.5, -math.inf, math.inf):

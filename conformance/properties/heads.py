@@ -90,7 +90,7 @@ def one_head_is_plain_attention(session: Session, case: Case) -> None:
     expect_close(actual, expected, because="single-head attention followed by W_o")
 
 
-@property_of("HED-5", Domain(masks=("none", *FEW), min_heads=2), needs="projects")
+@property_of("HED-5", Domain(masks=("none", *FEW), min_heads=2), needs="projections")
 def output_is_the_sum_of_the_heads(session: Session, case: Case) -> None:
     """The output is the sum of the heads' contributions, each with the other heads' columns of W_o zero, plus b_o."""
     problem = case.problem()

@@ -24,7 +24,7 @@ FEW = Domain(inputs=("cross", "self"), values=("normal",), layouts=DENSE, modes=
 MOVED_TO = {"float32": ("float64", "bfloat16", "float16"), "float64": ("float32",)}
 
 
-@property_of("STA-9", FEW, needs="projects", requires="HED-1", must_reject=(), max_cases=4)
+@property_of("STA-9", FEW, needs="projections", requires="HED-1", must_reject=(), max_cases=4)
 def layers_are_called(session: Session, case: Case) -> None:
     """Every linear layer whose weight counts is called, so that a hook on it, or another layer in its place, counts."""
     problem = case.problem()
@@ -82,7 +82,7 @@ def _other_weight(layer: nn.Linear) -> Iterator[None]:
         dtypes=BOUNDED,
         min_S=2,
     ),
-    needs=("projects", "gradients"),
+    needs=("projections", "gradients"),
     requires="HED-1",
     must_reject=("detached",),
     max_cases=6,
@@ -103,7 +103,7 @@ def every_parameter_gets_a_gradient(session: Session, case: Case) -> None:
     Domain(
         masks=COMMON, causal=BOTH, values=MODERATE, layouts=DENSE, modes=("eval", "no_grad"), dtypes=tuple(MOVED_TO)
     ),
-    needs="projects",
+    needs="projections",
     must_reject=("lopsided", "single_precision"),
     max_cases=8,
 )

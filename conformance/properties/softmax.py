@@ -96,7 +96,7 @@ def weights_that_the_context_shows_are_the_softmax(session: Session, case: Case)
     expect_close(actual, expected, because="the weights, as each value is one-hot")
 
 
-@property_of("SMX-3", Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE), needs="projects")
+@property_of("SMX-3", Domain(masks=("none", *FEW), bias=("k",), values=MODERATE, layouts=DENSE), needs="projections")
 def shift_of_all_scores_changes_nothing(session: Session, case: Case) -> None:
     """Adding one constant to all scores of a row changes nothing; another b_k adds q.b_k to each score."""
     problem = case.problem()

@@ -126,7 +126,7 @@ def _reloaded(session: Session, problem: Problem, use: Callable[[Problem], objec
 @property_of(
     "STA-4",
     Domain(masks=COMMON, causal=BOTH, values=MODERATE),
-    needs="projects",
+    needs="projections",
     must_reject=("unsaved",),
     max_cases=20,
 )
@@ -142,7 +142,7 @@ def state_round_trips(session: Session, case: Case) -> None:
 @property_of(
     "STA-8",
     Domain(masks=COMMON, causal=BOTH, values=MODERATE),
-    needs="projects",
+    needs="projections",
     must_reject=("unsaved",),
     max_cases=20,
 )
@@ -186,7 +186,7 @@ def _can_be_found(instance: Instance) -> bool:
 @property_of(
     "STA-4",
     replace(AUTOCAST, masks=("none",)),
-    needs=("projects", "composes=autocast"),
+    needs=("projections", "composes=autocast"),
     requires="HED-1",
     max_cases=5,
     number=2,

@@ -185,7 +185,7 @@ def duplicated_keys_change_nothing(session: Session, case: Case) -> None:
     _expect_same_where_all_is_seen(session, problem, doubled, "the output for each key and value once")
 
 
-@property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs=("projects", "cross_attention=True"))
+@property_of("EQV-8", Domain(masks=COMMON, causal=BOTH, inputs=SHARED), needs=("projections", "cross_attention=True"))
 def self_attention_is_cross_attention(session: Session, case: Case) -> None:
     """One tensor given for several inputs gives what copies of it give."""
     problem = case.problem()
@@ -222,7 +222,7 @@ def inputs_may_lie_in_one_another(session: Session, case: Case) -> None:
 
 
 @property_of(
-    "EQV-9", Domain(inputs=CROSS, square=True, values=MODERATE), needs="projects", must_reject=("zeros", "mean")
+    "EQV-9", Domain(inputs=CROSS, square=True, values=MODERATE), needs="projections", must_reject=("zeros", "mean")
 )
 def each_input_has_its_own_projection(session: Session, case: Case) -> None:
     """Swapping two of the inputs changes the result as their own projections say.

@@ -90,7 +90,7 @@ def from_kernel(  # noqa: PLR0913  the public options, each by name
         signature = axes.with_heads(kernel, read_signature(label, axes.unpacked(kernel), masks))
         by_name = call_by_name(label, signature, claims, axes.heads, masks)
         call = replace(by_name, same_shape=axes.context == axes.heads)
-    claims = replace(claims, projects=False, weight_gradients=False)
+    claims = replace(claims, projections=False, weight_gradients=False)
     return KernelImplementation(label, claims, kernel, layout, call, contiguous)
 
 

@@ -126,7 +126,7 @@ def _formulas(candidate: Candidate) -> list[Row]:
         evidence += "; if that is meant, claim scale=1.0"
     if not candidate.formula.projected:
         evidence += "; if W_o is elsewhere, declare it without w_o"
-    is_kernel = not candidate.implementation().claims.projects
+    is_kernel = not candidate.implementation().claims.projections
     contract = OF_KERNELS if is_kernel else CONTRACT
     return [Row("formula", _formula(candidate.formula, contract), evidence)]
 
