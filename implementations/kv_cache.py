@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mha.implementations.adapters.module import from_module
 from mha.spec import Claims, Config, Rounding, validate_call
-from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES
+from mha.spec.claims import CACHE_EDITS, COMPOSITIONS, COMPUTE_DTYPES
 
 
 class Cache(NamedTuple):
@@ -88,6 +88,14 @@ class CachedAttention(nn.Module):
         allowed = allowed.unsqueeze(1) & cache.filled[:, None, None, :]
         return self.attend(self.split(self.query(query)), cache.keys, cache.values, allowed), cache
 
+    def reorder_cache(self, cache: Cache, items: Tensor) -> Cache:
+        """Return the cache whose item b is the item `items[b]`; items: (B,)."""
+        return Cache(cache.keys[items], cache.values[items], cache.lengths[items])
+
+    def crop_cache(self, cache: Cache, length: int) -> Cache:
+        """Return the cache of the first tokens, `length` of each item at most."""
+        return Cache(cache.keys[:, :, :length], cache.values[:, :, :length], cache.lengths.clamp(max=length))
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         """Return the output (B, L, D) of q (B, H, L, d_k), and k and v (B, H, S, d_k)."""
         scores = q @ k.mT / math.sqrt(self.config.head_dim)
@@ -115,6 +123,7 @@ implementation = from_module(
         returns_weights=False,
         decodes="chunks",
         decodes_ragged=True,
+        cache_edits=CACHE_EDITS,
         second_gradients=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,

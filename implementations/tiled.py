@@ -103,7 +103,8 @@ implementation = from_kernel(
     mask="keep",
     claims=Claims(
         returns_weights=False,
-        composes={"compile", "func", "autocast"},
+        composes={"compile", "func", "autocast", "checkpoint", "deterministic"},
+        memory="linear",
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(
             scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False

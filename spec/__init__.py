@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = [
     "CLAUSES",
     "Attention",
+    "CacheEditor",
     "Claims",
     "Clause",
     "Config",
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from mha.spec.forward import Expected, oracle
     from mha.spec.masks import MaskConvention, causal_mask, join_causal, to_convention
     from mha.spec.problem import Problem
-    from mha.spec.protocols import Attention, Decoder, Differentiable, Implementation, Output
+    from mha.spec.protocols import Attention, CacheEditor, Decoder, Differentiable, Implementation, Output
     from mha.spec.rounding import Rounding
     from mha.spec.scores import Options, Scores
     from mha.spec.sharding import Sharded, positions
@@ -62,7 +63,7 @@ else:
         "forward": ("Expected", "oracle"),
         "masks": ("MaskConvention", "causal_mask", "join_causal", "to_convention"),
         "problem": ("Problem",),
-        "protocols": ("Attention", "Decoder", "Differentiable", "Implementation", "Output"),
+        "protocols": ("Attention", "CacheEditor", "Decoder", "Differentiable", "Implementation", "Output"),
         "rounding": ("Rounding",),
         "scores": ("Options", "Scores"),
         "sharding": ("Sharded", "positions"),

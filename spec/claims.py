@@ -19,7 +19,9 @@ DTYPES = tuple(TRAITS)
 # Those in which torch computes: what an implementation in torch operations claims.
 COMPUTE_DTYPES = tuple(name for name, traits in TRAITS.items() if traits.compute is None)
 DEVICES = ("cpu", "cuda")
-COMPOSITIONS = ("compile", "export", "func", "autocast")
+COMPOSITIONS = ("compile", "export", "func", "autocast", "checkpoint", "deterministic")
+# What a cache may go through between two steps of decoding.
+CACHE_EDITS = ("reorder", "crop", "copy")
 # What `Claims.dropout` may be where the output is dropped.
 DROPS_OUTPUT = ("output", "both", "each")
 EXTRAS = ("bias_kv", "zero_key", "length_first", "unbatched")
@@ -176,7 +178,11 @@ class Claims:
         decodes: it is a `mha.spec.Decoder` in every configuration that it claims (clause INC-1). "chunks": and takes
             several new positions at once, against a cache too (clause INC-2).
         decodes_ragged: its `decode` takes `active`, so the items of a batch may differ in length.
-        composes: what it works with: "compile", "export", "func", "autocast" (the CMP clauses).
+        cache_edits: what its caches may go through (clause INC-3): "reorder" by its `reorder_cache`, "crop" by its
+            `crop_cache`, "copy" by `copy.deepcopy`.
+        composes: what it works with: "compile", "export", "func", "autocast", "checkpoint", "deterministic" (the CMP
+            clauses).
+        memory: "linear" if its memory grows with L + S, not with L * S (clause MEM-1).
         world_sizes: the numbers of ranks that it runs on, as a `mha.spec.Sharded` (the DST clauses); none by default.
 
     Raises ValueError for an unknown value, or for claims that contradict each other.
@@ -215,9 +221,11 @@ class Claims:
     kv_widths: bool = False
     decodes: bool | Literal["chunks"] = False
     decodes_ragged: bool = False
+    cache_edits: Collection[str] = frozenset()
     composes: Collection[str] = frozenset()
     extras: Collection[str] = frozenset()
     world_sizes: Collection[int] = frozenset()
+    memory: Literal["linear"] | None = None
     retiles: bool = False
     dtypes: Collection[str] = frozenset({"float64", "float32"})
     devices: Collection[str] = frozenset({"cpu", "cuda"})
@@ -238,6 +246,7 @@ class Claims:
             "dtypes": DTYPES,
             "devices": DEVICES,
             "composes": COMPOSITIONS,
+            "cache_edits": CACHE_EDITS,
             "extras": EXTRAS,
         }
         for name, known in sets.items():
@@ -257,6 +266,7 @@ class Claims:
             "empty_row": get_args(EmptyRow),
             "dropout": (False, True, *DROPS_OUTPUT),
             "decodes": (False, True, "chunks"),
+            "memory": (None, "linear"),
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
@@ -268,6 +278,7 @@ class Claims:
         contradictions = {
             "always_causal needs an alignment, but Claims.causal is None": self.always_causal and self.causal is None,
             "decodes_ragged needs Claims.decodes, but that is False": self.decodes_ragged and not self.decodes,
+            "cache_edits needs Claims.decodes, but that is False": bool(self.cache_edits) and not self.decodes,
             "multi_query is one key head, and grouped_query any number; claim one": self.multi_query
             and self.grouped_query,
             **self._mask_contradictions(),

@@ -91,6 +91,32 @@ class Decoder(Attention, Protocol):
         ...
 
 
+class CacheEditor(Decoder, Protocol):
+    """A decoder whose caches can be edited between two steps, by the methods that `Claims.cache_edits` names.
+
+    >>> class MeanOfValues(torch.nn.Module):
+    ...     def reorder_cache(self, cache, items):
+    ...         return cache[items]
+    ...     def crop_cache(self, cache, length):
+    ...         return cache[:, :length]
+    >>> cache = torch.arange(6.0).view(2, 3, 1)
+    >>> decoder = MeanOfValues()
+    >>> decoder.crop_cache(decoder.reorder_cache(cache, torch.tensor([1, 1])), 2).flatten().tolist()
+    [3.0, 4.0, 3.0, 4.0]
+    """
+
+    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
+        """Return a cache whose item b is the item `items[b]` of this one, as beam search needs it.
+
+        items: integers (B,), some of which may be equal. This cache is not used again.
+        """
+        ...
+
+    def crop_cache(self, cache: Any, length: int) -> Any:
+        """Return a cache of the first `length` positions, as after rejected guesses. This cache is not used again."""
+        ...
+
+
 class Differentiable(Attention, Protocol):
     """An attention that gives access to the gradients of its weights.
 

@@ -15,10 +15,10 @@ from test_front_end import CHECKOUT, run
 from torch import Tensor
 
 import variants
-from mha.conformance.benchmarks import memory
-from mha.conformance.benchmarks.memory import memory_limit, peak_memory
 from mha.conformance.benchmarks.workloads import SHAPES, workload_of
 from mha.conformance.faults import registry as faults
+from mha.conformance.harness import memory
+from mha.conformance.harness.memory import memory_limit, peak_memory
 from mha.conformance.pytest_plugin import benchmarks
 from mha.conformance.pytest_plugin.stash import SELECTION
 from mha.conformance.settings import Settings

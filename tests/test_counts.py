@@ -25,8 +25,10 @@ def test_kind_of_each_clause() -> None:
     kinds = {kind: [clause.id for clause in CLAUSES.values() if clause.kind == kind] for kind in KINDS}
     assert kinds["refusals"] == REFUSALS
     assert set(kinds["conduct"]) == {clause for clause in CLAUSES if clause[:3] in ("STA", "CMP")} | {
+        "CFG-7",
         "SHP-9",
         "DRP-3",
+        "MEM-1",
         "DST-10",
         "DST-11",
     }

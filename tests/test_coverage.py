@@ -47,6 +47,8 @@ WITHOUT_KNOWN_BAD = {
     "outputs_share_no_memory": "known-bad answers have their own memory",
     "global_state_is_left_alone": "known-bad answers draw from their own generator",
     "compiled_agrees_with_eager": "a compilation takes seconds",
+    "a_module_is_filled_after_construction_without_memory": "known-bad answers have no constructor of their own",
+    "the_constructor_makes_parameters_of_the_dtype_and_device": "known-bad answers have no constructor of their own",
     "compiled_mask_agrees": "a compilation takes seconds",
     "generated_code_agrees": "generated code takes ten seconds",
     "generated_code_without_gradients_agrees": "generated code takes ten seconds",
@@ -123,6 +125,7 @@ REJECTED_BY = {
     "unsaved": ("STA-4", "float32"),
     "never_empty": ("SHP-5", "float32"),
     "hides_nan": ("MSK-13", "float32"),
+    "stores_scores": ("MEM-1", "float32"),
     "spends_its_graph": ("GRD-10", "float32"),
     "first_key_if_empty": ("MSK-8", "float32"),
     "own_draws": ("DRP-3", "float32"),
@@ -153,7 +156,7 @@ def test_known_bad_answer_without_a_defect_conforms(claimed: Any) -> None:
 @pytest.mark.parametrize("defect", [defect for defect in REJECTED if defect != "correct"])
 def test_known_bad_answer_does_not_conform(defect: str) -> None:
     clause, dtype = REJECTED_BY[defect]
-    claims = replace(CLAIMS, composes=(), extras=())
+    claims = replace(CLAIMS, composes=(), extras=(), memory="linear")
     report = check(KnownBad(REJECTED[defect], claims), "quick", clauses=[clause], dtypes=[dtype], strict=True)
     assert report.verdicts[0].status in ("fail", "blocked"), report.verdicts
     assert not report.conforms
@@ -188,6 +191,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "kv_widths": (False, "XAT-1"),
     "decodes": (False, "INC-1"),
     "decodes_ragged": (False, "INC-1"),
+    "cache_edits": ((), "INC-3"),
+    "memory": ("linear", "MEM-1"),
     "composes": ((), "CMP-4"),
     "extras": ((), "PTH-5"),
     "world_sizes": ({2}, "DST-8"),
@@ -236,7 +241,7 @@ def verdict_on(implementation: Implementation, clause: str, dtype: str, profile:
 def test_every_claim_changes_a_verdict(field: str) -> None:
     value, clause = CHANGES[field]
     needed = {
-        "decodes": {"decodes_ragged": False},
+        "decodes": {"decodes_ragged": False, "cache_edits": ()},
         "gradients": {"second_gradients": False},
         "multi_query": {"grouped_query": False},
     }

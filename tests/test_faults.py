@@ -175,7 +175,7 @@ def test_complete_base_of_the_faults_passes_every_clause(dtype: str, request: py
     failures = [verdict for verdict in report.verdicts if verdict.status not in ("pass", "not_claimed")]
     assert not failures
     for verdict in report.verdicts:
-        if verdict.clause == "STA-9":  # it has no layers
+        if verdict.clause in ("STA-9", "CFG-7", "MEM-1"):  # no layers, no constructor of its own, and not claimed
             continue
         of_other_dtypes = all(p.domain.dtypes and dtype not in p.domain.dtypes for p in PROPERTIES[verdict.clause])
         assert (verdict.status == "not_claimed") == of_other_dtypes, verdict

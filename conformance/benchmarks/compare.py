@@ -11,10 +11,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from mha.conformance.benchmarks.memory import peak_memory
 from mha.conformance.benchmarks.runner import Reference, Runner
 from mha.conformance.benchmarks.workloads import Workload
 from mha.conformance.harness.errors import AdapterError, Violation
+from mha.conformance.harness.memory import peak_memory
 from mha.spec import Implementation
 
 # The probability that an interval misses the median.

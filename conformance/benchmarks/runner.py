@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mha.conformance.benchmarks.memory import memory_limit, peak_memory
 from mha.conformance.benchmarks.workloads import Workload
 from mha.conformance.cases.reference import plain_formula
 from mha.conformance.cases.transforms import select_queries
 from mha.conformance.harness.assertions import expect_no_worse
 from mha.conformance.harness.errors import AdapterError, Violation
 from mha.conformance.harness.isolation import guarded, require_plain
+from mha.conformance.harness.memory import memory_limit, peak_memory
 from mha.implementations.pristine import pristine
 from mha.spec import Implementation, Problem
 from mha.spec.problem import INPUTS

@@ -24,7 +24,7 @@ from mha.spec import (
     causal_mask,
     validate_call,
 )
-from mha.spec.claims import COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
+from mha.spec.claims import CACHE_EDITS, COMPOSITIONS, COMPUTE_DTYPES, EXTRAS
 
 # Where the weights of `Correct` are.
 PARAMETERS = {"w_q": "q_proj", "w_k": "k_proj", "w_v": "v_proj", "w_o": "out_proj"}
@@ -38,6 +38,7 @@ CLAIMS = Claims(
     second_gradients=True,
     decodes="chunks",
     decodes_ragged=True,
+    cache_edits=set(CACHE_EDITS),
     composes=set(COMPOSITIONS),
     extras=set(EXTRAS),
     dtypes=set(COMPUTE_DTYPES),
@@ -216,6 +217,14 @@ class Complete(nn.Module):
         key, value, present = cache
         allowed = present[:, None, None] & causal_mask(count, present.shape[1], "bottom_right", query.device)
         return self(query, key, value, mask=allowed).output, cache
+
+    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
+        """Return the cache of the items at these places."""
+        return tuple(part[items] for part in cache)
+
+    def crop_cache(self, cache: Any, length: int) -> Any:
+        """Return the cache of the first positions."""
+        return tuple(part[:, :length] for part in cache)
 
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradient of each weight by its name in `Weights`, zeros if it has none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import drops_in_evaluation, mask_ignored, scores_scaled
 from mha.conformance.faults.fault import fault
+from mha.spec import Config, Weights
 
 
 @fault(
@@ -178,3 +180,51 @@ class AutocastForwardAlone(Complete):
         if not torch.is_autocast_enabled(v.device.type):
             return super().combine(weights, v, allowed)
         return _CastForward.apply(weights, v)  # type: ignore[no-untyped-call,no-any-return]  # torch's own
+
+
+@fault("CMP-5", caught_by="checkpointing_draws_the_same", script_shows=False, trigger="checkpointed, and dropout")
+class OwnGenerator(Complete):
+    """Dropout draws with a generator of the module, which checkpointing does not put back."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.generator: torch.Generator | None = None
+
+    def drop(self, weights: Tensor) -> Tensor:
+        if not self.training or not self.config.dropout:
+            return weights
+        if self.generator is None:
+            self.generator = torch.Generator(weights.device).manual_seed(torch.initial_seed())
+        kept = 1 - self.config.dropout
+        drawn = torch.rand(weights.shape, generator=self.generator, device=weights.device)
+        return weights * (drawn < kept).to(weights.dtype) / (kept or 1.0)
+
+
+@fault("CMP-5", caught_by="checkpointing_changes_nothing", script_shows=False, trigger="checkpointed")
+class ScaledAgainInTheSecondPass(Complete):
+    """While a backward pass runs, scores are scaled twice."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        again = torch._C._current_graph_task_id() != -1
+        return super().score(q, k) * (self.config.head_dim**-0.5 if again else 1.0)
+
+
+@fault("CMP-6", script_shows=False, trigger="deterministic algorithms")
+class ReadsEmptyMemory(Complete):
+    """The context is added to new memory, which is multiplied by zero, but not written."""
+
+    def merge(self, x: Tensor) -> Tensor:
+        context = super().merge(x)
+        return torch.empty_like(context) * 0.0 + context
+
+
+@fault("CMP-6", script_shows=False)
+class OrderOfTime(Complete):
+    """The order in which keys are summed is another in each call."""
+
+    calls = count()
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        if next(self.calls) % 2:
+            weights, v, allowed = weights.flip(-1), v.flip(-2), allowed.flip(-1)
+        return super().combine(weights, v, allowed)

@@ -240,3 +240,60 @@ class SecondChunkOverwrites(Complete):
 )
 class SeveralSeeTheirFuture(PromptSeesItsFuture):
     """It is for one position at a time, and takes several, which are not masked among themselves."""
+
+
+@fault(
+    "INC-3",
+    caught_by="reordered_cache_decodes_the_items_that_it_holds",
+    script_shows=False,
+    trigger="beam search",
+)
+class KeysReorderedAlone(Complete):
+    """A cache is reordered without its values."""
+
+    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
+        keys, values, present = cache
+        return keys[items], values, present[items]
+
+
+@fault(
+    "INC-3",
+    caught_by="cropped_cache_forgets_what_came_after",
+    script_shows=False,
+    trigger="cropped after rejected positions",
+)
+class OnlyKeysCropped(Complete):
+    """A cache is cropped in its keys; of the values the last ones are kept."""
+
+    def crop_cache(self, cache: Any, length: int) -> Any:
+        keys, values, present = cache
+        return keys[:, :length], values[:, -length:], present[:, :length]
+
+
+@fault(
+    "INC-3",
+    caught_by="copied_cache_is_one_of_its_own",
+    script_shows=False,
+    trigger="two continuations of one prompt",
+)
+class CopyIsTheSame(Complete):
+    """The cache is a handle of a table in the module, so that a copy stands for the same keys."""
+
+    def decode(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: Any = None, active: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        tables = self.__dict__.setdefault("tables", [])
+        output, table = super().decode(query, key, value, None if cache is None else tables[cache], active)
+        if cache is None:
+            cache = len(tables)
+            tables.append(None)
+        tables[cache] = table
+        return output, cache
+
+    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
+        self.tables[cache] = super().reorder_cache(self.tables[cache], items)
+        return cache
+
+    def crop_cache(self, cache: Any, length: int) -> Any:
+        self.tables[cache] = super().crop_cache(self.tables[cache], length)
+        return cache

@@ -1,4 +1,4 @@
-"""Faults that STA-9, STA-10 and SHP-9 must catch: layers that are not called, and tensors that stay behind."""
+"""Faults that STA-9, STA-10, SHP-9 and CFG-7 must catch: layers not called, and tensors that stay behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import Complete, Correct
 from mha.conformance.faults.fault import fault
 from mha.spec import Config, Weights
 
@@ -50,3 +50,44 @@ class ScaleStaysBehind(Complete):
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT * self.factor
+
+
+@fault("CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False)
+class ScaleOnTheMetaDevice(Correct):
+    """The scale is a tensor, which is neither a parameter nor saved."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.factor = torch.tensor(math.sqrt(self.config.head_dim))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-1, -2) / self.factor
+
+
+@fault("CFG-7", caught_by="a_module_is_filled_after_construction_without_memory", script_shows=False)
+class TableIsNotSaved(Correct):
+    """The scale is a buffer that is not saved, so that loading does not fill it."""
+
+    def __init__(self, d_model: int, n_heads: int, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, bias)
+        self.register_buffer("factor", torch.tensor(math.sqrt(self.config.head_dim)), persistent=False)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-1, -2) / self.factor
+
+
+@fault("CFG-7", caught_by="the_constructor_makes_parameters_of_the_dtype_and_device", script_shows=False)
+class OutputLayerOfTheDefault(Correct):
+    """The constructor takes a dtype and a device, which the output layer does not get."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        bias: bool = True,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(d_model, n_heads, bias)
+        for layer in (self.q_proj, self.k_proj, self.v_proj):
+            layer.to(device=device, dtype=dtype)

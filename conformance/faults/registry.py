@@ -38,6 +38,7 @@ MODULES = (
     "layers",
     "mask_edges",
     "masks",
+    "memory",
     "paths",
     "scores",
     "shapes",

@@ -80,6 +80,14 @@ class TextbookAttention(nn.Module):
         earlier = causal_mask(query.shape[1], key.shape[1], "bottom_right", query.device)
         return self(query, key, value, mask=present.mT.unsqueeze(1) & earlier).output, cache
 
+    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
+        """See `mha.spec.CacheEditor`."""
+        return tuple(part[items] for part in cache)
+
+    def crop_cache(self, cache: Any, length: int) -> Any:
+        """See `mha.spec.CacheEditor`."""
+        return tuple(part[:, :length] for part in cache)
+
     def weight_gradients(self) -> dict[str, Tensor]:
         """See `mha.spec.Differentiable`."""
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named_parameters()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
@@ -71,7 +72,35 @@ class DecodedSequence:
             done += active
         return decoded
 
-    def expect_one_pass(self, decoded: Tensor) -> None:
-        """The outputs (B, L, D) of all positions are those of one causal pass."""
+    def decode_until(self, end: int) -> None:
+        """Decode the first inputs, one by one."""
+        for position in range(end):
+            self.decode_position(position)
+
+    def decode_rest(self, start: int) -> Tensor:
+        """Decode the inputs from a position on, one by one; return their output (B, L - start, D)."""
+        positions = range(start, self.problem.query.shape[1])
+        return torch.cat([self.decode_position(position) for position in positions], 1)
+
+    def reorder(self, items: Tensor) -> None:
+        """Let each item of the cache be the one at its place in `items` (B,)."""
+        with torch.no_grad(), guarded("reorder_cache"):
+            self.cache = self.decoder.reorder_cache(self.cache, viewed(items))
+
+    def crop(self, length: int) -> None:
+        """Let the cache have the first positions only."""
+        with torch.no_grad(), guarded("crop_cache"):
+            self.cache = self.decoder.crop_cache(self.cache, length)
+
+    def branch(self, problem: Problem) -> DecodedSequence:
+        """Return another sequence, which goes on with a copy of the cache."""
+        other = copy(self)
+        other.problem = problem
+        with guarded("copy.deepcopy of the cache"):
+            other.cache = deepcopy(self.cache)
+        return other
+
+    def expect_one_pass(self, decoded: Tensor, start: int = 0) -> None:
+        """The outputs (B, L - start, D) from a position on are those of one causal pass."""
         result, expected = self.session.unscripted(decoded, "decoded"), self.session.expected(self.problem)
-        expect_close(result, expected.output, because="one causal pass over all positions")
+        expect_close(result, expected.output[:, start:], because="one causal pass over all positions")

@@ -19,6 +19,8 @@ from mha.spec import Problem
 
 # Long enough to be cut.
 CHUNKS = replace(DECODING, min_L=2, min_S=2)
+# Several items, which are decoded before and after an edit of their cache.
+EDITED = replace(DECODING, min_B=2, min_L=3, min_S=3, max_length=17)
 
 
 @property_of("INC-1", DECODING, needs="decodes", requires="HED-1")
@@ -137,3 +139,46 @@ def _ends_of_chunks(case: Case) -> list[int]:
     inner = 0 if case.seed % 3 == 0 else min(case.L - 1, 1 + case.seed % 4)
     order = torch.randperm(case.L - 1, generator=case.generator) + 1
     return [*sorted(order[:inner].tolist()), case.L]
+
+
+@property_of("INC-3", EDITED, needs=("decodes", "cache_edits=reorder"), requires="HED-1", max_cases=20)
+def reordered_cache_decodes_the_items_that_it_holds(session: Session, case: Case) -> None:
+    """After its items are reordered, some of them twice and some not at all, a cache decodes those that it has."""
+    problem, middle = case.problem(), case.L // 2 + 1
+    sequence = DecodedSequence(session, problem)
+    sequence.decode_until(middle)
+    items = torch.randint(case.B, (case.B,), generator=case.generator).to(problem.query.device)
+    sequence.reorder(items)
+    sequence.problem = problem.map_inputs(lambda x: torch.cat([x[items, :middle], x[:, middle:]], 1))
+    sequence.expect_one_pass(sequence.decode_rest(middle), middle)
+
+
+@property_of("INC-3", EDITED, needs=("decodes", "cache_edits=crop"), requires="HED-1", max_cases=20, number=2)
+def cropped_cache_forgets_what_came_after(session: Session, case: Case) -> None:
+    """After rejected positions are cropped, decoding goes on as if they had never been."""
+    problem, kept = case.problem(), 1 + case.seed % (case.L - 1)
+    sequence = DecodedSequence(session, _other_from(problem, kept))
+    sequence.decode_until(case.L)
+    sequence.crop(kept)
+    sequence.problem = problem
+    sequence.expect_one_pass(sequence.decode_rest(kept), kept)
+
+
+@property_of("INC-3", EDITED, needs=("decodes", "cache_edits=copy"), requires="HED-1", max_cases=20, number=3)
+def copied_cache_is_one_of_its_own(session: Session, case: Case) -> None:
+    """A cache and its copy go on with positions of their own, in turn, without a change of the other."""
+    problem, shared = case.problem(), 1 + case.seed % (case.L - 1)
+    sequence = DecodedSequence(session, problem)
+    sequence.decode_until(shared)
+    sequences = [sequence, sequence.branch(_other_from(problem, shared))]
+    decoded: tuple[list[Tensor], list[Tensor]] = [], []
+    for position in range(shared, case.L):
+        for each, outputs in zip(sequences, decoded, strict=True):
+            outputs.append(each.decode_position(position))
+    for each, outputs in zip(sequences, decoded, strict=True):
+        each.expect_one_pass(torch.cat(outputs, 1), shared)
+
+
+def _other_from(problem: Problem, start: int) -> Problem:
+    """Return a problem whose inputs are others from a position on."""
+    return problem.map_inputs(lambda x: torch.cat([x[:, :start], -x[:, start:].flip(1)], 1))

@@ -26,6 +26,8 @@ from mha.spec.rounding_graph import rounding_graph
 
 # How many times what roundings explain is more than advice.
 FAR = 2
+# As many keys as a long context has, in a call that takes a second.
+FEW_QUERIES, MOST_KEYS = 8, 16384
 
 
 @property_of(
@@ -52,6 +54,21 @@ def errors_for_many_keys_are_as_large_as_roundings_explain(session: Session, cas
 def errors_for_many_keys_are_not_twice_what_roundings_explain(session: Session, case: Case) -> None:
     """In half precision the energy of the error is at most twice what roundings explain, for 4096 keys."""
     _expect_energy_of_rounding(session, with_long_rows(case), FAR)
+
+
+@property_of(
+    "NUM-8",
+    PLAIN_ROWS,
+    requires="HED-1",
+    level="MUST",
+    must_reject=("lopsided",),
+    max_cases=1,
+    number=4,
+)
+def errors_for_very_many_keys_are_not_twice_what_roundings_explain(session: Session, case: Case) -> None:
+    """In half precision the energy of the error is at most twice what roundings explain, for 16384 keys."""
+    longest = replace(case, B=1, n_heads=1, head_dim=64, L=FEW_QUERIES, S=MOST_KEYS)
+    _expect_energy_of_rounding(session, longest, FAR)
 
 
 def _expect_energy_of_rounding(session: Session, case: Case, times: int = 1) -> None:

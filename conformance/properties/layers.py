@@ -1,9 +1,11 @@
-"""STA-9, STA-10, SHP-9: what tools do with a module and its layers."""
+"""STA-9, STA-10, SHP-9, CFG-7: what tools do with a module and its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ from mha.conformance.harness.isolation import guarded
 from mha.conformance.harness.session import Session
 from mha.conformance.properties.registry import property_of
 from mha.conformance.properties.shared import assume_unquantised, module_of
+from mha.implementations.adapters.construction import construct, parameters_of
+from mha.implementations.adapters.module import ModuleImplementation
+from mha.implementations.discovery import original_of
 from mha.spec import Problem
 
 FEW = Domain(inputs=("cross", "self"), values=("normal",), layouts=DENSE, modes=("eval", "no_grad"), min_S=2)
@@ -112,14 +117,19 @@ def a_module_can_be_moved_to_another_dtype(session: Session, case: Case) -> None
     assume_unquantised(session)
     claimed = [name for name in MOVED_TO[case.dtype] if name in session.claims.dtypes]
     assume(bool(claimed), "no other dtype is claimed")
-    dtype: torch.dtype = getattr(torch, claimed[case.seed % len(claimed)])
-    problem = case.problem()
-    instance = session.fresh(problem)
-    module_of(instance)
-    moved = session.derive(instance, lambda module: module.to(dtype), f"{{}}.to({dtype})")
-    problem = _in_dtype(problem, dtype)
-    output = session(problem, via=moved, dtypes=(dtype,)).output
-    expect_close(output, session.expected(problem).output, because=f"the oracle's value, for a module moved to {dtype}")
+    for name in claimed:
+        dtype: torch.dtype = getattr(torch, name)
+        instance = session.fresh(case.problem())
+        module_of(instance)
+        moved = session.derive(instance, _move_to(dtype), f"{{}}.to({dtype})")
+        problem = _in_dtype(case.problem(), dtype)
+        output = session(problem, via=moved, dtypes=(dtype,)).output
+        because = f"the oracle's value, for a module moved to {dtype}"
+        expect_close(output, session.expected(problem).output, because=because)
+
+
+def _move_to(dtype: torch.dtype) -> Callable[[nn.Module], nn.Module]:
+    return lambda module: module.to(dtype)
 
 
 def _in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -133,3 +143,63 @@ def _in_dtype(problem: Problem, dtype: torch.dtype) -> Problem:
         mask = mask.to(dtype)
     weights = {name: rounded(tensor) for name, tensor in problem.weights.named()}
     return problem.map_inputs(rounded).change(mask=mask, **weights)
+
+
+@property_of("CFG-7", FEW, needs="projections", must_reject=(), max_cases=3)
+def a_module_is_filled_after_construction_without_memory(session: Session, case: Case) -> None:
+    """Constructed on the meta device, then given memory and the weights of another, it gives the same results."""
+    original = _adapted(session)
+    problem = case.problem()
+    instance = session.built(problem)
+    state = module_of(instance).state_dict()
+    dtype = getattr(torch, case.dtype)
+
+    def filled(_: Any) -> nn.Module:
+        with torch.device("meta"):
+            module = original.as_constructed(problem.config, problem.weights, dtype=dtype, device="meta")
+        module.to_empty(device=case.device)
+        _fill_with_nan(module)
+        module.load_state_dict(state)
+        return module
+
+    session.scripted = False
+    code = "{}, constructed on the meta device, after to_empty and load_state_dict"
+    empty = session.derive(instance, filled, code)
+    because = "the oracle's value, after construction on the meta device, to_empty and load_state_dict"
+    expect_close(session(problem, via=empty).output, session.expected(problem).output, because=because)
+
+
+def _fill_with_nan(module: nn.Module) -> None:
+    """Let memory that nothing has filled yet show."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+
+
+@property_of("CFG-7", FEW, needs="projections", must_reject=(), max_cases=1, number=2)
+def the_constructor_makes_parameters_of_the_dtype_and_device(session: Session, case: Case) -> None:
+    """A constructor that takes a dtype or a device makes all its parameters of that dtype, on that device."""
+    original = _adapted(session)
+    set_by_user = getattr(original.constructor, "keywords", {})
+    taken = {"dtype", "device"} & parameters_of(original.constructor).keys() - set_by_user.keys()
+    assume(bool(taken), "the constructor takes neither dtype nor device")
+    others: dict[str, Any] = {"dtype": torch.float64, "device": "meta"}
+    asked = {name: others[name] for name in sorted(taken)}
+    arguments = {name: field for name, field in original.arguments.items() if name not in taken}
+    given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+    with guarded(f"construction with {given}"):
+        module = construct(partial(original.constructor, **asked), arguments, case.config, session.claims.dropout)
+    for name, parameter in module.named_parameters():
+        made = {"dtype": parameter.dtype, "device": parameter.device.type}
+        unlike = [field for field in asked if made[field] != asked[field]]
+        message = f"constructed with {given}, its parameter {name!r} is {made['dtype']} on {made['device']!r}"
+        expect(not unlike, message)
+
+
+def _adapted(session: Session) -> ModuleImplementation:
+    """Return what `from_module` made; discard the case for anything else, whose constructor is not known."""
+    original = original_of(session.implementation)
+    assume(isinstance(original, ModuleImplementation), "how the module is constructed is not known")
+    assert isinstance(original, ModuleImplementation)
+    return original

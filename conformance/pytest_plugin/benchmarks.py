@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from mha.conformance.benchmarks.memory import peak_memory
 from mha.conformance.benchmarks.runner import Reference, Results, Runner, memory_shortage
 from mha.conformance.benchmarks.workloads import SHAPES, Workload, workloads_of
 from mha.conformance.engine.judge import judge_all
 from mha.conformance.harness.errors import AdapterError, GpuLost, Violation
+from mha.conformance.harness.memory import peak_memory
 from mha.conformance.pytest_plugin.selection import selection
 from mha.conformance.reports.text import visible_name
 from mha.conformance.results import Report, now

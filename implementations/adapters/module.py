@@ -329,6 +329,16 @@ class ModuleAttention(nn.Module):
         decode: Any = self.module.decode
         return decode(query, key, value, *rest, **named)
 
+    def reorder_cache(self, cache: Any, items: Tensor) -> Any:
+        """Call the module's own `reorder_cache`; see `mha.spec.CacheEditor`."""
+        reorder: Any = self.module.reorder_cache
+        return reorder(cache, items)
+
+    def crop_cache(self, cache: Any, length: int) -> Any:
+        """Call the module's own `crop_cache`; see `mha.spec.CacheEditor`."""
+        crop: Any = self.module.crop_cache
+        return crop(cache, length)
+
     def weight_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the weights; see `mha.spec.Differentiable`."""
         gradients = weight_gradients(self.module, self.parameter_paths, self.rows, self.config.head_dim)

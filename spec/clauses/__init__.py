@@ -18,6 +18,7 @@ from mha.spec.clauses import (
     gradients,
     heads,
     masks,
+    memory,
     paths,
     scores,
     shapes,
@@ -60,6 +61,7 @@ CLAUSES: Mapping[str, Clause] = _by_id(
         decoding.CLAUSES,
         variants.CLAUSES,
         scores.CLAUSES,
+        memory.CLAUSES,
         sharding.CLAUSES,
     )
 )
@@ -82,11 +84,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "GRD": Family("Gradients", "Gradients of outputs with respect to inputs, weights and masks."),
         "DRP": Family("Dropout", "Dropout of the attention weights or of the output, where claimed."),
         "STA": Family("State", "A call has no side effects: on its arguments, on other calls, or on global state."),
-        "CMP": Family("Composition", "The module compiled, exported, transformed by torch.func, or under autocast."),
+        "CMP": Family(
+            "Composition", "The module in the transformations and modes of torch, such as compilation and autocast."
+        ),
         "INC": Family("Incremental decoding", "Decoding with a cache of keys and values that grows token by token."),
         "GQA": Family("Grouped heads", "Fewer key/value heads than query heads."),
         "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
         "SCL": Family("Scale", "A scale of the scores that a call gives."),
+        "MEM": Family("Memory", "How much memory a call takes beyond its inputs and outputs."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),
     }
 )

@@ -1,4 +1,4 @@
-"""The CMP clauses: attention compiled, exported, transformed by torch.func, or under autocast."""
+"""The CMP clauses: attention in the transformations and modes of torch, such as compilation and autocast."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -102,5 +102,60 @@ CLAUSES: tuple[Clause, ...] = (
             "raises."
         ),
         fix='Fill with `float("-inf")`, and cast to a common dtype where dtypes meet; or do not claim "autocast".',
+    ),
+    Clause(
+        id="CMP-5",
+        level="MAY",
+        kind="conduct",
+        title="Activation checkpointing changes nothing",
+        statement=(
+            "Under `torch.utils.checkpoint.checkpoint`, with `use_reentrant=True` and with False, outputs and "
+            "gradients are those of a plain call: within the bound, and with dropout those of the same draws from the "
+            "same seed."
+        ),
+        why=(
+            "Large models are trained with checkpointing, which computes the forward pass again in the backward pass. "
+            "If the second one differs, the gradients are those of another function."
+        ),
+        source="torch.utils.checkpoint documentation",
+        differs=(
+            "torch restores its own random numbers for the second forward pass, not those of a `torch.Generator` that "
+            "the module keeps."
+        ),
+        violation=(
+            "A mask of dropout that is drawn in advance, and drawn anew after each call: the backward pass uses "
+            "another one than the output."
+        ),
+        fix=(
+            "Draw with torch's own generator in the call itself, and keep nothing between calls that changes the "
+            'result; or do not claim "checkpoint".'
+        ),
+    ),
+    Clause(
+        id="CMP-6",
+        level="MAY",
+        kind="conduct",
+        title="Deterministic algorithms are deterministic",
+        statement=(
+            "Under `torch.use_deterministic_algorithms(True)`, two calls raise, or give outputs and gradients of equal "
+            "bits, and right ones."
+        ),
+        why=(
+            "Runs are repeated in this mode to find a defect, or to show that a result can be reproduced. Code that "
+            "does not heed it lets both fail without a word."
+        ),
+        source="torch.use_deterministic_algorithms and torch.utils.deterministic documentation",
+        differs=(
+            "The mode fills new memory with NaN, so that code which reads what it has not written gives NaN there, and "
+            "usually zeros elsewhere."
+        ),
+        violation=(
+            "A context that is added to `torch.empty(...) * 0`: NaN in this mode, and right elsewhere as long as the "
+            "memory has finite numbers."
+        ),
+        fix=(
+            "Sum in an order that does not depend on time, threads or addresses, start sums with `torch.zeros`, and "
+            'raise where a kernel cannot; or do not claim "deterministic".'
+        ),
     ),
 )

@@ -161,4 +161,31 @@ CLAUSES: tuple[Clause, ...] = (
         fix="Check `0.0 <= dropout <= 1.0` in the constructor, or keep an `nn.Dropout(dropout)`, which does.",
         accepts="dropout that is not a probability",
     ),
+    Clause(
+        id="CFG-7",
+        level="SHOULD",
+        kind="conduct",
+        title="Construction on any device, in any dtype",
+        statement=(
+            'Constructed under `torch.device("meta")`, a module gives the right results after `to_empty` and '
+            "`load_state_dict`. A `dtype` and a `device` that its constructor takes are those of all its parameters."
+        ),
+        why=(
+            "Large models are constructed without memory, and filled from a checkpoint. Tensors that are no parameters "
+            "and are not saved have no values afterwards, and those of another device or dtype fail at the first call."
+        ),
+        source="torch documentation, 'Meta device' and 'Skipping Module Parameter Initialization'",
+        differs=(
+            "transformers computes such buffers once more after loading; torch.nn.MultiheadAttention has none, and "
+            "passes `device` and `dtype` on to all parameters."
+        ),
+        violation=(
+            "`self.scale = torch.tensor(head_dim ** -0.5)`: the scale stays on the meta device, and the first call "
+            "after loading raises."
+        ),
+        fix=(
+            "Keep numbers as Python numbers, tensors as saved buffers, or compute them in the call; pass `dtype` and "
+            "`device` to every layer and parameter."
+        ),
+    ),
 )

@@ -56,4 +56,30 @@ CLAUSES: tuple[Clause, ...] = (
             "and the first i + 1 new ones."
         ),
     ),
+    Clause(
+        id="INC-3",
+        level="MAY",
+        title="An edited cache decodes what it then holds",
+        statement=(
+            "After a cache is reordered, cropped or copied, decoding goes on as for the sequences that it then holds. "
+            "What is decoded with a copy does not change the original."
+        ),
+        why=(
+            "Beam search reorders the items of a cache, speculative decoding crops it after rejected tokens, and a "
+            "shared prompt is copied. A part that is left behind answers with the tokens of another sequence."
+        ),
+        source="documentation of the caches of transformers (`reorder_cache`, `crop`)",
+        differs=(
+            "transformers' caches crop and reorder themselves in place; a sliding window that is full cannot be "
+            "cropped."
+        ),
+        violation=(
+            "`reorder_cache` that moves the keys and not the values: each beam has the keys of its own sequence, and "
+            "the values of another one."
+        ),
+        fix=(
+            "Apply the edit to all that a cache has: keys, values, lengths, positions, scales. Append with "
+            "`torch.cat`, or crop with `clone()`, so that no two caches write to one memory."
+        ),
+    ),
 )

@@ -176,6 +176,7 @@ ATTENTIONS: Mapping[str, type[TextbookAttention]] = {
     "unsaved": Unsaved,
     "never_empty": NeverEmpty,
     "first_key_if_empty": FirstKeyIfEmpty,
+    "stores_scores": TextbookAttention,
     "spends_its_graph": SpendsItsGraph,
     "own_draws": OwnDraws,
     "shared_draws": SharedDraws,
