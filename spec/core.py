@@ -35,17 +35,16 @@ chapters 2 and 3; midpoint-radius arithmetic as in Arb (Johansson 2017). The der
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import Ball, compound, row_max, weighted_distance
+from mha.spec.bounds import Ball, compound, weighted_distance
 from mha.spec.claims import EmptyRow
 from mha.spec.heads import Heads, Precision
-from mha.spec.softmax import Softmax, own_rates, softmax_of
+from mha.spec.softmax import Softmax, made_twice, softmax_of
 
 # Elements of the largest temporary, unless one query has more: within the cache, it takes half of the time.
 CHUNK = 1 << 18
@@ -155,18 +154,9 @@ def _row_sums(heads: Heads, softmax: Softmax, weights: Ball, returned: Tensor | 
     A row sums to 1 whatever its scores are, as long as numerators and denominator come from the same ones.
     returned: the error of storing the weights that are returned, (B, H, L, S).
     """
-    # x_j = exp(2 w_own_j) - 1: how far numerator j may be from its part of the denominator
-    x = (2 * softmax.w_own).expm1().masked_fill(heads.forbidden, 0.0)
-    # Whatever the scores are, numerators are N_j^(1 +- a) e^(+-c) with N_j = exp(-gap_j), and the derivative of
-    # log sum_j N_j^t is at most log(n) / t:  x = exp(2 c + log(n) log((1 + a) / (1 - a))) - 1
-    a, each = own_rates(softmax.rescales, precision)
-    c = row_max(each)
-    n = heads.allowed.sum(-1).clamp(min=1).double()
-    whatever = torch.expm1(2 * c + n.log() * (math.log1p(a) - math.log1p(-a)))
-    # |sum - 1| <= min(sum_j (p_j + dp_j) x_j, max_j x_j, x) (+) gamma(n) (+) u_p + underflow
-    most = softmax.p + weights.rad
-    radius = torch.minimum(torch.minimum((most * x).sum(-1), row_max(x)), whatever)
-    radius = compound(radius, softmax.gamma.squeeze(-1), softmax.cast)
+    apart = made_twice(softmax.p + weights.rad, softmax.w_own, softmax.rescales, precision).squeeze(-1)
+    # |sum - 1| <= apart (+) gamma(n) (+) u_p + underflow
+    radius = compound(apart, softmax.gamma.squeeze(-1), softmax.cast)
     radius = radius + (softmax.underflow + softmax.lost + returned).sum(-1)
     unknown = radius.nan_to_num(nan=float("inf"), posinf=float("inf"))
     return Ball(weights.mid.sum(-1), unknown.masked_fill(heads.empty.squeeze(-1), 0.0))

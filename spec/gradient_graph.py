@@ -192,11 +192,13 @@ class _Maker:
         places["d_score"].own += SOFTMAX_STEPS * u_a * p * (d_p.abs() + d.abs()) + lost
         if rounding.softmax_stored:  # beside the maximum of a row, the sum of what it gets is accumulated
             places["d_score"].own += gamma * (p * (d_p.abs() + d.abs()))
-        # The weights of a row share the error of its normaliser, and that of their sum.
+        # The weights of a row share the error of its normaliser, that of their sum, and those of its exponentials,
+        # which are not their own.
+        apart = 2 * rounding.exponentials * (rounding.exponential(half=True) + 4) * u_a
         drift = (
             normaliser_error(forward.scores.abs().amax(-1), p.shape[-1], u_a, rounding.merges) if p.shape[-1] else 0.0
         )
-        places["recomputed"].own += (2 * units.gammas(self.n_query.clamp(min=1)) + 4 * u_a + drift) * p
+        places["recomputed"].own += (2 * units.gammas(self.n_query.clamp(min=1)) + 4 * u_a + apart + drift) * p
 
     def _heads(self, graph: GradientGraph, heads: Mapping[str, Tensor]) -> None:
         """Note what is stored of dQ, dK and dV: parts of them, those of query heads, and their sums."""

@@ -48,9 +48,9 @@ class Rounding:
     The softmax:
         exp_error: error of the exponential, in unit roundoffs of the accumulator (4 for 1 ulp, 40 for vectorised 20
             ulp); at most 64, and in half precision at most 2^14.
-        log_normaliser: weights are computed as exp(score - z), with z the row's log-sum-exp in the accumulator, or
+        log_normaliser: weights are computed as exp(score - z), with z the row's log-sum-exp, all in the accumulator, or
             parts of a row are merged by their log-sum-exps (split keys). The sum of a row is then off by the rounding
-            of z, which grows with the scores.
+            of z, which grows with the scores, and by the errors of two exponentials.
         softmax_in_float32: float64 scores are cast to float32 for the softmax; clause NUM-2 is then not claimed.
         merges: how many times a partial result of a row is rescaled again when parts of the row are merged: at most one
             less than there are parts. Over n ranks that hold the keys, n - 1 more are counted without being declared.
@@ -114,6 +114,15 @@ class Rounding:
     def of_plain_softmax(self) -> Rounding:
         """The same with a softmax over whole rows, in the accumulator."""
         return replace(self, softmax_stored=False, log_normaliser=False, rescales=0)
+
+    @property
+    def exponentials(self) -> int:
+        """How many exponentials are on the way of a key, but for those of `rescales`.
+
+        One is its own, and each merge of parts has another one; where weights are made from log-sum-exps, parts of the
+        row may have been merged once without being declared.
+        """
+        return 1 + self.merges + (1 if self.log_normaliser else 0)
 
     @property
     def is_coarse(self) -> bool:

@@ -6,12 +6,12 @@ The symbols and the assumptions are those of `mha.spec.core`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mha.spec.bounds import LARGEST_LOG, Ball, Units, compounded, row_max, units_of
+from mha.spec.bounds import LARGEST_LOG, Ball, Units, compound, compounded, row_max, units_of
 from mha.spec.heads import Heads, Precision
 from mha.spec.rounding import Rounding
 
@@ -74,15 +74,15 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
     least, most = (total.sum(-1, keepdim=True).clamp(min=own.flush) for total in (lower, upper))
     n = heads.allowed.sum(-1, keepdim=True).clamp(min=1).double()
     gamma, products = own.gammas(n), own.of_products(n)
-    if rounding.log_normaliser:
-        drift = normaliser_error(max_score, heads.key.mid.shape[2], own.accumulate, rounding.merges)
-        gamma, products = gamma + drift, products + drift
     # spread_j = max(p^+_j / sum_l p^-_l - p_j, p_j - p^-_j / sum_l p^+_l)
     spread, moved = torch.maximum(upper / least - p, p - lower / most), None
     if w.numel() and float(w.max()) > LARGE_ERROR:
         apart, moved = _moved(log_p, w, w_own, (1 + n) * eta)
         spread = torch.minimum(spread.nan_to_num(nan=1.0), apart)
         spread, moved = (x.masked_fill(forbidden, 0.0) for x in (spread, moved))
+    if rounding.log_normaliser:
+        drift, apart = _errors_of_normaliser(p + spread, gap, rescales, max_score, precision)
+        gamma, products = compound(gamma, drift), compound(products, drift, apart)
     return Softmax(
         p=p,
         w_own=w_own,
@@ -99,6 +99,38 @@ def softmax_of(heads: Heads, tau: float, precision: Precision) -> Softmax:
         cast=own.store if rounding.weights_stored else own.accumulate,
         max_score=max_score,
     )
+
+
+def _errors_of_normaliser(
+    p: Tensor, gap: Tensor, rescales: Tensor, max_score: Tensor, precision: Precision
+) -> tuple[Tensor, Tensor]:
+    """Return by how much the weights of a row may all be off, (B, H, L, 1): by its normaliser, and by its exponentials.
+
+    p, gap, rescales: as in `made_twice` and `_own_error`. max_score: as in `Attended`.
+    """
+    rounding, keys = precision.rounding, gap.shape[-1]
+    drift = normaliser_error(max_score, keys, precision.softmax.accumulate, rounding.merges)
+    in_accumulator = replace(precision, rounding=replace(rounding, softmax_stored=False))
+    return drift, made_twice(p, _own_error(gap, rescales, in_accumulator), rescales, in_accumulator)
+
+
+def made_twice(p: Tensor, w_own: Tensor, rescales: Tensor, precision: Precision) -> Tensor:
+    """Return how far the sum of a row may be from 1, (B, H, L, 1), if numerators and their sum are made one by one.
+
+    Both are made of the same scores. p: the most that the weights may be, (B, H, L, S), 0 outside A. w_own, rescales:
+    as in `Softmax`.
+    """
+    # x_j = exp(2 w_own_j) - 1: how far numerator j may be from its part of the denominator
+    x = (2 * w_own).clamp(max=LARGEST_LOG).expm1() * (p > 0)
+    n = (p > 0).sum(-1, keepdim=True).clamp(min=1).double()
+    # Whatever the scores are, numerators are N_j^(1 +- a) e^(+-c) with N_j = exp(-gap_j), and the derivative of
+    # log sum_j N_j^t is at most log(n) / t:  x = exp(2 c + log(n) log((1 + a) / (1 - a))) - 1
+    a, each = own_rates(rescales, precision)
+    c = row_max(each).unsqueeze(-1)
+    whatever = torch.expm1(2 * c + n.log() * (math.log1p(a) - math.log1p(-a)))
+    # min(sum_j p_j x_j, max_j x_j, x)
+    most = torch.minimum((p * x).sum(-1, keepdim=True), row_max(x).unsqueeze(-1))
+    return torch.minimum(most, whatever)
 
 
 def _moved(log_p: Tensor, w: Tensor, w_own: Tensor, underflows: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,8 +186,8 @@ def _own_error(gap: Tensor, rescales: Tensor, precision: Precision) -> Tensor:
 
     The difference s_j - m, the change of base, and rescaling by a running or a split maximum, whose steps add up to the
     key's own gap: 3 u_a gap_j. The exponential and four roundings of numerator and quotient: u_exp + 4 u_a. What is
-    stored between them: (gap_j + 2) (u_s - u_a). Each further merge, and each growth of a running maximum: another
-    exponential, and four roundings of the factor and of what it multiplies.
+    stored between them: (gap_j + 2) (u_s - u_a). Each merge, and each growth of a running maximum: another exponential,
+    and four roundings of the factor and of what it multiplies.
     """
     slope, constant = own_rates(rescales, precision)
     return slope * gap + constant
@@ -165,7 +197,7 @@ def own_rates(rescales: Tensor, precision: Precision) -> tuple[float, Tensor]:
     """Return a and c of w_own_j = a gap_j + c; see `_own_error`."""
     own, rounding = precision.softmax, precision.rounding
     stored = _stored_steps(own, rounding)
-    exponentials = 1 + rounding.merges + rescales
+    exponentials = rounding.exponentials + rescales
     return 3 * own.accumulate + stored, exponentials * (precision.exponential + 4) * own.accumulate + 2 * stored
 
 

@@ -191,7 +191,7 @@ def test_configurations(config: str) -> None:
         problem, upstream = make(CONFIGS[config], is_causal=is_causal)
         expected = gradients(problem, claims := replace(LOOSE, causal=alignment), upstream)
         assert worst(split(problem, upstream, claims), expected) < 1
-        assert all(ball.rad.max() < 1e-11 * ball.mid.abs().max() for name, ball in expected.items() if name != "b_k")
+        assert all(ball.rad.max() < 2e-11 * ball.mid.abs().max() for name, ball in expected.items() if name != "b_k")
 
 
 @pytest.mark.parametrize("form", ["bool", "float"])
