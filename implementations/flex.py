@@ -60,6 +60,7 @@ implementation = from_kernel(
         gradients=False,  # on the CPU it raises in the backward pass
         grouped_query=True,
         kv_widths=True,
+        value_width=True,
         composes={"autocast"},  # compiled for the CPU, it gives wrong numbers for some masks: docs/pytorch.md
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

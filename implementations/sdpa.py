@@ -19,7 +19,7 @@ def attend(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Return the context (B, H, L, d_k) of query (B, H, L, d_k), and key and value (B, H_kv, S, d_k).
+    """Return the context (B, H, L, d_v) of query (B, H, L, d_k), key (B, H_kv, S, d_k) and value (B, H_kv, S, d_v).
 
     mask: broadcastable to (B, H, L, S); boolean, True = may attend, or added to the scores. scale: by default
     1/sqrt(d_k).
@@ -47,6 +47,7 @@ implementation = from_kernel(
         scores=Scores(scale="positive"),  # with a mask, a scale of 0 gives NaN on the CPU
         grouped_query=True,
         kv_widths=True,
+        value_width=True,
         composes=COMPOSITIONS,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(softmax_stored=False, log_normaliser=False),

@@ -24,13 +24,13 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
-        """Return the context (B, H, L, d_k), and for each row the highest score and the sum of exponentials.
+        """Return the context (B, H, L, d_v), and for each row the highest score and the sum of exponentials.
 
-        q: (B, H, L, d_k); k, v: (B, H, S, d_k). The exponentials of a tile are those of differences from the highest
-        score so far; the sums before it are rescaled.
+        q: (B, H, L, d_k); k: (B, H, S, d_k); v: (B, H, S, d_v). The exponentials of a tile are those of differences
+        from the highest score so far; the sums before it are rescaled.
         """
         highest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-        total, context = torch.zeros_like(highest), torch.zeros_like(q, dtype=highest.dtype)
+        total, context = torch.zeros_like(highest), highest.new_zeros(*q.shape[:-1], v.shape[-1])
         for keys, scores in tiles(q, k, mask, is_causal):
             higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
             weights = exp_difference(scores, higher)
@@ -89,7 +89,7 @@ def exp_difference(scores: Tensor, highest: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """Return the context (B, H, L, d_k) of q (B, H, L, d_k), and k and v (B, H, S, d_k).
+    """Return the context (B, H, L, d_v) of q (B, H, L, d_k), k (B, H, S, d_k) and v (B, H, S, d_v).
 
     mask: boolean, broadcastable to (B, H, L, S), True = may attend.
     """
@@ -105,6 +105,7 @@ implementation = from_kernel(
         returns_weights=False,
         composes={"compile", "func", "autocast", "checkpoint", "deterministic"},
         memory="linear",
+        value_width=True,
         dtypes=COMPUTE_DTYPES,
         rounding=Rounding(
             scores_stored=False, weights_stored=False, softmax_stored=False, scaling_roundings=0, log_normaliser=False

@@ -92,7 +92,8 @@ class _Core:
 def gradients(problem: Problem, claims: Claims, upstream: Tensor, expected: Expected | None = None) -> dict[str, Ball]:
     """Differentiate sum(output * upstream) with respect to the inputs, the weights and a float mask, by name.
 
-    upstream: dY, (B, L, D), exact; 0 for queries with an empty row in some head, unless `claims.empty_row` is "zeros".
+    upstream: dY, of the shape of the output, exact; 0 for queries with an empty row in some head, unless
+    `claims.empty_row` is "zeros".
     expected: the result of `oracle` for the problem and the claims, if it is at hand.
     Inputs that are one tensor have a gradient each: see `sum_shared`.
 
@@ -152,8 +153,8 @@ def sum_shared(problem: Problem, found: dict[str, Ball]) -> dict[str, Ball]:
 
 
 def _split(joined: Ball, config: Config) -> Ball:
-    """Split (B, L, H * d_k) into (B, H, L, d_k)."""
-    heads = config.n_heads, config.head_dim
+    """Split contexts (B, L, H * d_v) into (B, H, L, d_v)."""
+    heads = config.n_heads, config.value_dim
     return Ball(*(part.unflatten(-1, heads).transpose(1, 2) for part in (joined.mid, joined.rad)))
 
 
@@ -298,7 +299,7 @@ def _projection_gradients(
     found[f"w_{role}"], found[f"b_{role}"] = _weight_gradients(part, Ball.exact(source), pieces, units)
     # dx = dX W. One product may hold all projections of one tensor, and autograd may add them up head by head.
     sharing = sum(getattr(problem, other) is source for other in INPUTS)
-    terms = sharing * (config.inner_width + config.n_heads)
+    terms = sharing * (max(config.inner_width, config.context_width) + config.n_heads)
     pieces = sharing * config.n_heads + precision.rounding.reductions
     gradient = _input_gradient(part, getattr(problem.weights, f"w_{role}"), terms, pieces, units)
     return found | {name: Ball(gradient.mid, gradient.rad.masked_fill(unused, 0.0))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, get_args
@@ -41,6 +41,21 @@ def _positive_sizes(name: str, sizes: Collection[int]) -> frozenset[int]:
     return frozenset(sizes)
 
 
+def _positive_pairs(name: str, pairs: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    are_pairs = [isinstance(pair, tuple) and len(pair) == 2 for pair in pairs]
+    sizes = [size for pair in pairs if isinstance(pair, tuple) for size in pair]
+    if not pairs or not all(are_pairs) or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ValueError(f"Sizes.{name} must be a set of pairs of positive integers, but is {pairs!r}")
+    return frozenset(pairs)
+
+
+COLLECTIONS_OF_SIZES: dict[str, Callable[[str, Any], frozenset[Any]]] = {
+    "n_heads": _positive_sizes,
+    "head_dims": _positive_sizes,
+    "head_dim_pairs": _positive_pairs,
+}
+
+
 def smallest_from(sizes: Collection[int], least: int) -> int:
     """Return the smallest of these sizes that is at least `least`, or else the largest."""
     return min((size for size in sizes if size >= least), default=max(sizes))
@@ -52,7 +67,8 @@ class Sizes:
 
     n_heads, head_dims: the numbers of heads and the widths of a head; None for any. head_dim_multiple, max_head_dim: of
         those widths, only multiples of this, and up to this. length_multiple: L and S are multiples of this.
-        max_length: the longest L and S; None for any.
+        max_length: the longest L and S; None for any. head_dim_pairs: the widths (d_k, d_v) of queries and keys and of
+        values, where these may differ; None for any.
 
     Raises ValueError for a size that is not positive, and if no width or length is left.
 
@@ -67,12 +83,13 @@ class Sizes:
     max_length: int | None = None
     head_dim_multiple: int = 1
     max_head_dim: int | None = None
+    head_dim_pairs: Collection[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         """Turn collections into frozensets; raise ValueError for sizes that no call can have."""
-        for name in ("n_heads", "head_dims"):
+        for name, read in COLLECTIONS_OF_SIZES.items():
             if (sizes := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _positive_sizes(name, sizes))
+                object.__setattr__(self, name, read(name, sizes))
         for name in ("length_multiple", "head_dim_multiple"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Sizes.{name} must be positive, but is {getattr(self, name)!r}")
@@ -171,6 +188,7 @@ class Claims:
         grouped_query: `Config.n_kv_heads` may be less than `n_heads` (clause GQA-1).
         multi_query: all heads share one key and value, so `Config.n_kv_heads` is always 1.
         kv_widths: `Config.kdim` and `Config.vdim` may differ from `d_model` (clause XAT-1).
+        value_width: so may `Config.d_value` from the width of queries and keys (clause VAL-1).
         extras: "bias_kv", "zero_key" and "length_first", which are fields of `Config`, and "unbatched", which means
             inputs of two dimensions (clause PTH-5).
 
@@ -219,6 +237,7 @@ class Claims:
     grouped_query: bool = False
     multi_query: bool = False
     kv_widths: bool = False
+    value_width: bool = False
     decodes: bool | Literal["chunks"] = False
     decodes_ragged: bool = False
     cache_edits: Collection[str] = frozenset()

@@ -23,8 +23,9 @@ class Config:
     zero_key: a key and value of zeros are appended after those, visible to every query.
     length_first: tensors are (length, batch, width) instead of (batch, length, width).
     d_head: width of one head; None means d_model / n_heads.
+    d_value: width of the values of one head; None means that of its queries and keys.
     projected: whether there are projections. Without them, as in a kernel, query, key and value are their heads side by
-        side, (B, length, heads * d_k), and the output is the contexts, side by side too.
+        side, (B, length, heads * d_k), values (B, length, heads * d_v), and the output is the contexts, side by side.
 
     >>> config = Config(d_model=12, n_heads=3, n_kv_heads=1, kdim=7)
     >>> config.head_dim, config.kv_heads, config.key_width, config.value_width
@@ -44,6 +45,7 @@ class Config:
     d_head: int | None = None
     output_dropout: float | None = None
     projected: bool = True
+    d_value: int | None = None
 
     @property
     def drops(self) -> bool:
@@ -64,6 +66,25 @@ class Config:
     def inner_width(self) -> int:
         """Width of all heads side by side, n_heads * d_k: `d_model`, unless `d_head` is given."""
         return self.d_model if self.d_head is None else self.n_heads * self.d_head
+
+    @property
+    def value_dim(self) -> int:
+        """Width of the values of one head, d_v, and of its context: `d_value`, or `head_dim` if that is None."""
+        return self.head_dim if self.d_value is None else self.d_value
+
+    @property
+    def context_width(self) -> int:
+        """Width of all contexts side by side, n_heads * d_v."""
+        return self.inner_width if self.d_value is None else self.n_heads * self.d_value
+
+    @property
+    def output_width(self) -> int:
+        """Width of the output: `d_model`, or that of the contexts if there are no projections."""
+        return self.d_model if self.projected else self.context_width
+
+    def width_of(self, role: str) -> int:
+        """Return the width of one head of queries, keys or values ("q", "k", "v")."""
+        return self.value_dim if role == "v" else self.head_dim
 
     def has_bias(self, role: str) -> bool:
         """Return whether a projection ("q", "k", "v" or "o") has a bias."""
@@ -90,8 +111,8 @@ class Config:
         >>> Config(d_model=12, n_heads=3, n_kv_heads=1).of_heads().key_width
         4
         """
-        width = self.kv_heads * self.head_dim
-        sizes = {"d_model": self.inner_width, "d_head": None, "kdim": width, "vdim": width}
+        widths = {"kdim": self.kv_heads * self.head_dim, "vdim": self.kv_heads * self.value_dim}
+        sizes = {"d_model": self.inner_width, "d_head": None, **widths}
         return replace(self, projected=False, **sizes)  # type: ignore[arg-type]  # the types of these fields
 
     @property
@@ -113,6 +134,7 @@ class Config:
             "kdim": self.key_width,
             "vdim": self.value_width,
             "d_head": 1 if self.d_head is None else self.d_head,
+            "d_value": 1 if self.d_value is None else self.d_value,
         }
         for name, size in sizes.items():
             if size <= 0:

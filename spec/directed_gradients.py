@@ -196,7 +196,7 @@ def _arriving(graph: GradientGraph, direction: Mapping[str, Tensor]) -> dict[str
             if f"w_{role}" in direction:  # <w, dX^T x> = <x w^T, dX>
                 parts.append(wide_of(problem, name) @ direction[f"w_{role}"].double().T)
             for part in parts:  # extra keys have none
-                split = part.unflatten(-1, (-1, problem.config.head_dim)).transpose(1, 2)
+                split = part.unflatten(-1, (-1, problem.config.width_of(role))).transpose(1, 2)
                 found[role][:, :, : split.shape[2]] += split
     found["o"] = torch.zeros_like(graph.forward.context)
     if "w_o" in direction:

@@ -127,12 +127,12 @@ def _project(problem: Problem, claims: Claims, units: Units, low: bool) -> Heads
     if problem.mask is not None and problem.mask.is_floating_point():
         bias = problem.mask.detach().double().expand(problem.shape)
     heads = Heads(
-        query=split_heads(project(problem.query, "q")[-1], config),
-        key=split_heads(keys[-1], config),
-        value=split_heads(project(problem.value, "v")[-1], config),
+        query=split_heads(project(problem.query, "q")[-1], config, "q"),
+        key=split_heads(keys[-1], config, "k"),
+        value=split_heads(project(problem.value, "v")[-1], config, "v"),
         allowed=problem.allowed(claims.causal),
         bias=bias,
-        bare_key=split_heads(keys[0], config) if len(keys) > 1 and not config.extra_keys else None,
+        bare_key=split_heads(keys[0], config, "k") if len(keys) > 1 and not config.extra_keys else None,
     )
     heads = _with_extra_keys(problem, heads) if config.extra_keys else heads
     return _quantised(heads, claims.rounding.heads_stored, units) if claims.rounding.heads_stored else heads
@@ -145,19 +145,20 @@ def _quantised(heads: Heads, name: str, units: Units) -> Heads:
     return replace(heads, query=query, key=key, value=value, bare_key=bare and bare.quantised(dtype, units))
 
 
-def split_heads(projected: Ball, config: Config) -> Ball:
+def split_heads(projected: Ball, config: Config, role: str) -> Ball:
     """Split (B, length, heads * d_k) into (B, H, length, d_k), key/value heads repeated for their query heads.
 
-    Head i owns the columns i*d_k to (i+1)*d_k (clause HED-1). Query head h attends with key/value head
-    h // (n_heads / n_kv_heads) (clause GQA-1).
+    role: "q", "k" or "v"; values have the width d_v. Head i owns the columns i*d_k to (i+1)*d_k (clause HED-1). Query
+    head h attends with key/value head h // (n_heads / n_kv_heads) (clause GQA-1).
 
     >>> config = Config(d_model=4, n_heads=4, n_kv_heads=2)
-    >>> split_heads(Ball.exact(torch.tensor([[[1, 2]]])), config).mid.flatten()
+    >>> split_heads(Ball.exact(torch.tensor([[[1, 2]]])), config, "k").mid.flatten()
     tensor([1., 1., 2., 2.], dtype=torch.float64)
     """
+    width = config.width_of(role)
 
     def split(x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (x.shape[-1] // config.head_dim, config.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (x.shape[-1] // width, width)).transpose(1, 2)
         repeats = config.n_heads // heads.shape[1]
         return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
 
@@ -168,10 +169,11 @@ def _with_extra_keys(problem: Problem, heads: Heads) -> Heads:
     """Append the extra keys and values. Every query may attend to them, and no mask adds to their scores."""
     config, given, key, value = problem.config, problem.weights, heads.key, heads.value
     extras: list[list[Tensor | None]] = [[given.extra_k, given.extra_v]] if config.bias_kv else []
-    extras += [[given.w_k.new_zeros(len(given.w_k))] * 2] if config.zero_key else []
+    extras += [[w.new_zeros(len(w)) for w in (given.w_k, given.w_v)]] if config.zero_key else []
     for pair in extras:
-        rows = [split_heads(Ball.exact(row.expand(len(key.mid), 1, -1)), config) for row in pair if row is not None]
-        key, value = (Ball.joined([old, new], 2) for old, new in zip((key, value), rows, strict=True))
+        rows = [Ball.exact(row.expand(len(key.mid), 1, -1)) for row in pair if row is not None]
+        new_key, new_value = (split_heads(row, config, role) for row, role in zip(rows, "kv", strict=True))
+        key, value = Ball.joined([key, new_key], 2), Ball.joined([value, new_value], 2)
     grown = (0, len(extras))
     return replace(
         heads,

@@ -163,7 +163,7 @@ class _Maker:
     def _context_gradient(self) -> Tensor:
         """Return dC = dY W_o."""
         config, weight = self.problem.config, self.forward.w_o
-        heads = (config.n_heads, config.head_dim)
+        heads = (config.n_heads, config.value_dim)
         d_c: Tensor = (self.upstream @ weight).unflatten(-1, heads).transpose(1, 2)
         if not config.projected:
             return d_c
@@ -243,7 +243,8 @@ class _Maker:
                 repeats = 1 if role == "q" else problem.config.n_heads // problem.config.kv_heads
                 self._weight(f"w_{role}", flat, source, exact[f"w_{role}"], repeats)
             self._stored(f"gradient of {name}", exact[name], 2 * pieces, span)
-            terms = len(roles) * (problem.config.inner_width + problem.config.n_heads)
+            config = problem.config
+            terms = len(roles) * (max(config.inner_width, config.context_width) + config.n_heads)
             self.places[f"gradient of {name}"].own += units.gamma(terms) * size + terms * units.flush
         context = self.forward.context.transpose(1, 2).flatten(2)
         self._weight("w_o", self.upstream, context, exact["w_o"], 1)

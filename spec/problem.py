@@ -122,6 +122,13 @@ class Problem:
         """The shape of the scores, (B, H, L, S)."""
         return self.query.shape[0], self.config.n_heads, self.query.shape[1], self.key.shape[1]
 
+    @property
+    def output_shape(self) -> torch.Size:
+        """The shape of the output: that of the query or, without projections, of the contexts side by side."""
+        if self.config.projected:
+            return self.query.shape
+        return torch.Size((*self.query.shape[:-1], self.config.context_width))
+
     def allowed(self, alignment: Alignment | None) -> Tensor:
         """Return the boolean (B, H, L, S) mask of which query may attend to which key, including the causal mask.
 

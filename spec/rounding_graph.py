@@ -159,7 +159,7 @@ class _Maker:
         def arrange(y: Tensor) -> Tensor:
             if role == "o":
                 return y
-            return F.pad(y.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2), (0, 0, 0, grow))
+            return F.pad(y.unflatten(-1, (-1, self.config.width_of(role))).transpose(1, 2), (0, 0, 0, grow))
 
         x = x.detach().double()
         if not self.config.projected:
@@ -203,7 +203,7 @@ class _Maker:
             own = y.shape[2] - config.extra_keys
             if config.bias_kv:
                 extra: Tensor = getattr(given, f"extra_{name[0]}")
-                y[:, :, own] = extra.detach().double().unflatten(0, (-1, config.head_dim))
+                y[:, :, own] = extra.detach().double().unflatten(0, (-1, config.width_of(name[0])))
             bare = y
         forms = (y, bare) if name == "key" else (y,)
         if name == "key":

@@ -15,11 +15,12 @@ from mha.spec.config import Config
 class Weights:
     """The four projections, in the convention of `torch.nn.Linear`: y = x @ w.T + b, with w of shape (out, in).
 
-    w_q: (H * d_k, D); w_k: (n_kv_heads * d_k, kdim); w_v: (n_kv_heads * d_k, vdim); w_o: (D, H * d_k). Head i uses the
-        rows i*d_k to (i+1)*d_k - 1 of w_q, w_k and w_v, and the same columns of w_o (clause HED-1).
+    w_q: (H * d_k, D); w_k: (n_kv_heads * d_k, kdim); w_v: (n_kv_heads * d_v, vdim); w_o: (D, H * d_v). Head i uses the
+        rows i*d_k to (i+1)*d_k - 1 of w_q and w_k, the rows i*d_v to (i+1)*d_v - 1 of w_v, and the same columns of w_o
+        (clause HED-1). d_v is d_k, unless `Config.d_value` is given.
     b_q, b_k, b_v, b_o: one vector each, as long as the first dimension of its matrix; None for a projection without
         a bias.
-    extra_k, extra_v: (n_kv_heads * d_k,), the projected key and value that `Config.bias_kv` appends, or None.
+    extra_k, extra_v: as long as b_k and b_v, the projected key and value that `Config.bias_kv` appends, or None.
 
     >>> weights = Weights.random(Config(d_model=6, n_heads=2, kdim=5, bias=False), seed=0)
     >>> {name: tuple(tensor.shape) for name, tensor in weights.named()}
@@ -52,7 +53,7 @@ class Weights:
     def identity(config: Config, dtype: torch.dtype, device: str | torch.device) -> Weights:
         """Return the weights of a configuration without projections: identities, and biases of zero."""
 
-        widths = {"q": config.inner_width, "k": config.key_width, "v": config.value_width, "o": config.inner_width}
+        widths = {"q": config.inner_width, "k": config.key_width, "v": config.value_width, "o": config.context_width}
         parts = {f"w_{role}": torch.eye(width, device=device).to(dtype) for role, width in widths.items()}
         for role, width in widths.items():
             if config.has_bias(role):
@@ -76,9 +77,10 @@ def _drawn(config: Config, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     width = max(config.d_model, 0)
     inner_width = max(config.inner_width, 0)
-    kv_width = inner_width
+    context_width = max(config.context_width, 0)
+    key_width, value_width = inner_width, context_width
     if config.n_kv_heads is not None and config.n_heads:
-        kv_width = max(config.n_kv_heads * config.head_dim, 0)
+        key_width, value_width = (max(config.n_kv_heads * config.width_of(role), 0) for role in "kv")
 
     def normal(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=generator, dtype=torch.float64, device="cpu")
@@ -92,13 +94,13 @@ def _drawn(config: Config, seed: int) -> Weights:
 
     return Weights(
         w_q=matrix(inner_width, width),
-        w_k=matrix(kv_width, max(config.key_width, 0)),
-        w_v=matrix(kv_width, max(config.value_width, 0)),
-        w_o=matrix(width, inner_width),
+        w_k=matrix(key_width, max(config.key_width, 0)),
+        w_v=matrix(value_width, max(config.value_width, 0)),
+        w_o=matrix(width, context_width),
         b_q=vector(inner_width, config.has_bias("q")),
-        b_k=vector(kv_width, config.has_bias("k")),
-        b_v=vector(kv_width, config.has_bias("v")),
+        b_k=vector(key_width, config.has_bias("k")),
+        b_v=vector(value_width, config.has_bias("v")),
         b_o=vector(width, config.has_bias("o")),
-        extra_k=vector(kv_width, config.bias_kv),
-        extra_v=vector(kv_width, config.bias_kv),
+        extra_k=vector(key_width, config.bias_kv),
+        extra_v=vector(value_width, config.bias_kv),
     )

@@ -193,6 +193,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "decodes_ragged": (False, "INC-1"),
     "cache_edits": ((), "INC-3"),
     "memory": ("linear", "MEM-1"),
+    "value_width": (True, "VAL-1"),
     "composes": ((), "CMP-4"),
     "extras": ((), "PTH-5"),
     "world_sizes": ({2}, "DST-8"),

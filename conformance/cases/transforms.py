@@ -172,6 +172,16 @@ def own_head_dim(case: Case, claims: Claims) -> Config:
     return replace(case.config, d_model=d_model, d_head=others[case.seed // 3 % len(others)])
 
 
+def own_value_width(case: Case, claims: Claims) -> Config:
+    """Return the case's configuration with values of another width than queries and keys, one that is claimed."""
+    pairs = sorted(claims.sizes.head_dim_pairs or ())
+    if pairs:
+        d_head, d_value = pairs[case.seed % len(pairs)]
+        return replace(replace(case, head_dim=d_head).config, d_value=d_value)
+    others = [width for width in OWN_WIDTHS if width != case.head_dim]
+    return replace(case.config, d_value=others[case.seed % len(others)])
+
+
 def grouped(case: Case) -> Config:
     """Return the case's configuration with fewer key/value heads than query heads."""
     counts = [count for count in range(1, case.n_heads) if case.n_heads % count == 0]

@@ -119,7 +119,7 @@ class KernelWriter(Writer):
         """Return the line that gives the heads of an input, as they lie in memory."""
         name = dict(zip("qkv", INPUTS, strict=True))[role]
         projected = self._project(step, inputs[name], role)
-        code = rearranged(projected, "b l (h d)", adapted.axes.heads, {"d": adapted.config.head_dim})
+        code = rearranged(projected, "b l (h d)", adapted.axes.heads, {"d": adapted.config.width_of(role)})
         if adapted.contiguous:
             code += ".contiguous()"
         elif not given[name].is_contiguous() and len(adapted.axes.heads.split()) == 4:

@@ -254,43 +254,6 @@ class SummedOneByOne(Complete):
 
 
 @fault(
-    "NUM-8", dtype="bfloat16", caught_by="errors_for_many_keys_are_not_twice_what_roundings_explain", script_shows=False
-)
-@fault(
-    "NUM-7",
-    dtype="bfloat16",
-    caught_by="errors_for_4096_keys_do_not_add_up_to_a_defect",
-    trigger="half precision, 4096 keys",
-)
-class SummedTileByTile(Complete):
-    """The denominator is kept in half precision from one tile of 16 keys to the next."""
-
-    tile = 16
-
-    def weigh(self, scores: Tensor, allowed: Tensor) -> Tensor:
-        if scores.shape[-1] <= 1024 or torch.finfo(scores.dtype).bits > 16:
-            return super().weigh(scores, allowed)
-        raised = (scores - scores.amax(-1, keepdim=True)).float().exp().masked_fill(~allowed, 0.0)
-        total = torch.zeros_like(scores[..., :1])
-        for tile in raised.split(self.tile, -1):
-            total = total + tile.sum(-1, keepdim=True).to(scores)
-        return (raised / total.float()).to(scores)
-
-
-@fault(
-    "NUM-8",
-    dtype="bfloat16",
-    caught_by="errors_for_very_many_keys_are_not_twice_what_roundings_explain",
-    script_shows=False,
-    trigger="bfloat16, 16384 keys",
-)
-class SummedByWiderTiles(SummedTileByTile):
-    """The denominator is kept in half precision from one tile of 64 keys to the next."""
-
-    tile = 64
-
-
-@fault(
     "NUM-8",
     dtype="bfloat16",
     caught_by="errors_for_many_keys_are_as_large_as_roundings_explain",

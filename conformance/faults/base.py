@@ -136,7 +136,8 @@ class Complete(nn.Module):
     ) -> Output:
         """Return the output (B, L, d_model), and the weights before dropout (B, H, L, S) if they are requested."""
         validate_call(self.config, query, key, value, mask)
-        q, k, v = (self.split(self.project(x, role)) for x, role in ((query, "q"), (key, "k"), (value, "v")))
+        q, k = self.split(self.project(query, "q")), self.split(self.project(key, "k"))
+        v = self.split_value(self.project(value, "v"))
         allowed, bias = self.allow(mask, is_causal, q, k)
         k, v = self.extend(k, "extra_k"), self.extend(v, "extra_v")
         more = k.shape[2] - key.shape[1]
@@ -153,6 +154,12 @@ class Complete(nn.Module):
     def split(self, x: Tensor) -> Tensor:
         """Split (B, N, heads * d_k) into heads (B, heads, N, d_k)."""
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
+    def split_value(self, x: Tensor) -> Tensor:
+        """Split values (B, N, heads * d_v) into heads (B, heads, N, d_v)."""
+        if self.config.d_value is None:
+            return self.split(x)
+        return x.unflatten(-1, (-1, self.config.d_value)).transpose(1, 2)
 
     def extend(self, x: Tensor, name: str) -> Tensor:
         """Append the learned extra key or value, and the zero one, if the configuration has them."""

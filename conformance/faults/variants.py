@@ -1,13 +1,32 @@
-"""Faults that GQA and XAT must catch: grouped heads, and keys and values of other widths."""
+"""Faults that GQA, XAT and VAL must catch: grouped heads, and keys and values of other widths."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mha.conformance.faults.base import Complete
+from mha.conformance.faults.base import CLAIMS, Complete
 from mha.conformance.faults.families import drops_in_evaluation
 from mha.conformance.faults.fault import fault
+
+# Those of a kernel.
+WITH_VALUE_WIDTH = replace(
+    CLAIMS,
+    projections=False,
+    weight_gradients=False,
+    value_width=True,
+    dropout=False,
+    kv_widths=False,
+    extras=(),
+    composes=(),
+    decodes=False,
+    decodes_ragged=False,
+    cache_edits=(),
+)
 
 
 @fault("GQA-1", caught_by="grouped_heads_equal_repeated_ones", source="https://github.com/onnx/onnx/pull/7274")
@@ -151,3 +170,35 @@ class ExtraKeyForgottenWithWidths(Complete):
         if self.config.bias_kv and self.config.key_width != self.config.d_model:
             extended = torch.cat([x, torch.zeros_like(extended[:, :, x.shape[2] :])], 2)
         return extended
+
+
+@fault("VAL-1", claims=WITH_VALUE_WIDTH, trigger="d_v > d_k")
+class ContextsOfTheQuerysWidth(Complete):
+    """Contexts have as many columns as queries; the others are zeros."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        missing = v.shape[-1] - self.config.head_dim
+        return super().combine(weights, v if missing <= 0 else F.pad(v[..., :-missing], (0, missing)), allowed)
+
+
+@fault("VAL-1", claims=WITH_VALUE_WIDTH, trigger="d_v != d_k")
+class ScaledByTheValues(Complete):
+    """Scores are divided by the root of the values' width."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * math.sqrt(self.config.head_dim / self.config.value_dim)
+
+
+@fault(
+    "VAL-1",
+    claims=WITH_VALUE_WIDTH,
+    caught_by="values_of_their_own_width_have_gradients",
+    trigger="d_v > d_k, backwards",
+    source="https://github.com/Dao-AILab/flash-attention/issues/2552",
+)
+class OtherColumnsDetached(Complete):
+    """Columns of the values beyond the width of the keys get no gradient."""
+
+    def combine(self, weights: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        width = self.config.head_dim
+        return super().combine(weights, torch.cat([v[..., :width], v[..., width:].detach()], -1), allowed)

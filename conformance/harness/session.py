@@ -228,7 +228,7 @@ class Session:
             if self.claims.empty_row == "nan" and not bool(rows.all()):
                 raise Discard("a row is NaN by policy, and what that does to gradients is a matter of MSK-9")
         batch, _, queries, _ = problem.shape
-        shape = (batch, queries, problem.config.d_model)
+        shape = (batch, queries, problem.config.output_width)
         if rows is None and self.case.seed % 4 == 3:
             return problem.query.new_ones(()).expand(shape)
         drawn = torch.randint(-2, 3, shape, generator=self.case.generator).to(problem.query)
@@ -339,7 +339,7 @@ class Session:
             assertion = f"assert isinstance(output_{number}, torch.Tensor)"
             message = f"the call returned {instead}, but should return Output(output, weights)"
             raise Violation(message, (assertion,), family="SHP")
-        require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.query.shape)
+        require_plain(f"output_{number}", output, dtypes, problem.query.device, problem.output_shape)
         recorded = RecordedTensor(viewed(output), f"output_{number}", self._note_margin)
         if not step.need_weights or not issubclass(type(weights), Tensor):
             return RecordedOutput(recorded, None)

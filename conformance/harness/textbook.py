@@ -107,7 +107,7 @@ class TextbookAttention(nn.Module):
 
     def split(self, projected: Tensor, role: str) -> Tensor:
         """Split (B, length, heads * d_k) into heads (B, heads, length, d_k)."""
-        width = self.config.head_dim
+        width = self.config.width_of(role)
         heads: Tensor = projected.unflatten(-1, (projected.shape[-1] // width, width)).transpose(1, 2)
         return heads
 

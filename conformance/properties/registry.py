@@ -20,7 +20,7 @@ from mha.spec import CLAUSES, Claims, Level
 
 PropertyFunction = Callable[[Session, Case], None]
 # A property that needs one of these builds what no property of another family has tried before it.
-VARIANTS = ("extras", "grouped_query", "kv_widths", "own_head_dim", "decodes", "composes", "world_sizes")
+VARIANTS = ("extras", "grouped_query", "kv_widths", "value_width", "own_head_dim", "decodes", "composes", "world_sizes")
 _registered: dict[tuple[str, int], Property] = {}
 
 

@@ -1,4 +1,4 @@
-"""GQA and XAT, and HED-1 and GRD-1 for heads of their own width: configurations that are not everyday ones."""
+"""GQA, XAT and VAL, and HED-1 and GRD-1 for heads of their own width: configurations that are not everyday ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from torch import Tensor
 from mha.conformance.cases.case import Case
 from mha.conformance.cases.domain import BOTH, BOUNDED, DENSE, MODERATE, WITH_GRADIENT, Domain
 from mha.conformance.cases.masks import BOOLEAN, EMPTY, FLOAT
-from mha.conformance.cases.transforms import grouped, own_head_dim, with_config, with_other_options, with_width
+from mha.conformance.cases.transforms import (
+    grouped,
+    own_head_dim,
+    own_value_width,
+    with_config,
+    with_other_options,
+    with_width,
+)
 from mha.conformance.harness.assertions import assume, expect, expect_agree, expect_close
 from mha.conformance.harness.errors import AdapterError, CallRaised
 from mha.conformance.harness.session import Session
@@ -279,3 +286,34 @@ def other_widths_have_gradients(session: Session, case: Case) -> None:
     vdim = case.config.d_model + 1 if case.inputs == "memory" else 2
     problem = with_config(case, replace(case.config, kdim=case.config.d_model + 1, vdim=vdim))
     expect_gradients(session, problem, None, "with kdim and vdim other than d_model")
+
+
+@property_of(
+    "VAL-1",
+    replace(VARIANT, inputs=("cross",), masks=(*VARIANT.masks, *EMPTY)),
+    needs="value_width",
+    requires="HED-1",
+    must_reject=DEFECTS,
+)
+def values_of_their_own_width_match_the_oracle(session: Session, case: Case) -> None:
+    """Contexts have the width of the values, and every column of them matches the oracle."""
+    config = own_value_width(case, session.claims)
+    problem = with_config(case, config)
+    assume(not refuses(session, problem), "a row is empty, and the declared policy is 'error'")
+    because = f"the oracle's value, for values of width {config.d_value} and queries of width {config.head_dim}"
+    expect_result(session(problem), session.expected(problem), because)
+
+
+@property_of(
+    "VAL-1",
+    replace(VARIANT, inputs=("cross",), modes=WITH_GRADIENT, dtypes=BOUNDED),
+    needs=("value_width", "gradients"),
+    requires="HED-1",
+    must_reject=("nan_gradients", "detached", "lopsided"),
+    number=2,
+)
+def values_of_their_own_width_have_gradients(session: Session, case: Case) -> None:
+    """The gradients with values of a width of their own are within the bound."""
+    config = own_value_width(case, session.claims)
+    problem = with_config(case, config)
+    expect_gradients(session, problem, None, f"for values of width {config.d_value}")

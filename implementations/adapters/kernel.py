@@ -247,7 +247,7 @@ class KernelAttention(nn.Module):
         In a model, those of the query may come from a rotary embedding, and those of key and value from a cache that
         has room for more. The gradient of the context lies otherwise, too.
         """
-        heads = rearrange(self._project(x, role), f"b l (h d) -> {self.axes.heads}", d=self.config.head_dim)
+        heads = rearrange(self._project(x, role), f"b l (h d) -> {self.axes.heads}", d=self.config.width_of(role))
         if self.contiguous:
             return heads.contiguous()
         if x.is_contiguous():
@@ -309,8 +309,8 @@ def _with_room(heads: Tensor, axes: str) -> Tensor:
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of a configuration, in the order of `Weights`."""
-    inner_width, kv_width = config.inner_width, config.kv_heads * config.head_dim
-    rows = {"q": inner_width, "k": kv_width, "v": kv_width, "o": config.d_model}
-    columns = {"q": config.d_model, "k": config.key_width, "v": config.value_width, "o": inner_width}
+    kv_rows = {role: config.kv_heads * config.width_of(role) for role in "kv"}
+    rows = {"q": config.inner_width, **kv_rows, "o": config.output_width}
+    columns = {"q": config.d_model, "k": config.key_width, "v": config.value_width, "o": config.context_width}
     matrices: dict[str, tuple[int, ...]] = {f"w_{role}": (rows[role], columns[role]) for role in rows}
     return matrices | {f"b_{role}": (rows[role],) for role in rows if config.has_bias(role)}

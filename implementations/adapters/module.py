@@ -208,6 +208,8 @@ def _claims(label: str, claims: Claims | None, masks: MaskFormat, signature: Sig
     if claims is None:
         claims = Claims(masks=MASK_FORMS_OF[convention]) if convention else Claims(masks=(), causal=None)
         return claims if signature is None else replace(claims, **limits(signature, masks, claims))
+    if claims.value_width:
+        raise ImplementationError(f"{label}: claims value_width, which only a kernel can, adapted by from_kernel")
     if convention is None and claims.masks:
         raise ImplementationError(
             f"{label}: mask=None declares that it takes no mask, but claims.masks is {sorted(claims.masks)}; "

@@ -193,7 +193,7 @@ DROPS_OTHERWISE = "not judged: in training it drops something other than whole w
 DROPPED = {True: "the weights", "output": "the output", "both": "the weights and the output"}
 DROPPED["each"] = "the weights and the output, each with a probability of its own"
 WIDTHS = {"own_head_dim": "the width of a head", "grouped_query": "fewer key heads", "kv_widths": "kdim and vdim"}
-WIDTHS |= {"multi_query": "one key and value for all heads"}
+WIDTHS |= {"value_width": "values of a width of their own", "multi_query": "one key and value for all heads"}
 
 
 def _options(candidate: Candidate) -> list[Row]:

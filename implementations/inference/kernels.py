@@ -290,6 +290,7 @@ def _with_claims(candidate: KernelCandidate, *, in_few: bool) -> KernelCandidate
         find_widths(candidate)
     if candidate.explained and "multi_query" not in candidate.claims:
         _find_key_heads(candidate)
+        _find_value_width(candidate)
     return candidate
 
 
@@ -333,6 +334,18 @@ def _find_key_heads(candidate: Candidate) -> None:
     query, key, value = (drawn[id(x)] for x in given)  # one tensor stays one
     result = tried.call_plainly((query, key, value))
     if result and is_close(result.output, tried.formula((query, key, value), tried.weights, None)):
+        candidate.claims = claims
+
+
+def _find_value_width(candidate: Candidate) -> None:
+    """Claim values of their own width, if a kernel that takes heads of any width computes the formula with them."""
+    if candidate.sizes.head_dims or candidate.sizes.head_dim_multiple > 1:
+        return
+    claims, changes = candidate.claims | {"value_width": True}, {"d_value": candidate.config.head_dim + 1}
+    tried = replace(candidate, claims=claims, changes=candidate.changes | changes)
+    inputs = candidate.probes[0].inputs
+    result = tried.call_plainly(inputs)
+    if result and is_close(result.output, tried.formula(inputs, tried.weights, None)):
         candidate.claims = claims
 
 

@@ -98,6 +98,8 @@ def heads_of(
 ) -> Tensor:
     """Return an input (B, L, D), projected and split, with key and value heads repeated: (B, H, L, d_k)."""
     named, head_dim = dict(weights.named()), len(weights.w_q) // n_heads
+    if role == "v":
+        head_dim = len(weights.w_v) * head_dim // len(weights.w_k)
     projected, bias = project(x, named[f"w_{role}"].T), named.get(f"b_{role}")
     projected = projected if bias is None else projected + bias
     heads = projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)

@@ -90,6 +90,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "INC": Family("Incremental decoding", "Decoding with a cache of keys and values that grows token by token."),
         "GQA": Family("Grouped heads", "Fewer key/value heads than query heads."),
         "XAT": Family("Key and value widths", "Keys and values whose width differs from that of the model."),
+        "VAL": Family("Width of values", "Values whose heads have a width of their own."),
         "SCL": Family("Scale", "A scale of the scores that a call gives."),
         "MEM": Family("Memory", "How much memory a call takes beyond its inputs and outputs."),
         "DST": Family("Sharded attention", "One attention computed by several processes."),

@@ -1,4 +1,4 @@
-"""The GQA and XAT clauses: grouped heads, and keys and values of other widths."""
+"""The GQA, XAT and VAL clauses: grouped heads, and keys and values of other widths."""
 
 from mha.spec.clauses.clause import Clause
 
@@ -49,5 +49,25 @@ CLAUSES: tuple[Clause, ...] = (
         ),
         violation="`nn.Linear(d_model, d_model)` for W_k whatever `kdim` is: a key of width `kdim` raises.",
         fix="`nn.Linear(kdim, ...)` for W_k and `nn.Linear(vdim, ...)` for W_v.",
+    ),
+    Clause(
+        id="VAL-1",
+        level="MAY",
+        title="Values may have a width of their own",
+        statement=(
+            "Where the heads of values have a width d_v that is not d_k, the context has d_v columns for each head, "
+            "and every one of them matches the oracle. The scale stays 1/sqrt(d_k)."
+        ),
+        why=(
+            "Latent attention, as in DeepSeek's models, has queries and keys of width 192 and values of width 128. A "
+            "kernel that takes one width for the other drops columns, or reads those of the next head."
+        ),
+        source="F.scaled_dot_product_attention documentation (`value`: (N, ..., S, Ev)); DeepSeek-AI 2024, section 2.1",
+        differs=(
+            "F.scaled_dot_product_attention takes any width; on a GPU, only some of its kernels do. Flash-attention 3 "
+            "takes certain pairs of widths."
+        ),
+        violation="`out = torch.empty_like(q)` for the contexts: they have the width of the queries.",
+        fix="Make contexts of the width of the values, `q.new_empty(*q.shape[:-1], v.shape[-1])`, and scale by d_k's.",
     ),
 )
